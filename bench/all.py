@@ -1,6 +1,6 @@
-"""Run every part of the bench, and say at the end which limits were missed.
+"""Run every part of the bench, and report at the end which limits were missed.
 
-A part that misses a limit, or fails, does not keep the others from running. The exit status is 1 if anything was missed.
+A part that fails or misses a limit does not stop the others. The exit status is 1 if anything was missed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PARTS = ("imports.py", "run.py", "directory.py", "journal.py", "parked.py")
 
 
 def run(part: str) -> list[str]:
-    """Run a part, show what it says, and return what it missed."""
+    """Run a part, show its output, and return what it missed."""
     print(f"== {part}", flush=True)
     missed: list[str] = []
     with subprocess.Popen([sys.executable, HERE / part], stdout=subprocess.PIPE, text=True) as process:

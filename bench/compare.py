@@ -1,9 +1,12 @@
-"""The gate at an old commit and here, round by round in one run, as ratios to the floor.
+"""Compare the gate at an old commit and here, round by round in one run, as ratios to the floor.
 
     python bench/compare.py COMMIT
 
-Each side is a process that measures with its own bench/run.py, and they take turns, so a busy machine slows both. What
-a side costs is divided by its own floor of the same round. The bare gate may be at most 1 µs slower than at COMMIT.
+Each side is a process that measures with its own bench/run.py, and they take turns, so a busy machine slows
+both.
+The cost of a side is divided by its own floor in the same round. The bare gate may be at most 1 µs slower
+than at
+COMMIT.
 """
 
 from __future__ import annotations
@@ -21,11 +24,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = int(os.environ.get("ROUNDS", "30"))
 MOST = 1.0
-"""Microseconds that the bare gate may be slower."""
+"""Microseconds by which the bare gate may be slower."""
 
 
 def measure() -> None:
-    """In a side's process: a round for every line that comes."""
+    """In a side's process: measure a round for every input line."""
     import run
 
     side: Any = run
@@ -76,7 +79,7 @@ class Side:
         return statistics.median(each[name] for each in self.rounds)
 
     def ratio(self, name: str) -> float:
-        """Over the floor of the same round."""
+        """The cost as a ratio to the floor of the same round."""
         floor = "writing floor" if name == "writing" else "floor"
         return statistics.median(each[name] / each[floor] for each in self.rounds)
 
@@ -91,7 +94,7 @@ def main(commit: str) -> int:
                 for side in sides if number % 2 else sides[::-1]:
                     side.go()
             for side in sides:
-                del side.rounds[0]  # everything was made in it
+                del side.rounds[0]  # everything was created inside it
                 side.close()
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)

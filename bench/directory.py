@@ -1,9 +1,9 @@
-"""What a call on a real folder costs: beside the bare work on the disk, and beside git's way of a snapshot.
+"""The cost of a call on a real folder, compared with the bare disk operations and with a snapshot by git.
 
-Medians over interleaved rounds of wall time, since it is the disk that is waited for. Each row has the
-figure it must keep, and says whether it did.
+Medians over interleaved rounds of wall time, since the disk is the bottleneck. Each row has a limit, and says
+whether it was met.
 
-    python bench/directory.py [FOLDER]      (a folder on the disk to measure; the current one when not given)
+    python bench/directory.py [FOLDER]      (a folder on the disk to measure; by default the current one)
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def rewrite(context: ToolContext) -> None:
 
 
 def folder_of(base: Path, files: int) -> Path:
-    """A folder with so many files, a thousand to a folder."""
+    """Create a folder with this many files, a thousand per subfolder."""
     folder = base / f"files{files}"
     for number in range(files):
         at = folder / f"d{number // 1000}"
@@ -52,7 +52,7 @@ def folder_of(base: Path, files: int) -> Path:
 
 
 async def timed(work: Work, calls: int) -> float:
-    """Microseconds of one of many."""
+    """Return the microseconds of one iteration."""
     began = time.perf_counter()
     for _ in range(calls):
         await work()
@@ -60,7 +60,7 @@ async def timed(work: Work, calls: int) -> float:
 
 
 async def medians(rows: dict[str, Work], calls: int = CALLS, rounds: int = ROUNDS) -> dict[str, float]:
-    """Each row's median, the rounds interleaved so that a busy moment falls on all."""
+    """Return each row's median. Rounds are interleaved, so that a busy moment affects all rows."""
     found: dict[str, list[float]] = {name: [] for name in rows}
     for _ in range(rounds):
         for name, work in rows.items():
@@ -69,7 +69,7 @@ async def medians(rows: dict[str, Work], calls: int = CALLS, rounds: int = ROUND
 
 
 def bare(folder: Path, synced: bool) -> Work:
-    """By hand: write beside, sync, rename over."""
+    """The bare operations: write beside, sync, rename."""
 
     async def work() -> None:
         fd = os.open(folder / "d0" / ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -144,7 +144,7 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 async def snapshots(base: Path) -> None:
-    """A one-file change by the git way: snapshot before, change, snapshot after; and taking it back."""
+    """Change one file the git way: snapshot before, change, snapshot after; then restore it."""
     for files in GIT:
         folder = folder_of(base / "git", files)
         git(folder, "init", "-q")

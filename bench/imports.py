@@ -1,6 +1,7 @@
-"""What importing hello world's names costs, beside the names of pydantic and asyncio that they are made of.
+"""The cost of importing hello world's names, compared with the pydantic and asyncio names they are built on.
 
-CPU time of fresh interpreters, medians over interleaved rounds. Bytecode is on disk, as an installed package has it.
+CPU time of fresh interpreters, medians over interleaved rounds. Bytecode is on disk, as for an installed
+package.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LIMITS = [
 
 
 def cpu_milliseconds(line: str, environment: dict[str, str]) -> float:
-    """User and system time of a fresh interpreter that runs one line."""
+    """Return the user and system time of a fresh interpreter that runs one line."""
     process = subprocess.Popen([sys.executable, "-c", line], env=environment)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)

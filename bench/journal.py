@@ -1,9 +1,10 @@
-"""What a record costs: a call with and without a journal, beside a bare insert; and long runs resumed.
+"""The cost of recording: a call with and without a journal, compared with a bare insert; and resuming long runs.
 
     python bench/journal.py [CALLS [LONGEST]]
 
-The bare insert is one row of the same size in a transaction of its own, in a file opened in the same way:
-what any record with that durability costs at least.
+The bare insert is one row of the same size in its own transaction, in a file opened in the same way: the
+minimum
+cost of any record with that durability.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from handrail.question import Answer
 
 
 class Pick(BaseModel):
-    """What somebody is asked for."""
+    """The answer that is requested."""
 
     number: int
 
@@ -57,7 +58,7 @@ def say(what: str, figure: str) -> None:
 
 
 async def calls(count: int, journal: Any) -> float:
-    """Seconds for a call through the gate."""
+    """Return the seconds of a call through the gate."""
     gate = open_gate([add], journal=journal)
     for _ in range(50):
         await gate.invoke("add", {"a": 1, "b": 2})
@@ -68,7 +69,7 @@ async def calls(count: int, journal: Any) -> float:
 
 
 def inserts(path: Path, count: int, size: int, synchronous: str) -> float:
-    """Seconds for a bare insert."""
+    """Return the seconds of a bare insert."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {synchronous}")
@@ -103,7 +104,7 @@ async def costs(folder: Path, count: int) -> None:
 
 
 class Steps:
-    """A model that asks for one call after the other; it keeps nothing, so only the run is measured."""
+    """A model that requests one call after another. It keeps nothing, so only the run is measured."""
 
     name = "bench:steps"
     traits = Traits(price=Price(Decimal(0), Decimal(0)))
@@ -119,7 +120,7 @@ class Steps:
 
 
 async def parked(path: Path, steps: int) -> SqliteJournal:
-    """A run that has made so many steps, and waits."""
+    """Run this many steps, then wait."""
     journal = SqliteJournal(path, watch=None)
     adapter = Adapter(Steps(steps), journal=journal, environment=LaterEnvironment())
     try:

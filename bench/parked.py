@@ -1,9 +1,9 @@
-"""Ten thousand parked runs in one file: what the process holds, how long it takes to list them and to answer one.
+"""Ten thousand parked runs in one file: memory, time to list them, and time to answer one.
 
     python bench/parked.py [RUNS]
 
-Each run asks somebody something and is parked through `LaterEnvironment`. A second process then opens the
-file, lists, answers one question, and goes on with that run.
+Each run asks a question and is parked through `LaterEnvironment`. A second process then opens the file, lists
+the runs, answers one question, and resumes that run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from handrail.runs import list_runs
 
 
 class Pick(BaseModel):
-    """What somebody is asked for."""
+    """The answer that is requested."""
 
     number: int
 
@@ -43,7 +43,7 @@ PROMPT = Prompt("bench", "Do what is asked.", tools=[choose])
 
 
 def resident() -> float:
-    """The memory this process holds, in MB."""
+    """Return the resident memory of this process in MB."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
@@ -74,7 +74,7 @@ async def park(path: Path, runs: int) -> None:
 
 
 async def answer(path: Path) -> None:
-    """What another process does."""
+    """The second process."""
     before = resident()
     began = time.perf_counter()
     journal = SqliteJournal(path, watch=None)
@@ -94,7 +94,7 @@ async def answer(path: Path) -> None:
     adapter = Adapter(ScriptedModel(["thanks"]), journal=journal, environment=LaterEnvironment())
     response = await adapter.resume(one, PROMPT)
     assert response.text == "thanks"
-    say("and gone on with to its end", f"{(time.perf_counter() - began) * 1e3:.2f} ms")
+    say("the run resumed to its end", f"{(time.perf_counter() - began) * 1e3:.2f} ms")
     del found
     say("resident memory: at its start, now", f"{before:.0f}, {resident():.0f} MB")
     journal.close()

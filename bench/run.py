@@ -1,7 +1,8 @@
-"""What a call through the gate costs, beside the same work written by hand, in one run.
+"""The cost of a call through the gate, compared with the same work written by hand, in one run.
 
-CPU time, medians over interleaved rounds: a machine that is busy slows both sides. Each row has
-the figure it must keep, and says whether it did.
+CPU time, medians over interleaved rounds, so that a busy machine slows both sides. Each row has a limit, and
+says
+whether it was met.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ async def sleeping_handler(params: Forecast, *, context: ToolContext) -> ToolRes
 
 
 class Allows:
-    """A policy that looks and allows."""
+    """A policy that inspects a call and allows it."""
 
     name = "allows"
 
@@ -70,7 +71,7 @@ class Allows:
 
 
 def listen(event: Fact) -> None:
-    """A subscriber that hears every fact."""
+    """A subscriber to every fact."""
 
 
 # --- the two sides -------------------------------------------------------------------------------
@@ -79,7 +80,7 @@ Timed = Callable[[], Awaitable[float]]
 
 
 async def cpu_of(work: Callable[[], Awaitable[Any]], calls: int = CALLS) -> float:
-    """CPU microseconds of one of many."""
+    """Return the CPU microseconds of one iteration."""
     gc.collect()
     began = time.process_time()
     for _ in range(calls):
@@ -88,7 +89,7 @@ async def cpu_of(work: Callable[[], Awaitable[Any]], calls: int = CALLS) -> floa
 
 
 async def floor() -> float:
-    """By hand: parse with a cached validator, await the handler, keep its result."""
+    """By hand: parse with a cached validator, await the handler, store its result."""
     validate = TypeAdapter(Forecast).validator.validate_json
     kept: list[Any] = []
 
@@ -99,7 +100,7 @@ async def floor() -> float:
 
 
 async def writing_floor() -> float:
-    """The same, and a file kept in a dict and an event in a list."""
+    """The same, with a file in a dict and an event in a list."""
     validate = TypeAdapter(Forecast).validator.validate_json
     kept: list[Any] = []
     files: dict[str, bytes] = {}
@@ -117,7 +118,7 @@ async def writing_floor() -> float:
 
 
 def a_gate(body: Any = handler, *, timeout: float | None = None, items: int = 0, files: int = 0) -> Gate:
-    """A gate with a policy, a subscriber to every event, and so much in its session and files."""
+    """A gate with a policy, a subscriber to every event, and this much in its session and files."""
     session = Session()
     for number in range(items):
         session.dispatch(Seen(str(number)))
@@ -128,7 +129,7 @@ def a_gate(body: Any = handler, *, timeout: float | None = None, items: int = 0,
 
 
 def through(gate: Gate) -> Timed:
-    """As a model's turn enters the gate."""
+    """Enter the gate as a model's turn does."""
 
     async def work() -> Any:
         return await gate.pass_through(new_call(gate, "forecast", ARGUMENTS))
@@ -137,7 +138,7 @@ def through(gate: Gate) -> Timed:
 
 
 def invoked(gate: Gate) -> Timed:
-    """As a program does, by an operation that could also be waited for."""
+    """Enter the gate as a program does, with an operation."""
 
     async def work() -> Any:
         return await gate.invoke("forecast", ARGUMENTS)
@@ -149,7 +150,7 @@ def invoked(gate: Gate) -> Timed:
 
 
 async def medians(**sides: Timed) -> dict[str, float]:
-    """The median of each side, all measured in turn, round after round."""
+    """Return the median of each side, measured in turn, round after round."""
     taken: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(ROUNDS):
         for name, side in sides.items():
@@ -219,7 +220,7 @@ async def forks() -> None:
         return timed
 
     def appending(items: int, siblings: int) -> Timed:
-        """Each fork appends 32 times, so that every fill of the last block counts once."""
+        """Each fork appends 32 times, so that every fill level of the last block counts once."""
         session = filled(items)
 
         async def timed() -> float:

@@ -1,10 +1,12 @@
-"""A server under load: many runs streamed at once, viewers that only look, and a reader that never reads.
+"""A server under load: many concurrent streamed runs, idle viewers, and a reader that never reads.
 
     python bench/serving.py [RUNS] [VIEWERS] [SECONDS]
 
-The server is a process of its own, on loopback; the clients are this one. Each run has two turns of tool calls
-and a streamed answer, from a scripted model, and is recorded in a journal. It stops by itself, and its exit
-status is 1 where a run did not complete or idle viewers cost more than 1 % of a core.
+The server is a separate process on loopback; the clients are this one. Each run has two turns of tool calls
+and a
+streamed answer, from a scripted model, and is recorded in a journal. It ends by itself. The exit status is 1
+if a
+run did not complete, or if idle viewers cost more than 1 % of a core.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ def serve(folder: Path) -> None:
 
 
 class _Nothing(list[Any]):
-    """Keeps nothing: the memory measured is the server's."""
+    """Stores nothing, so that only the server's memory is measured."""
 
     def append(self, item: Any, /) -> None: ...
 
@@ -79,7 +81,7 @@ class Server(NamedTuple):
     pid: int
 
     def cpu(self) -> float:
-        """Seconds of CPU so far."""
+        """Return the seconds of CPU so far."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
@@ -107,7 +109,7 @@ def server() -> Generator[Server]:
 
 
 class Took(NamedTuple):
-    """How long until the first event of a run, and until its last; both 0 where it did not complete."""
+    """Time to the first and to the last event of a run; both 0 if it did not complete."""
 
     first: float
     all: float
@@ -195,7 +197,7 @@ async def idle(at: Server, viewers: int, seconds: float) -> bool:
 
 
 async def over(port: int, thread: str) -> None:
-    """Until no run of a thread goes any more."""
+    """Wait until no run of a thread is active."""
     while True:
         async with connected(port) as (reader, writer):
             writer.write(request(port, "GET", f"/threads/{thread}"))
@@ -207,7 +209,10 @@ async def over(port: int, thread: str) -> None:
 
 
 async def stalled(at: Server, runs: int, rounds: int = 3) -> None:
-    """Runs alone, and beside a reader of a long answer that never reads: in turn, since the machine varies."""
+    """Runs alone, and next to a reader of a long answer that never reads.
+
+    Alternating, since the machine varies.
+    """
     alone: list[Took] = []
     beside: list[Took] = []
     spent = [0.0, 0.0]

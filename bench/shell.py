@@ -1,9 +1,10 @@
-"""What running a command costs, by back end and size of the folder, beside starting it bare.
+"""The cost of running a command, by back end and size of the folder, compared with starting it directly.
 
-    python bench/shell.py [FOLDER]      (FOLDER is where the files are made, /tmp when not given)
+    python bench/shell.py [FOLDER]      (FOLDER is where the files are made; by default /tmp)
 
-Wall time of `true`, medians over interleaved rounds. The overlay's mount is asserted by the shell
-itself on every run; the one figure that must hold is that it costs the same at any size.
+Wall time of `true`, medians over interleaved rounds. The shell itself checks the overlay's mount on every
+run. The
+only limit is that the overlay costs the same at any size.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LIMIT = 1.3
 
 
 def make(base: Path, count: int) -> Layers:
-    """A folder of that many files, a thousand in each folder below it, and layers over it."""
+    """Create a folder with this many files, a thousand per subfolder, and layers over it."""
     for name in ("root", "upper", "work"):
         (base / name).mkdir(parents=True)
     for number in range(count):

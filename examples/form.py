@@ -1,11 +1,13 @@
 """A form, filled in by a person at a terminal or by a model in their place: the same tool, the same checks.
 
-    python examples/form.py                                   # at a terminal you fill it in; piped, a rule does
+    python examples/form.py                                   # at a terminal you fill it in; piped, a rule
+does
     python examples/form.py --by model                        # a model fills it in from a note (scripted)
     python examples/form.py --by model --model openai:gpt-5   # a real one
 
-The form follows from the type of the answer, with its nested parts, choices and bounds. Who fills it in does not see
-the limits that are checked afterwards.
+The form is generated from the answer's type, with its nested parts, choices and bounds. The person or model
+does
+not see the limits that are checked afterwards.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class Expense(BaseModel):
 
 
 class Trip(BaseModel):
-    """The answer: what is filled in."""
+    """The answer: the fields of the form."""
 
     place: Annotated[str, Field(min_length=2, description="where the trip went")]
     day: Annotated[date, Field(description="when it began")]
@@ -47,21 +49,21 @@ class Trip(BaseModel):
 
 
 class Traveller(BaseModel):
-    """What the tool is called with."""
+    """The arguments of the tool."""
 
     name: str
     note: str
 
 
 class Shown(BaseModel):
-    """What is shown with the form."""
+    """The public part, shown with the form."""
 
     traveller: str
     note: str
 
 
 class Limits(BaseModel):
-    """What is not shown."""
+    """The private part."""
 
     account: str
     most: float

@@ -1,7 +1,7 @@
-"""Use what one extra brings, in an environment that has the installed package and nothing of the checkout.
+"""Use one extra in an environment that has the installed package and nothing of the checkout.
 
-    python -I scripts/extras.py EXTRA             uses it: says how, or fails
-    python -I scripts/extras.py EXTRA --missing   the same where it is not installed: the error has to name it
+    python -I scripts/extras.py EXTRA             uses it and reports success, or fails
+    python -I scripts/extras.py EXTRA --missing   the same without the extra: the error must name it
 
 scripts/wheel.py runs this in clean environments. Each function is what a user of that extra would write.
 """
@@ -58,7 +58,7 @@ def models() -> str:
 
 
 def local() -> str:
-    """The embedded model answers. Its weights are installed apart, as the documentation says."""
+    """The embedded model answers. Its weights are installed separately, as documented."""
     from handrail import LocalModel
 
     answer = Adapter(LocalModel(max_tokens=4)).evaluate(Prompt("p", "Answer."), "Hello").wait()
@@ -67,7 +67,7 @@ def local() -> str:
 
 
 def prices() -> str:
-    """A budget in money holds for a model that only the table knows the price of."""
+    """A cost budget applies to a model whose price only the table knows."""
     model = ScriptedModel([Reply("done", usage=Usage(1000, 100))], name="openai:gpt-5")
     answer = Adapter(model).evaluate(Prompt("p", "Answer."), "Hello", budget=Budget(money=1)).wait()
     assert answer.cost, answer
@@ -75,7 +75,7 @@ def prices() -> str:
 
 
 def bridge() -> str:
-    """A model of pydantic-ai's answers."""
+    """A pydantic-ai model answers."""
     from handrail.models.bridge import BridgedModel
 
     try:
@@ -101,7 +101,7 @@ def workers() -> str:
 
 
 def cli() -> str:
-    """The program makes its starter folder, and checks it."""
+    """The program creates its starter folder, and checks it."""
     program = Path(sys.executable).with_name("handrail")
     with tempfile.TemporaryDirectory() as folder:
         for arguments in (["new", "demo"], ["workers", "check", "demo"]):
@@ -114,7 +114,7 @@ def cli() -> str:
 
 
 def serve() -> str:
-    """The page and its libraries come over HTTP."""
+    """The page and its libraries are served over HTTP."""
     from handrail import SqliteJournal
     from handrail.serve import PromptSource, asgi
     from handrail.serve.routes import PAGE
@@ -133,7 +133,7 @@ def serve() -> str:
             try:
                 return await asyncio.to_thread(fetch, address_of(listening))
             finally:
-                signal.raise_signal(signal.SIGTERM)  # as it is stopped anywhere
+                signal.raise_signal(signal.SIGTERM)  # stopped by a signal, as usual
                 await serving
                 journal.close()
 
@@ -155,7 +155,7 @@ USES: dict[str, Callable[[], str]] = {
 
 
 def main(extra: str, *, missing: bool) -> int:
-    """Use it. Where it is missing, only an error that says how to install it will do."""
+    """Use the extra. With `--missing`, the error must say how to install it."""
     try:
         said = USES[extra]()
     except Exception as error:

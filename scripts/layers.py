@@ -1,8 +1,8 @@
-"""Check what the modules of Handrail import, and that time, chance and ids come from outside.
+"""Check the imports between Handrail's modules, and that time, randomness and ids are injected.
 
-    python scripts/layers.py [PACKAGE]      (PACKAGE is src/handrail when not given)
+    python scripts/layers.py [PACKAGE]      (PACKAGE is src/handrail by default)
 
-Prints a line per finding, `file:line: what; mend`. The exit status is 1 when there is any.
+Prints a line per finding, `file:line: problem; fix`. The exit status is 1 if there is any.
 """
 
 import ast
@@ -18,17 +18,17 @@ LAYERS = {
         5: "cli serve mcp __main__",
         4: "agent environment handoff workers durable runs",
         3: "adapter models sections",
-        2: "dispatch guard limits",
+        2: "dispatch replay guard limits",
         1: "session prompt resources journal",
         0: "tools context schema operation cancellation timers errors clock deadline protocols threads ids redaction events question messages records journals place",
     }.items()
     for name in names.split()
 }
-# These stand beside the layers: they import anything below the doors, and nothing imports them.
+# These are outside the layers: they may import anything below the doors, and nothing imports them.
 BESIDE = {"testing", "telemetry"}
 DOORS = 5
 
-# Only these may ask the machine for the time, a random number or an id.
+# Only these may read the machine's time, a random number or an id.
 SOURCES = {"clock", "ids", "testing"}
 READS_TIME = {
     *(f"time.{name}" for name in ("time", "monotonic", "perf_counter")),
@@ -48,15 +48,15 @@ class Import(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """Something against the rules, and what to do about it."""
+    """A broken rule, and what to do about it."""
 
     file: Path
     line: int
     what: str
-    mend: str
+    hint: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.what}; {self.mend}"
+        return f"{self.file}:{self.line}: {self.what}; {self.hint}"
 
 
 def is_private(name: str) -> bool:
@@ -65,7 +65,7 @@ def is_private(name: str) -> bool:
 
 
 def nodes_for_types(tree: ast.Module) -> set[ast.AST]:
-    """Return every node that stands under `if TYPE_CHECKING:`."""
+    """Return every node under `if TYPE_CHECKING:`."""
     return {
         inner
         for node in ast.walk(tree)
@@ -76,9 +76,9 @@ def nodes_for_types(tree: ast.Module) -> set[ast.AST]:
 
 
 def own_imports(tree: ast.Module, package: tuple[str, ...]) -> Iterator[Import]:
-    """Yield the imports of handrail's own modules, wherever in the file they stand.
+    """Yield the imports of handrail's own modules, anywhere in the file.
 
-    `package` is where the file's relative imports start from.
+    `package` is the base of the file's relative imports.
     """
     for_types = nodes_for_types(tree)
     for node in ast.walk(tree):
@@ -97,7 +97,7 @@ def own_imports(tree: ast.Module, package: tuple[str, ...]) -> Iterator[Import]:
 
 
 def check_imports(file: Path, owner: str, imports: Iterator[Import]) -> Iterator[Finding]:
-    """Hold the imports of one file, which belongs to the top-level module `owner`, to the rules."""
+    """Check the imports of one file, which belongs to the top-level module `owner`."""
     for line, path, for_types in imports:
         target = path[0] if path else ""
         if target == owner:
@@ -118,22 +118,22 @@ def check_imports(file: Path, owner: str, imports: Iterator[Import]) -> Iterator
             )
         elif not known:
             what = f"{owner} imports {target or 'handrail'} through the package itself"
-            mend = "import it from the module that defines it (a new module: add it to LAYERS in scripts/layers.py)"
-            yield Finding(file, line, what, mend)
+            hint = "import it from the module that defines it (a new module: add it to LAYERS in scripts/layers.py)"
+            yield Finding(file, line, what, hint)
         elif target in BESIDE:
-            mend = f"turn it round: {target} imports {owner}" if owner not in BESIDE else "use a lower module"
-            yield Finding(file, line, f"{owner} imports {target}, which nothing imports", mend)
+            hint = f"turn it round: {target} imports {owner}" if owner not in BESIDE else "use a lower module"
+            yield Finding(file, line, f"{owner} imports {target}, which nothing imports", hint)
         elif owner in BESIDE and LAYERS[target] >= DOORS:
             what = f"{owner} imports {target} (layer {DOORS})"
             yield Finding(file, line, what, f"{owner} stays below layer {DOORS}; use a lower module")
         elif owner in LAYERS and LAYERS[target] > LAYERS[owner]:
             what = f"{owner} (layer {LAYERS[owner]}) imports {target} (layer {LAYERS[target]})"
-            mend = "declare what both need in layer 0, or import under TYPE_CHECKING if it is only a type"
-            yield Finding(file, line, what, mend)
+            hint = "declare what both need in layer 0, or import under TYPE_CHECKING if it is only a type"
+            yield Finding(file, line, what, hint)
 
 
 def origin(node: ast.expr, names: dict[str, str]) -> str:
-    """Return what an expression such as `dt.now` stands for, `datetime.datetime.now`; "" if unknown."""
+    """Return the full name behind an expression such as `dt.now`, `datetime.datetime.now`; "" if unknown."""
     if isinstance(node, ast.Name):
         return names.get(node.id, "")
     if isinstance(node, ast.Attribute) and (start := origin(node.value, names)):
@@ -142,9 +142,9 @@ def origin(node: ast.expr, names: dict[str, str]) -> str:
 
 
 def check_sources(file: Path, tree: ast.Module) -> Iterator[Finding]:
-    """Find direct use of the machine's time and chance."""
-    time_mend = "take a Clock and ask it (handrail.clock)"
-    chance_mend = "take it as a parameter, or from handrail.ids"
+    """Find direct use of the machine's time and randomness."""
+    time_hint = "take a Clock and ask it (handrail.clock)"
+    chance_hint = "take it as a parameter, or from handrail.ids"
     for_types = nodes_for_types(tree)
     names: dict[str, str] = {}
     for node in ast.walk(tree):
@@ -159,16 +159,16 @@ def check_sources(file: Path, tree: ast.Module) -> Iterator[Finding]:
             names[name] = source
             module = source.partition(".")[0]
             if module in MAKES_CHANCE:
-                yield Finding(file, getattr(node, "lineno", 1), f"imports {module}", chance_mend)
+                yield Finding(file, getattr(node, "lineno", 1), f"imports {module}", chance_hint)
             elif source in READS_TIME:
-                yield Finding(file, getattr(node, "lineno", 1), f"imports {source}", time_mend)
+                yield Finding(file, getattr(node, "lineno", 1), f"imports {source}", time_hint)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and (source := origin(node, names)) in READS_TIME:
-            yield Finding(file, node.lineno, f"uses {source}", time_mend)
+            yield Finding(file, node.lineno, f"uses {source}", time_hint)
 
 
 def check_package(root: Path) -> Iterator[Finding]:
-    """Yield every finding in the package that stands at `root`."""
+    """Yield every finding in the package at `root`."""
     unknown: set[str] = set()
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).with_suffix("").parts
@@ -181,7 +181,7 @@ def check_package(root: Path) -> Iterator[Finding]:
         if owner not in SOURCES:
             yield from check_sources(file, tree)
         if owner == "__init__":
-            continue  # the front of the package may import from everywhere
+            continue  # the package's `__init__` may import from everywhere
         if owner not in LAYERS and owner not in BESIDE and owner not in unknown:
             unknown.add(owner)
             yield Finding(file, 1, f"handrail.{owner} has no layer", "add it to LAYERS in scripts/layers.py")

@@ -1,8 +1,8 @@
 """Report files and functions that have grown too long.
 
-    python scripts/lengths.py [FOLDER]      (FOLDER is src when not given)
+    python scripts/lengths.py [FOLDER]      (FOLDER is src by default)
 
-Over the limit is a finding and the exit status is 1; over the mark below it is a note.
+Anything over the limit is a finding, and the exit status is 1. Anything over the lower mark is a note.
 """
 
 import ast
@@ -12,12 +12,12 @@ from pathlib import Path
 
 FILE_NOTE, FILE_LIMIT = 400, 500
 FUNCTION_NOTE, FUNCTION_LIMIT = 60, 80
-# Every exception stands in one file, under the tree drawn on its top: a list, which is read by looking things up.
+# Every exception is in one file, below the tree at its top. It is a list for looking things up.
 OWN_LIMITS = {"errors.py": 800}
 
 
 def lengths(file: Path) -> Iterator[tuple[str, int, int, int]]:
-    """Yield (what and where, lines, note mark, limit) for the file and each function in it."""
+    """Yield (description, lines, note mark, limit) for the file and each function in it."""
     text = file.read_text(encoding="utf-8")
     yield f"{file}:1: the file", len(text.splitlines()), FILE_NOTE, OWN_LIMITS.get(file.name, FILE_LIMIT)
     for node in ast.walk(ast.parse(text, str(file))):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Break the code on purpose, one place at a time, and see that the tests notice.
+"""Break the code on purpose, one place at a time, and check that the tests notice.
 
-Each mutant is a guarantee taken away. One that no test catches is a guarantee nobody checks, and
-fails this script. Run by `make test-deep`; names as arguments choose some of them, and `--find` only
-checks that each can still be made: whoever changes the code carries its mutants over.
+Each mutant removes a guarantee. If no test catches one, that guarantee is untested, and this script fails.
+Run by `make test-deep`. Arguments select mutants by name; `--jobs N`, before them, tries N at a time instead
+of two. `--find` only checks that each can still be made: a change to the code must carry its mutants over.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -166,7 +167,7 @@ MUTANTS = [
     ),
     Mutant(
         "files renamed before they are recorded",
-        "dispatch/recording.py",
+        "replay/commits.py",
         "    await journal.calls.commit(unit)  # 2\n    try:\n        await run_in_thread(lambda: transaction.apply_durable(synced))  # 3\n",
         "    await run_in_thread(lambda: transaction.apply_durable(synced))  # 3\n    await journal.calls.commit(unit)  # 2\n    try:\n",
         "tests/resources/directory/test_gate.py tests/resources/directory/test_crash.py",
@@ -232,9 +233,9 @@ MUTANTS = [
     ),
     Mutant(
         "inner result without its state",
-        "dispatch/replaying.py",
-        "        events,\n        files,\n        [_written",
-        "        [],\n        [],\n        [_written",
+        "replay/records.py",
+        "        events,\n        files,\n        [_write_effect",
+        "        [],\n        [],\n        [_write_effect",
         SIMULATED,
     ),
     Mutant(
@@ -267,7 +268,7 @@ MUTANTS = [
     ),
     Mutant(
         "finished call run again",
-        "dispatch/replaying.py",
+        "replay/finished_calls.py",
         "        if unit is None:\n            return None\n",
         "        if unit is not None or unit is None:\n            return None\n",
         SIMULATED,
@@ -281,15 +282,15 @@ MUTANTS = [
     ),
     Mutant(
         "irreversible call not marked as begun",
-        "dispatch/replaying.py",
-        "    if not enters_again(attempt):\n",
+        "replay/marks.py",
+        '    if attempt.call.place.kind == "compensation" or not can_reenter(attempt):\n',
         "    if False:\n",
         SIMULATED,
     ),
     Mutant(
         "nested usage forgotten",
-        "dispatch/replaying.py",
-        "        frame.spending.add(spent.usage or Usage(), spent.cost)\n",
+        "replay/finished_calls.py",
+        "        frame.costs.models.add(spent.usage or Usage(), spent.cost)\n",
         "",
         SIMULATED,
     ),
@@ -395,7 +396,7 @@ MUTANTS = [
     ),
     Mutant(
         "a model in a person's place is under no policy",
-        "adapter/bound.py",
+        "adapter/call_adapter.py",
         "            policies=attempt.frame.policies,\n",
         "",
         "tests/environment/test_environments.py::test_a_model_in_a_persons_place_is_under_the_policies_of_the_run",
@@ -403,7 +404,7 @@ MUTANTS = [
     # --- time ------------------------------------------------------------------------------------------
     Mutant(
         "a deadline is not paused for people",
-        "dispatch/parking.py",
+        "dispatch/questions.py",
         "        deadline.pause()\n",
         "        pass\n",
         "tests/guard/test_approvals.py::test_a_deadline_pauses_for_people_only_if_it_says_so",
@@ -429,6 +430,13 @@ MUTANTS = [
         "self._stop(timer):\n            raise TimedOut",
         "tests/dispatch/test_gate.py::test_timeout_and_an_outer_cancellation_at_the_same_moment",
     ),
+    Mutant(
+        "a deadline that passes while a call ends cancels its caller",
+        "cancellation.py",
+        "            self._stop(self._deadline_timer)\n",
+        "            self._deadline_timer.stop()\n",
+        "tests/dispatch/test_gate.py::test_a_deadline_that_passes_while_a_call_is_recorded_cancels_nobody",
+    ),
     # --- cancellation ----------------------------------------------------------------------------------
     Mutant(
         "a swallowed cancel is committed",
@@ -452,11 +460,39 @@ MUTANTS = [
         "tests/test_cancellation.py::test_the_whole_tree_stops_children_first",
     ),
     Mutant(
+        "a cancelled run stops what undoes it",
+        "dispatch/frame.py",
+        "for attempt, task in self.live.items() if not attempt.kind.undoes]",
+        "for attempt, task in self.live.items()]",
+        "tests/dispatch/test_auxiliary_calls.py",
+    ),
+    Mutant(
+        "a compensation is undone with the call around it",
+        "dispatch/gate.py",
+        "        if transaction.parent is not None and not call.kind.is_auxiliary:\n",
+        "        if transaction.parent is not None:\n",
+        "tests/dispatch/test_auxiliary_calls.py",
+    ),
+    Mutant(
+        "a call that was being undone is replayed as done",
+        "replay/finished_calls.py",
+        "        if any(log.was_being_undone(",
+        "        if False and any(log.was_being_undone(",
+        "tests/replay/test_after_crash.py",
+    ),
+    Mutant(
         "compensations run in the order of their calls",
-        "dispatch/compensations.py",
+        "dispatch/effects.py",
         "in reversed(settled):",
         "in settled:",
         "tests/dispatch/test_effects.py::test_compensable_inner_calls_are_compensated_in_reverse_order",
+    ),
+    Mutant(
+        "an inner call is applied to one that is over",
+        "dispatch/gate.py",
+        "        if call.parent is not None and call.parent.ended and not call.kind.is_auxiliary:\n",
+        "        if False:\n",
+        "tests/dispatch/test_gate.py::test_an_inner_call_is_not_applied_once_the_call_around_it_is_over",
     ),
     # --- questions -------------------------------------------------------------------------------------
     Mutant(
@@ -480,17 +516,24 @@ MUTANTS = [
         "DELETE FROM questions WHERE",
         "tests/journal/test_sqlite_journal.py::test_an_answered_question_is_not_withdrawn",
     ),
+    Mutant(
+        "a run that is over leaves its questions open",
+        "journal/runs.py",
+        '            if status in OVER:\n                connection.execute("DELETE',
+        '            if False:\n                connection.execute("DELETE',
+        "tests/journal/test_journal_contract.py",
+    ),
     # --- records ---------------------------------------------------------------------------------------
     Mutant(
         "files that could not be changed stay in the record",
-        "dispatch/recording.py",
+        "replay/commits.py",
         "            await journal.calls.void(unit)\n",
         "            pass\n",
         "tests/resources/directory/test_gate.py::test_an_edit_in_the_last_moment_makes_it_void",
     ),
     Mutant(
         "a finished inner call is run again",
-        "dispatch/replaying.py",
+        "replay/finished_calls.py",
         "        if inner is None:\n            return None\n",
         "        if inner is not None or inner is None:\n            return None\n",
         SIMULATED,
@@ -500,11 +543,11 @@ MUTANTS = [
         "dispatch/call.py",
         '            id or f"{frame.call_prefix}{number}",\n            (name,)',
         "            id or f\"{frame.call_prefix}{number}-{__import__('os').urandom(4).hex()}\",\n            (name,)",
-        SIMULATED,
+        "tests/dispatch/test_gate.py::test_calls_are_numbered_in_their_run",
     ),
     Mutant(
         "a handler that went another way is not noticed",
-        "journal/runlog.py",
+        "replay/log.py",
         "        if was is not None and was != verb:\n",
         "        if False:\n",
         "tests/adapter/test_resume.py::test_a_verb_in_another_ones_place_is_a_divergence",
@@ -521,7 +564,7 @@ MUTANTS = [
         "adapter/run_lease.py",
         "        if mine in _held:\n",
         "        if False:\n",
-        "tests/adapter/test_resume_held.py::test_two_who_resume_a_parked_run_at_once_are_told_apart",
+        "tests/adapter/test_resume_held.py::test_of_two_concurrent_resumes_one_wins",
     ),
     Mutant(
         "a resumed run has its budget afresh",
@@ -543,27 +586,27 @@ MUTANTS = [
         "dispatch/gate.py",
         "        if self.frame.left_to_the_record:\n",
         "        if False:\n",
-        "tests/adapter/test_resting.py::test_parked_at_rest_it_says_nothing_that_looks_like_an_end tests/adapter/test_resume.py",
+        "tests/replay/test_parked_run.py::test_parked_at_rest_it_says_nothing_that_looks_like_an_end tests/adapter/test_resume.py",
     ),
     Mutant(
         "a run is parked while something is at work",
-        "dispatch/parking.py",
+        "replay/parked_run.py",
         "        return all(_rests(",
         "        return any(_rests(",
-        "tests/adapter/test_resting.py",
+        "tests/replay/test_parked_run.py",
     ),
     Mutant(
         "an irreversible call is parked",
-        "dispatch/parking.py",
+        "replay/parked_run.py",
         "(attempt.token is None or attempt.tool.enters_again)",
         "True",
-        "tests/adapter/test_resting.py::test_a_handler_that_can_not_be_entered_again_rests_and_is_not_parked",
+        "tests/replay/test_parked_run.py::test_a_handler_that_can_not_be_entered_again_rests_and_is_not_parked",
     ),
 ]
 
 
 def find(mutant: Mutant) -> str:
-    """What is wrong with a mutant's definition: it can't be made of the code as it is, or its tests are gone."""
+    """Return what is wrong with a mutant's definition: its code is not found, or its tests are missing."""
     file = ROOT / "src" / "handrail" / mutant.file
     if not file.is_file():
         return f"there is no {mutant.file}"
@@ -575,7 +618,7 @@ def find(mutant: Mutant) -> str:
 
 
 def catch(mutant: Mutant) -> str:
-    """The test that fails on the mutant; "" if none does."""
+    """Return the test that fails on the mutant; "" if none does."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "src")
         shutil.copytree(ROOT / "src", source)
@@ -608,14 +651,17 @@ def main(arguments: list[str]) -> int:
     if arguments == ["--find"]:
         print(f"{len(MUTANTS)} mutants can be made")
         return 0
+    jobs = 2
+    if arguments[:1] == ["--jobs"]:
+        jobs, arguments = int(arguments[1]), arguments[2:]
     survivors: list[str] = []
     chosen = [mutant for mutant in MUTANTS if not arguments or mutant.name in arguments]
-    for number, mutant in enumerate(chosen, 1):
-        by = catch(mutant)
-        verdict = f"caught by {by}" if by else "SURVIVED"
-        print(f"mutant {number:2} {mutant.name} ({mutant.file}): {verdict}", flush=True)
-        if not by:
-            survivors.append(mutant.name)
+    with ThreadPoolExecutor(jobs) as pool:
+        for number, (mutant, by) in enumerate(zip(chosen, pool.map(catch, chosen), strict=True), 1):
+            verdict = f"caught by {by}" if by else "SURVIVED"
+            print(f"mutant {number:2} {mutant.name} ({mutant.file}): {verdict}", flush=True)
+            if not by:
+                survivors.append(mutant.name)
     print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants caught")
     return 1 if survivors or not chosen else 0
 

@@ -1,11 +1,12 @@
-"""Build the package as it is published, and see that it is right.
+"""Build the package as it is published, and check the result.
 
-    python scripts/wheel.py [--lean]      builds dist/*.tar.gz and dist/*.whl, looks into them, tries them out
-    python scripts/wheel.py --look WHEEL  looks into one that is there
+    python scripts/wheel.py [--lean]      builds dist/*.tar.gz and dist/*.whl, inspects and tests them
+    python scripts/wheel.py --look WHEEL  inspects an existing wheel
 
 The wheel is built from the sdist, so the sdist is complete too. It is installed into a clean environment of each
-supported Python found here; then, on the one that runs this, with each extra alone, into an environment of its own;
-with --lean, with all of them in one, and the embedded model is left to the tests. Run by scripts/wheel, which makes what this needs.
+supported Python found here; then, on the one that runs this, with each extra alone, into its own environment.
+With --lean there is one environment, of the Python that runs this: first without extras, then with all of them but
+the embedded model, which is left to the tests. Run by scripts/wheel, which prepares what this needs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "handrail"
 VENDOR = "handrail/serve/page/vendor"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "-qq"]
-# Of what an extra brings, nothing may be loaded by `import handrail`.
+# `import handrail` must not load anything of an extra.
 PROBE = """
 import sys
 before = set(sys.modules)
@@ -43,7 +44,7 @@ print(handrail.__version__, len(list(distributions())))
 
 
 def project() -> dict[str, object]:
-    """What pyproject.toml says of the project."""
+    """Return the `project` table of pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -51,7 +52,7 @@ def project() -> dict[str, object]:
 
 
 def look(wheel: Path) -> Iterator[str]:
-    """What is wrong with a wheel: something missing, something too much, a page that would not work."""
+    """Return what is wrong with a wheel: missing files, extra files, a page that would not work."""
     with zipfile.ZipFile(wheel) as opened:
         names = {name for name in opened.namelist() if not name.endswith("/")}
         metadata = {name for name in names if PurePosixPath(name).parts[0].endswith(".dist-info")}
@@ -67,28 +68,28 @@ def look(wheel: Path) -> Iterator[str]:
 
 
 def files_under(folder: Path) -> Iterator[Path]:
-    """The files that belong to a package: all but what Python leaves there."""
+    """Return the files of a package, without Python's own leftovers."""
     return (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 
 
 def look_at_page(names: set[str], texts: dict[str, str]) -> Iterator[str]:
-    """The page's libraries with their licences, and every script that another one imports."""
-    mend = "run scripts/page, then build again"
+    """Check the page's libraries with their licences, and every script that another one imports."""
+    hint = "run scripts/page, then build again"
     libraries = json.loads((ROOT / "package.json").read_text())["dependencies"]
     for library in libraries:
         if f"{VENDOR}/LICENSE.{library}" not in names:
-            yield f"the licence of {library} is missing, and with it the page's library: {mend}"
+            yield f"the licence of {library} is missing, and with it the page's library: {hint}"
     lacking: set[str] = set()
     for name, text in texts.items():
         if name.endswith(".js"):
             for found in re.findall(r"""(?:from|import)\s*\(?["'](\.{1,2}/[^"']+)["']""", text):
                 lacking.add(_joined(PurePosixPath(name).parent / found))
     for name in sorted(lacking - names):
-        yield f"{name} is missing, and a script of the page imports it: {mend}"
+        yield f"{name} is missing, and a script of the page imports it: {hint}"
 
 
 def _joined(path: PurePosixPath) -> str:
-    """A path without its `..`; it stays inside the wheel, so there is no link to mind."""
+    """Return a path without its `..`. It stays inside the wheel, so links do not matter."""
     parts: list[str] = []
     for part in path.parts:
         if part == "..":
@@ -102,7 +103,7 @@ def _joined(path: PurePosixPath) -> str:
 
 
 def build(into: Path) -> Path:
-    """The sdist, and the wheel made from it; what was built before is removed."""
+    """Build the sdist, and the wheel from it. Earlier builds are removed."""
     into.mkdir(exist_ok=True)
     for old in into.glob("handrail-*"):
         old.unlink()
@@ -117,7 +118,7 @@ def build(into: Path) -> Path:
 
 
 def run(command: list[object], *, cwd: Path | None = None) -> str:
-    """What a command says; what went wrong, when it does."""
+    """Return a command's output; raises if it fails."""
     ended = subprocess.run(
         [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=300
     )
@@ -128,18 +129,18 @@ def run(command: list[object], *, cwd: Path | None = None) -> str:
 
 
 class Wrong(Exception):
-    """Something is not as it has to be."""
+    """A check failed."""
 
 
 def fetch(wheel: Path, extras: list[str], into: Path) -> Path:
-    """A folder with all that the wheel and its extras need: the index is asked once, not for each environment."""
+    """Download everything the wheel and its extras need into a folder, so that the index is asked only once."""
     wanted = f"{wheel}[{','.join(extras)}]"
     run([*PIP, "download", "-c", ROOT / "constraints.txt", "-d", into, wanted])
     return into
 
 
 def clean(python: object, folder: Path, *install: object) -> Path:
-    """A new environment with what is installed so and nothing else; its Python."""
+    """Create an environment with only these packages, and return its Python."""
     run([python, "-m", "venv", "--without-pip", folder])
     made = folder / "bin" / "python"
     run([*PIP, "--python", made, "install", "--no-compile", *install])
@@ -147,7 +148,7 @@ def clean(python: object, folder: Path, *install: object) -> Path:
 
 
 def try_core(version: str, python: str, folder: Path, wheel: Path) -> list[str]:
-    """On one interpreter: it imports without any extra, says its version, and has every public name."""
+    """Check on one interpreter that it imports without extras, and has its version and every public name."""
     made = clean(python, folder / f"core-{version}", "-c", ROOT / "constraints.txt", wheel)
     found = run([made, "-I", "-c", PROBE], cwd=folder).split()
     if found[0] != project()["version"]:
@@ -159,7 +160,7 @@ def try_core(version: str, python: str, folder: Path, wheel: Path) -> list[str]:
 
 
 def try_extra(extra: str, folder: Path, wheel: Path) -> list[str]:
-    """One extra alone is used."""
+    """Use one extra alone."""
     offline = ["--no-index", "--find-links", folder / "fetched"]
     made = clean(sys.executable, folder / extra, *offline, f"{wheel}[{extra}]")
     if extra == "local":
@@ -168,21 +169,21 @@ def try_extra(extra: str, folder: Path, wheel: Path) -> list[str]:
     return [run([made, "-I", "-W", "error", ROOT / "scripts" / "extras.py", extra], cwd=folder)]
 
 
-def try_extras(extras: list[str], folder: Path, wheel: Path) -> list[str]:
-    """All of them in one environment are used, one after the other."""
-    offline = ["--no-index", "--find-links", folder / "fetched"]
-    made = clean(sys.executable, folder / "extras", *offline, f"{wheel}[{','.join(extras)}]")
+def try_extras(extras: list[str], made: Path, folder: Path, wheel: Path) -> list[str]:
+    """Add all extras to an environment without any, and use them one after the other."""
+    wanted = f"{wheel}[{','.join(extras)}]"
+    run([*PIP, "--python", made, "install", "--no-compile", "-c", ROOT / "constraints.txt", wanted])
     script = ROOT / "scripts" / "extras.py"
     return [run([made, "-I", "-W", "error", script, extra], cwd=folder) for extra in extras]
 
 
 def try_without(extra: str, made: Path, folder: Path) -> list[str]:
-    """Where no extra is installed, each is missed by its name."""
+    """Check that each missing extra is reported by name."""
     return [run([made, "-I", "-W", "error", ROOT / "scripts" / "extras.py", extra, "--missing"], cwd=folder)]
 
 
 def interpreters() -> dict[str, str]:
-    """The supported versions found here and where they are; those that are not are said."""
+    """Return the supported versions found here with their paths, and report the missing ones."""
     found = dict(line.split(" ", 1) for line in run([ROOT / "scripts" / "find-python", "--all"]).splitlines())
     listed = {line.rsplit(" ", 1)[1] for line in classifiers()}
     if listed != set(found):
@@ -193,28 +194,21 @@ def interpreters() -> dict[str, str]:
 
 
 def classifiers() -> list[str]:
-    """The classifiers that name a version of Python."""
+    """Return the classifiers that name a Python version."""
     listed = project()["classifiers"]
     assert isinstance(listed, list)
     return [line for line in map(str, listed) if re.search(r":: 3\.\d+$", line)]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
-def try_out(wheel: Path, lean: bool) -> None:
-    """Everything that needs an environment, two at a time."""
-    found = interpreters()
-    own = "{}.{}".format(*sys.version_info)
-    extras = project()["optional-dependencies"]
-    assert isinstance(extras, dict)
-    names = [str(name) for name in extras]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+def try_out(wheel: Path) -> None:
+    """Run everything that needs an environment, two at a time."""
+    found, own, names = interpreters(), own_version(), extra_names()
     with tempfile.TemporaryDirectory() as kept, ThreadPoolExecutor(2) as pool:
         folder = Path(kept)
         fetched = pool.submit(fetch, wheel, names, folder / "fetched")
         cores = {version: pool.submit(try_core, version, found[version], folder, wheel) for version in found}
         fetched.result()
-        if lean:
-            tried = [pool.submit(try_extras, [name for name in names if name != "local"], folder, wheel)]
-        else:
-            tried = [pool.submit(try_extra, name, folder, wheel) for name in names]
+        tried = [pool.submit(try_extra, name, folder, wheel) for name in names]
         problems: list[str] = []
         tell(problems, *cores.values())
         if not problems:
@@ -225,8 +219,34 @@ def try_out(wheel: Path, lean: bool) -> None:
         raise Wrong("\n".join(problems))
 
 
+def try_out_lean(wheel: Path) -> None:
+    """Use one environment: without extras, where each is reported missing, then with all but the embedded model."""
+    interpreters()
+    own, names = own_version(), extra_names()
+    with tempfile.TemporaryDirectory() as kept:
+        folder = Path(kept)
+        print("\n".join(try_core(own, sys.executable, folder, wheel)), flush=True)
+        made = folder / f"core-{own}" / "bin" / "python"
+        for name in names:
+            print("\n".join(try_without(name, made, folder)), flush=True)
+        used = [name for name in names if name != "local"]
+        print("\n".join(try_extras(used, made, folder, wheel)), flush=True)
+
+
+def own_version() -> str:
+    """Return the version of the Python that runs this."""
+    return "{}.{}".format(*sys.version_info)
+
+
+def extra_names() -> list[str]:
+    """Return the names of the extras in pyproject.toml."""
+    extras = project()["optional-dependencies"]
+    assert isinstance(extras, dict)
+    return [str(name) for name in extras]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
 def tell(problems: list[str], *tasks: Future[list[str]]) -> None:
-    """Print what each says once it is done; keep what is wrong."""
+    """Print the output of each as it finishes, and collect the problems."""
     for task in tasks:
         try:
             print("\n".join(task.result()), flush=True)
@@ -235,7 +255,7 @@ def tell(problems: list[str], *tasks: Future[list[str]]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Build, look, try; 1 and what is wrong, when something is."""
+    """Build, inspect and test. Returns 1 and prints the problems, if there are any."""
     if arguments[:1] == ["--look"]:
         findings = list(look(Path(arguments[1])))
         print("\n".join(findings), end="\n" if findings else "")
@@ -244,12 +264,12 @@ def main(arguments: list[str]) -> int:
         wheel = build(ROOT / "dist")
         if findings := list(look(wheel)):
             for built in wheel.parent.glob("handrail-*"):
-                built.unlink()  # nobody publishes them by mistake
+                built.unlink()  # so that nobody publishes them by mistake
             raise Wrong("\n".join(findings))
         print(
             f"{wheel.relative_to(ROOT)}: {wheel.stat().st_size // 1024} KiB, nothing missing, nothing too much"
         )
-        try_out(wheel, "--lean" in arguments)
+        try_out_lean(wheel) if "--lean" in arguments else try_out(wheel)
     except Wrong as wrong:
         print(wrong, file=sys.stderr)
         return 1

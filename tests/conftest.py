@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from support.filesystems import folders, new_files
+from support.schedule import Schedule, arranged
 from support.servers import Aimock, Embedded, Llmock, aimock, embedded, llmock
 
 __all__ = ["folders", "new_files"]
@@ -40,6 +43,27 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     wanted = inspect.signature(pyfuncitem.obj).parameters
     asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
     return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest."""
+    items[:] = arranged(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Schedule | None:
+    """Give the workers of `--dist loadfile` whole files, in the order they are collected in."""
+    return Schedule(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
+    """Let the browser be shared by tests that follow each other."""
+    yield
+    browsers = sys.modules.get("support.browsers")
+    if browsers is not None:
+        browsers.close_unless_used(nextitem)
 
 
 @pytest.fixture(scope="session")

@@ -38,6 +38,7 @@ from handrail.messages import ModelRequest, Price, ToolMessage, Traits, Usage
 from handrail.models.scripted import Reply
 from handrail.serve.sources import PromptSource, load
 from handrail.testing import Person
+from support import warm_python
 from support.serving import serving
 from support.worker_folders import PLAIN, sound
 
@@ -72,7 +73,7 @@ def test_an_agent_runs_its_prompt_on_its_model() -> None:
     assert [(each.tool, each.status) for each in response.session[ToolInvoked].all()] == [("fare", "ok")]
 
 
-def test_a_conversation_goes_on_in_the_same_session() -> None:
+def test_a_conversation_continues_in_the_same_session() -> None:
     model = ScriptedModel(["Hello.", "Still here."])
     agent, session = Agent(model, "Talk."), Session()
     agent.run("Hi", session=session).wait()
@@ -258,16 +259,12 @@ def test_a_run_is_resumed_after_a_crash(tmp_path: Path) -> None:
     """Recorded calls are not repeated: `look` runs once."""
     (tmp_path / "desk.py").write_text(CRASHING)
 
-    def start(*given: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "desk.py", *given], cwd=tmp_path, capture_output=True, text=True, timeout=500
-        )
+    def start(*given: str) -> tuple[int, str, str]:
+        done = warm_python.run([tmp_path / "desk.py", *given], cwd=tmp_path)
+        return done.returncode, done.stdout.decode(), done.stderr.decode()
 
-    crashed = start("crash")
-    assert crashed.returncode == -signal.SIGKILL, crashed.stderr
-    assert crashed.stdout == "looked\n"
-    resumed = start()
-    assert (resumed.stdout, resumed.stderr) == ("Done.\n", "")
+    assert start("crash")[:2] == (-signal.SIGKILL, "looked\n")
+    assert start() == (0, "Done.\n", "")
 
 
 def test_the_journal_is_the_adapters_or_given() -> None:

@@ -614,9 +614,9 @@ TABLE = {**SESSIONS, **FILES, **ANSWERS, **LIMITS, **POLICIES, **GATES}
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_wrong_thing_is_refused_by_name_and_with_the_mend(name: str):
+def test_a_mistake_is_refused_with_its_name_and_a_hint(name: str):
     """The error is ours, of the fitting class, in one line."""
-    act, kind, thing, mend = TABLE[name]
+    act, kind, thing, hint = TABLE[name]
 
     async def main() -> None:
         done = act()
@@ -628,12 +628,12 @@ def test_wrong_thing_is_refused_by_name_and_with_the_mend(name: str):
     assert isinstance(caught.value, kind)
     text = str(caught.value)
     assert thing in text
-    assert mend in text
+    assert hint in text
     assert "\n" not in text
 
 
 def test_the_table_is_long_enough():
-    """At least 45 mistakes, each with its own row."""
+    """There are at least 45 mistakes, each with its own row."""
     assert len(TABLE) == sum(map(len, (SESSIONS, FILES, ANSWERS, LIMITS, POLICIES, GATES)))
     assert len(TABLE) + len(TOLD) >= 75
 
@@ -864,7 +864,7 @@ INVOKED: Any = any_fact("c", "t", (), "ok", None, None, 0, 1, (), None, None)
 @pytest.mark.parametrize("name", TOLD)
 def test_a_wrong_call_is_told_to_the_model(name: str):
     """The result is a failure with the name and a hint, one start, one end, and no change."""
-    tools, options, (called, arguments), status, thing, mend = TOLD[name]
+    tools, options, (called, arguments), status, thing, hint = TOLD[name]
 
     async def main() -> None:
         session = Session()
@@ -875,7 +875,7 @@ def test_a_wrong_call_is_told_to_the_model(name: str):
         seen.assert_paired()
         assert not result.success
         assert thing in result.message
-        assert mend in result.message
+        assert hint in result.message
         assert "Traceback" not in result.message
         assert seen.statuses()[-1][1] == status
         assert there.glob("**") == files().glob("**")

@@ -279,7 +279,7 @@ def test_an_inner_call_recovers_for_itself() -> None:
     run_virtual(main)
 
 
-def test_timeout_and_deadline_are_told_apart_from_a_recovered_group() -> None:
+def test_timeout_and_deadline_are_distinguished_from_a_recovered_group() -> None:
     """Each still ends the call with its own status."""
 
     async def forever() -> None:

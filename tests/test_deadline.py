@@ -47,7 +47,7 @@ def test_it_is_kept_in_utc(clock: FakeClock):
     assert deadline.remaining() == 3600
 
 
-def test_a_time_without_a_zone_is_refused_with_the_mend(clock: FakeClock):
+def test_a_time_without_a_zone_is_refused_with_a_hint(clock: FakeClock):
     """A naive time means a different moment on every machine."""
     with pytest.raises(
         DefinitionError, match=r"2030-01-01T00:00:00 has no time zone.*`Deadline.after\(300\)`"
@@ -86,7 +86,7 @@ def test_one_in_the_past_has_passed(clock: FakeClock):
 
 
 def test_it_expires_at_its_moment(clock: FakeClock):
-    """Not before, and exactly then."""
+    """It expires exactly at its time, not before."""
     deadline = Deadline.after(10, clock=clock)
     clock.pass_time(9.5)
     assert not deadline.expired
@@ -199,7 +199,7 @@ def test_a_resume_too_many_does_nothing(clock: FakeClock):
 
 
 def test_its_repr_says_when_and_how_long(clock: FakeClock):
-    """For a log line."""
+    """The repr has the time of the deadline and the seconds left."""
     deadline = Deadline.after(1.5, clock=clock)
     assert repr(deadline) == "Deadline(2030-01-01T12:00:01.500000+00:00, 1.500 s left)"
 

@@ -74,7 +74,7 @@ def adapter(*answers: Any) -> Adapter:
         ),
     ],
 )
-def test_a_mistake_is_answered_with_its_mend(mistake: Any, words: str) -> None:
+def test_a_mistake_is_answered_with_a_hint(mistake: Any, words: str) -> None:
     """Refused before anything runs, with the name and what to write."""
     with pytest.raises(DefinitionError, match=words):
         mistake()

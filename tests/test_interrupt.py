@@ -69,7 +69,7 @@ def test_ctrl_c_that_nobody_catches_ends_the_program_as_usual(tmp_path: Any):
     assert err.rstrip().endswith("KeyboardInterrupt")
 
 
-def test_the_program_goes_on_after_a_caught_ctrl_c(tmp_path: Any):
+def test_the_program_continues_after_a_caught_ctrl_c(tmp_path: Any):
     """The background loop stays usable."""
     after = "print(Operation(lambda: asyncio.sleep(0, 'still here'), 'next').wait())"
     lines, err, code = interrupted(tmp_path, after=after)

@@ -155,7 +155,7 @@ def test_its_task_can_be_shown_and_debugged():
 
 
 def test_a_task_can_test_its_coroutine():
-    """As its repr does since Python 3.12: before it starts, while it runs, and afterwards."""
+    """Its repr does so since Python 3.12: before it starts, while it runs, and afterwards."""
     truth: Callable[[object], bool] = operator.truth
 
     async def main() -> None:
@@ -321,7 +321,7 @@ def test_a_program_ends_what_is_left_on_the_background_loop(tmp_path: Any):
 # --- what it refuses -----------------------------------------------------------------------------
 
 
-def test_waiting_on_the_loops_own_thread_is_an_error_with_its_mend():
+def test_waiting_on_the_loops_own_thread_is_an_error_with_a_hint():
     """`.wait()` in async code would wait for itself: the error says what to write."""
 
     async def main() -> None:
@@ -614,7 +614,7 @@ def test_an_outcome_that_comes_as_the_wait_looks_up_is_not_lost(monkeypatch: pyt
 @pytest.mark.parametrize(
     "error", [SystemExit(3), KeyboardInterrupt()], ids=["SystemExit", "KeyboardInterrupt"]
 )
-def test_an_exit_in_the_work_reaches_whoever_waits(error: BaseException):
+def test_an_exit_in_the_work_reaches_the_waiter(error: BaseException):
     """`sys.exit()` in the work is raised by the wait, and the shared loop continues."""
     with pytest.raises(type(error)) as caught:
         failing(error).wait()
@@ -622,7 +622,7 @@ def test_an_exit_in_the_work_reaches_whoever_waits(error: BaseException):
     assert value_of("still here").wait() == "still here"
 
 
-def test_an_exit_in_a_handlers_thread_reaches_whoever_waits():
+def test_an_exit_in_a_handlers_thread_reaches_the_waiter():
     """The same when it is raised on a thread of the work."""
 
     def leave() -> None:

@@ -269,7 +269,7 @@ def test_closing_an_inner_call_leaves_the_outer_one_alone():
     run(main)
 
 
-def test_closing_does_not_cancel_whoever_closes():
+def test_closing_does_not_cancel_the_closing_task():
     """The task that closes the home is never cancelled by it, even if an operation runs in it."""
 
     async def main() -> None:

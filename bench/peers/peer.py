@@ -1,9 +1,10 @@
-"""A peer, and how one is measured: `main(ItsClass)` runs one scenario and prints one JSON object.
+"""A peer and its measurement: `main(ItsClass)` runs one scenario and prints one JSON object.
 
     python peer_NAME.py SCENARIO [--variant http --base-url URL] [--calls N] [--runs N] [--repeat N]
 
-In process the framework gets a stub by its own extension point; over HTTP it uses its own client. Every run
-is checked: calls made, arguments, turns asked for, the answer.
+In process, the framework gets a stub through its own extension point; over HTTP it uses its own client. Every
+run
+is checked: calls, arguments, turns and the answer.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Peer(ABC):
     """One framework doing the work."""
 
     name: str
-    dists: tuple[str, ...]  # whose versions are told
+    dists: tuple[str, ...]  # packages whose versions are reported
     final_tool: str | None = None
     fresh_agent_per_run = False  # the agent holds its conversation, so each run needs its own
 
@@ -45,11 +46,14 @@ class Peer(ABC):
 
     @abstractmethod
     def build(self, script: Script) -> Any:
-        """An agent on the script's model. Outside what is timed, but in `concurrency` where each run builds one."""
+        """Create an agent on the script's model.
+
+        Not timed, except in `concurrency` if each run needs its own agent.
+        """
 
     @abstractmethod
     async def run(self, agent: Any, context: Context) -> Any:
-        """One whole run; its answer."""
+        """Run once, and return the answer."""
 
     async def close(self) -> None:  # noqa: B027 (most have nothing to close)
         """Close what was opened."""
@@ -59,11 +63,11 @@ class Peer(ABC):
 
 
 class WrongWork(Exception):
-    """The peer did other work than was asked for, so its figure means nothing."""
+    """The peer did other work than requested, so its figure is meaningless."""
 
 
 def check_run(script: Script, context: Context, answer: object) -> None:
-    """Every call was made once with its arguments, and the answer came after the last."""
+    """Check that every call was made once with its arguments, and that the answer came last."""
     wanted = (script.calls, script.calls * (script.calls - 1) // 2)
     if (context.calls, context.total) != wanted:
         raise WrongWork(f"calls and the sum of their indices: {(context.calls, context.total)}, not {wanted}")
@@ -72,7 +76,7 @@ def check_run(script: Script, context: Context, answer: object) -> None:
 
 
 def turns_made(peer: Peer) -> int:
-    """Turns the model was asked for so far: counted here in process, by the server over HTTP."""
+    """Return the number of model turns so far: counted here in process, by the server over HTTP."""
     if not peer.http:
         return Script.made
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -81,7 +85,7 @@ def turns_made(peer: Peer) -> int:
 
 
 async def checked(peer: Peer, turns: int, work: Awaitable[Any]) -> None:
-    """Do the work and see that it asked for exactly so many turns."""
+    """Run the work, and check that it took exactly this many turns."""
     before = turns_made(peer)
     await work
     made = turns_made(peer) - before
@@ -104,7 +108,7 @@ async def timed(peer: Peer, script: Script, agent: Any, marks: list[float] | Non
 
 
 async def tool_loop(peer: Peer, options: argparse.Namespace) -> dict[str, float]:
-    """CPU of one call and its turn: the median of several runs over the number of calls."""
+    """CPU of one call and its turn: the median of several runs, divided by the number of calls."""
     script = Script(options.calls, final_tool=peer.final_tool)
     taken: list[float] = []
 
@@ -120,7 +124,7 @@ async def tool_loop(peer: Peer, options: argparse.Namespace) -> dict[str, float]
 
 
 async def growth(peer: Peer, options: argparse.Namespace) -> dict[str, float]:
-    """CPU of one turn as the conversation of one long run reaches so many messages."""
+    """CPU of one turn when the conversation of a long run reaches this many messages."""
     short = Script(20, final_tool=peer.final_tool)
     await timed(peer, short, peer.build(short))
     script = Script(options.calls, final_tool=peer.final_tool)
@@ -128,17 +132,17 @@ async def growth(peer: Peer, options: argparse.Namespace) -> dict[str, float]:
     await checked(peer, script.calls + 1, timed(peer, script, peer.build(script), marks))
     figures: dict[str, float] = {}
     for point in POINTS:
-        middle = point // 2  # the call made with about so many messages before it
+        middle = point // 2  # the call made after about this many messages
         if middle + AROUND + 1 < script.calls:
             near = range(max(1, middle - AROUND), middle + AROUND + 1)
             turns = sorted(marks[turn] - marks[turn - 1] for turn in near)
-            # Without the slowest quarter, in which the machine's other work and the collector stand.
+            # Without the slowest quarter, which contains other work of the machine and garbage collection.
             figures[f"us_turn_{point}"] = statistics.mean(turns[: max(1, len(turns) * 3 // 4)]) * 1e6
     return figures
 
 
 async def concurrency(peer: Peer, options: argparse.Namespace) -> dict[str, float]:
-    """Many runs at once of five calls each, on a model that takes 50 ms a turn."""
+    """Many concurrent runs of five calls each, on a model that takes 50 ms per turn."""
     script = Script(5, delay_ms=50, final_tool=peer.final_tool)
     shared = None if peer.fresh_agent_per_run else peer.build(script)
     for _ in range(2):
@@ -164,7 +168,7 @@ async def concurrency(peer: Peer, options: argparse.Namespace) -> dict[str, floa
 
 
 Scenario = Callable[[Peer, argparse.Namespace], Awaitable[dict[str, float]]]
-# name: what it does, calls in process, calls over HTTP (where a long conversation is sent again each turn)
+# name: description, calls in process, calls over HTTP (where a long conversation is sent again each turn)
 SCENARIOS: dict[str, tuple[Scenario, int, int]] = {
     "tool_loop": (tool_loop, 50, 50),
     "growth": (growth, 520, 270),
@@ -176,7 +180,7 @@ SCENARIOS: dict[str, tuple[Scenario, int, int]] = {
 
 
 def calibration() -> float:
-    """CPU milliseconds of a fixed piece of Python: where two results differ in it, so did the machine."""
+    """CPU milliseconds of a fixed piece of Python. If it differs between two results, the machine did too."""
     best = float("inf")
     for _ in range(3):
         began = time.process_time()
@@ -188,7 +192,7 @@ def calibration() -> float:
 
 
 def versions(dists: tuple[str, ...]) -> dict[str, str]:
-    """The versions of those that are installed."""
+    """Return the versions of the installed packages."""
     found: dict[str, str] = {}
     for name in dists:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -197,7 +201,7 @@ def versions(dists: tuple[str, ...]) -> dict[str, str]:
 
 
 async def measure(made: type[Peer], options: argparse.Namespace) -> dict[str, float]:
-    """The figures of one scenario."""
+    """Return the figures of one scenario."""
     peer = made(options)
     try:
         return await SCENARIOS[options.scenario][0](peer, options)
@@ -206,7 +210,7 @@ async def measure(made: type[Peer], options: argparse.Namespace) -> dict[str, fl
 
 
 def main(made: type[Peer]) -> None:
-    """The program that each peer's script is."""
+    """The main program of each peer's script."""
     parser = argparse.ArgumentParser(description=f"{made.name}: one scenario, one JSON object")
     parser.add_argument("scenario", choices=SCENARIOS)
     parser.add_argument("--variant", default="inproc", choices=["inproc", "http"])

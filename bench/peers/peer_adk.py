@@ -1,7 +1,7 @@
-"""google-adk: a BaseLlm of ours in process, LiteLlm over HTTP (in a venv of its own).
+"""google-adk: our own BaseLlm in process, LiteLlm over HTTP (in its own venv).
 
-A session per run is part of the run. Its state has to be plain data, so it holds the key by which the
-context is found.
+A session per run is part of the run. Its state must be plain data, so it has a key under which the context is
+found.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -15,7 +15,7 @@ import os
 from typing import Any
 
 os.environ["OTEL_SDK_DISABLED"] = "true"
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else its prices are fetched at import
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise prices are fetched at import
 
 from google.adk.agents import LlmAgent, RunConfig
 from google.adk.models import BaseLlm, LlmResponse

@@ -1,4 +1,4 @@
-"""agno: a Model of ours in process, OpenAIChat over HTTP. Telemetry is off, which would post each run."""
+"""agno: our own Model in process, OpenAIChat over HTTP. Telemetry, which would post each run, is off."""
 
 # pyright: basic, reportMissingImports=false
 # The framework lives in a venv of its own, where the type checker does not look.

@@ -1,6 +1,6 @@
-"""The floor: the loop as one would write it by hand, with typed arguments and JSON results and nothing else.
+"""The floor: the loop written by hand, with typed arguments and JSON results and nothing else.
 
-Over HTTP it speaks by aiohttp, as Handrail does.
+Over HTTP it uses aiohttp, as Handrail does.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class StubChat(BaseChatModel):
         return "bench-stub"
 
     def bind_tools(self, tools, **rest):
-        # As ChatOpenAI does: the tools are converted once a bind and passed on.
+        # Like ChatOpenAI: the tools are converted once per bind and passed on.
         from langchain_core.utils.function_calling import convert_to_openai_tool
 
         rest.pop("tool_choice", None)

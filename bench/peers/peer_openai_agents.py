@@ -1,4 +1,4 @@
-"""openai-agents: a Model of ours in process, OpenAIChatCompletionsModel over HTTP.
+"""openai-agents: our own Model in process, OpenAIChatCompletionsModel over HTTP.
 
 Tracing is off, since its exporter posts to a provider.
 """

@@ -1,7 +1,8 @@
-"""smolagents' ToolCallingAgent: a Model of ours in process, OpenAIModel over HTTP.
+"""smolagents' ToolCallingAgent: our own Model in process, OpenAIModel over HTTP.
 
-It is synchronous, so a run has a thread. It has no way to give a tool a context (the tool holds it), the
-answer is a call of `final_answer`, and results go back to the model as text of the user.
+It is synchronous, so each run has a thread. It can't pass a context to a tool (the tool holds it), the answer
+is a
+call of `final_answer`, and results return to the model as user text.
 """
 
 # pyright: basic, reportMissingImports=false

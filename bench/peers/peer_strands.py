@@ -1,7 +1,8 @@
-"""strands-agents: a Model of ours in process, OpenAIModel without streaming over HTTP.
+"""strands-agents: our own Model in process, OpenAIModel without streaming over HTTP.
 
-An agent holds its conversation, so each run has a new one. Its loop recurses once a turn: with Python's own
-limit a run dies after some 320 calls, so `growth` raises the limit.
+An agent keeps its conversation, so each run needs a new one. Its loop recurses once per turn: with Python's
+default
+limit a run fails after about 320 calls, so `growth` raises the limit.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -71,7 +72,7 @@ class Strands(Peer):
             from strands.models.openai import OpenAIModel
 
             self.openai_model = OpenAIModel
-            # One client for all: by itself the model opens a client, and a connection, for each request.
+            # One client for all: by default the model opens a client, and a connection, for each request.
             self.client = AsyncOpenAI(base_url=self.base_url, api_key="x")
 
     def build(self, script):
@@ -85,7 +86,7 @@ class Strands(Peer):
             model=model,
             system_prompt=SYSTEM,
             callback_handler=None,
-            # The default drops what is older than 40 messages, which would be other work.
+            # The default drops messages beyond 40, which would be other work.
             conversation_manager=NullConversationManager(),
             name="agent",
             tools=[work],

@@ -1,4 +1,4 @@
-"""The tables of a run, from its results.
+"""The tables of a run, made from its results.
 
 python bench/peers/report.py bench/results/peers.jsonl
 """
@@ -16,7 +16,7 @@ Result = dict[str, Any]
 
 
 class Row(NamedTuple):
-    """A figure of the tables. `limit` is how many times the floor Handrail may cost."""
+    """A figure in the tables. `limit` is how many times the floor Handrail may cost."""
 
     what: str
     variant: str
@@ -39,7 +39,7 @@ OURS = ("floor", "handrail")
 
 
 def figure(results: Iterable[Result], row: Row, peer: str) -> float | None:
-    """The median over the rounds; None where there is none."""
+    """Return the median over the rounds; None if there is no result."""
     wanted = (peer, row.variant, row.scenario)
     taken = [
         result["figures"][row.figure]
@@ -66,7 +66,7 @@ def _table(head: list[str], lines: list[list[str]]) -> str:
 
 
 def summary(results: list[Result], peers: list[str]) -> str:
-    """Handrail beside the floor and beside whichever peer is best at that figure."""
+    """Compare Handrail with the floor and with the best peer at each figure."""
     lines: list[list[str]] = []
     for row in ROWS:
         floor, ours = (figure(results, row, name) for name in OURS)
@@ -87,7 +87,7 @@ def summary(results: list[Result], peers: list[str]) -> str:
 
 
 def tables(results: list[Result]) -> str:
-    """All of it: the summary, every peer's figures, what failed, what ran, and how steady the machine was."""
+    """Return everything: the summary, every peer's figures, failures, versions, and how steady the machine was."""
     peers = list(dict.fromkeys(result["peer"] for result in results))
     every = [[row.what, *(_number(figure(results, row, peer)) for peer in peers)] for row in ROWS]
     parts = [summary(results, peers), _table(["CPU", *peers], every)]

@@ -1,12 +1,13 @@
-"""Handrail beside other frameworks: the same work on a scripted model, all in one run.
+"""Handrail compared with other frameworks: the same work on a scripted model, all in one run.
 
     python bench/peers/run.py                         every peer (their venvs are made first)
     python bench/peers/run.py --only floor,handrail   two of them
-    python bench/peers/run.py --quick                 tiny counts: does it run at all?
+    python bench/peers/run.py --quick                 tiny counts, to check that everything runs
 
-One process for each figure. Peers take turns, round by round and in another order each round, so that a noisy
-minute meets all of them. Nothing but the loopback is spoken to. It ends by itself: no process runs longer than
---timeout, and after --minutes no other is started.
+There is one process for each figure. Peers take turns, in another order each round, so that a busy minute
+affects
+all of them. Only the loopback is used. It ends by itself: no process runs longer than --timeout, and after
+--minutes no other is started.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from typing import Any, NamedTuple
 import report
 import venvs
 
-# What the tables show is run, and nothing else.
+# Only what the tables show is run.
 SCENARIOS = tuple(dict.fromkeys((row.variant, row.scenario) for row in report.ROWS))
 QUICK = {
     "tool_loop": ["--calls", "5", "--repeat", "3"],
     "growth": ["--calls", "65"],
     "concurrency": ["--runs", "20"],
 }
-# What a peer would send elsewhere stays here.
+# Peers must not send anything elsewhere.
 QUIET = {
     "AGNO_TELEMETRY": "false",
     "DO_NOT_TRACK": "1",
@@ -58,12 +59,12 @@ class Job(NamedTuple):
 
 
 def environment() -> dict[str, str]:
-    """This process's environment without proxies, and without leave to report anywhere."""
+    """This process's environment without proxies, and with reporting disabled."""
     return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")} | QUIET
 
 
 def jobs(peers: list[str], rounds: int) -> Iterator[Job]:
-    """All there is to do, in its order."""
+    """Return all jobs in order."""
     for number in range(rounds):
         turned = peers[number % len(peers) :] + peers[: number % len(peers)]
         for variant, scenario in SCENARIOS:
@@ -73,10 +74,10 @@ def jobs(peers: list[str], rounds: int) -> Iterator[Job]:
 
 @contextmanager
 def serving() -> Generator[str]:
-    """The model's server in a process of its own; its address."""
+    """Run the model's server in its own process, and yield its address."""
     command = [venvs.python_of(None), venvs.HERE / "server.py"]
     pipe = subprocess.PIPE
-    # On leaving, its standard input is closed, which ends it.
+    # Closing its standard input ends it.
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment()) as server:
         assert server.stdout is not None
         address = server.stdout.readline().strip()
@@ -86,7 +87,7 @@ def serving() -> Generator[str]:
 
 
 def done(job: Job, peer: dict[str, Any], address: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one process; its result, or why there is none."""
+    """Run one process, and return its result or the reason for its failure."""
     venv = peer.get("venv_http", peer.get("venv")) if job.variant == "http" else peer.get("venv")
     command: list[str | Path] = [
         venvs.python_of(venv),
@@ -130,7 +131,7 @@ def arguments(table: dict[str, Any]) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run, keep the results, print the tables. Fails if the floor or Handrail did not do the work."""
+    """Run, store the results, print the tables. Fails if the floor or Handrail did not do the work."""
     table = tomllib.loads((venvs.HERE / "peers.toml").read_text())
     options = arguments(table)
     for name in options.only:

@@ -2,9 +2,9 @@
 
     python server.py        prints its address and serves until its standard input is closed
 
-The request's `model` names the script. How many results the model has seen is the number of `@r` marks in
-the body: a framework that loses or repeats a result gets a wrong conversation, and its run fails the checks.
-GET /stats gives the number of requests served.
+The request's `model` names the script. The number of `@r` marks in the body is the number of results that the
+model has seen: a framework that loses or repeats a result gets a wrong conversation, and fails the checks.
+GET /stats returns the number of requests served.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ def reply(status: int, body: bytes) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def answer(name: bytes, step: int) -> tuple[float, bytes]:
-    """Seconds to wait and what to send. Kept, so that the server costs the peers as little as it can."""
+    """Return the seconds to wait and the response.
+
+    Cached, so that the server costs the peers as little as possible.
+    """
     script = Script.named(name)
     return script.delay_ms / 1000, reply(200, completion(script.turn_at(step), script.model_name))
 
@@ -67,7 +70,7 @@ class Connection(asyncio.Protocol):
             self.handle(*request)
 
     def take(self) -> tuple[bytes, bytes] | None:
-        """The next whole request, head and body, once it is there."""
+        """Return the next complete request, head and body."""
         end = self.buffer.find(b"\r\n\r\n")
         if end < 0:
             return None
@@ -87,7 +90,7 @@ class Connection(asyncio.Protocol):
         return head, body
 
     def chunks(self, position: int) -> tuple[bytes, int] | None:
-        """The body of a request sent in chunks, and where it ends."""
+        """Return the body of a chunked request, and where it ends."""
         body = b""
         while True:
             line = self.buffer.find(b"\r\n", position)
@@ -131,7 +134,7 @@ async def serve() -> None:
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)
     gc.freeze()
     async with server:
-        # Whoever started it may be killed: then the system closes this, and it does not stay behind.
+        # If the parent is killed, the system closes this, and the server ends too.
         await asyncio.to_thread(sys.stdin.read)
 
 

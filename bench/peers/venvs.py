@@ -1,4 +1,4 @@
-"""The venvs the peers live in, made from requirements/NAME.txt under .venv-peers, which git ignores."""
+"""The peers' venvs, made from requirements/NAME.txt under .venv-peers, which git ignores."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ VENVS = ROOT / ".venv-peers"
 
 
 def python_of(venv: str | None) -> Path:
-    """The Python of a venv; the project's own when none is named."""
+    """Return the Python of a venv; by default the project's own."""
     return (VENVS / venv if venv else ROOT / ".venv") / "bin" / "python"
 
 
 def ready(venv: str | None) -> Path:
-    """The same, made first where it is missing or other versions are wanted by now."""
+    """Return the same Python, after creating or updating its venv if necessary."""
     python = python_of(venv)
     if venv is None:
         subprocess.run([ROOT / "scripts" / "venv", ".venv", "requirements/dev.txt"], cwd=ROOT, check=True)

@@ -1,8 +1,9 @@
-"""The work every peer does, and the scripted model that asks for it.
+"""The work that every peer does, and the scripted model that requests it.
 
-A run is a number of calls of one tool, one after the other, then an answer. The tool gets two typed
-arguments and a context of the run; the context counts, so that a run which did less is found out.
-Needs nothing but the standard library, in whichever venv a peer lives.
+A run is a number of calls of one tool, one after the other, then an answer. The tool gets two typed arguments
+and
+a context of the run, which counts the calls, so that a run that did less is detected. Uses only the standard
+library, so it works in every peer's venv.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _NAME = re.compile(rb"bench-n(\d+)-d(\d+)(?:-f(\w+?))?-end")
 
 
 class Context:
-    """What one run's calls share; it reaches them by the framework's own way of injecting such a thing."""
+    """The shared state of one run's calls, injected in the framework's own way."""
 
     __slots__ = ("calls", "marks", "total")
 
@@ -33,7 +34,7 @@ class Context:
         self.marks = marks
 
     def work(self, index: int, label: str) -> dict[str, Any]:
-        """The tool's body. `@r` and the index mark the result wherever it goes next."""
+        """The tool's body. `@r` and the index mark the result in later messages."""
         self.calls += 1
         self.total += index
         if self.marks is not None:
@@ -42,7 +43,7 @@ class Context:
 
 
 class Call(NamedTuple):
-    """A tool call of the model, its arguments as the text a provider would send."""
+    """A tool call of the model, with its arguments as the text a provider would send."""
 
     id: str
     name: str
@@ -50,7 +51,7 @@ class Call(NamedTuple):
 
     @property
     def args(self) -> dict[str, Any]:
-        """The arguments, for frameworks whose models give them parsed."""
+        """The arguments, for frameworks whose models return them parsed."""
         return json.loads(self.args_json)
 
 
@@ -63,23 +64,26 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """The model of a run: so many calls, then the answer. The next turn follows from the newest result alone."""
+    """The model of a run: a number of calls, then the answer.
+
+    The newest result alone determines the next turn.
+    """
 
     calls: int
     delay_ms: int = 0
-    final_tool: str | None = None  # frameworks whose answer is a call name it here
+    final_tool: str | None = None  # for frameworks whose answer is a call: its name
 
-    made: ClassVar[int] = 0  # turns asked for in this process
+    made: ClassVar[int] = 0  # turns requested in this process
 
     @property
     def model_name(self) -> str:
-        """The script as a model's name, which is how it reaches the server."""
+        """The script encoded as a model name, so that it reaches the server."""
         final = f"-f{self.final_tool}" if self.final_tool else ""
         return f"bench-n{self.calls}-d{self.delay_ms}{final}-end"
 
     @classmethod
     def named(cls, text: bytes) -> Script:
-        """The script whose name stands in `text`."""
+        """Return the script whose name is in `text`."""
         found = _NAME.search(text)
         if found is None:
             raise ValueError("no script is named in the request's `model`")
@@ -92,7 +96,7 @@ class Script:
         return f"@r{max(self.calls - 1, 0)} done"
 
     def turn_at(self, step: int) -> Turn:
-        """The turn after so many results."""
+        """Return the turn after this many results."""
         if step < self.calls:
             return Turn([Call(f"call_{step}", "work", f'{{"index": {step}, "label": "item-{step}"}}')], None)
         if self.final_tool:
@@ -100,7 +104,7 @@ class Script:
         return Turn([], self.answer)
 
     def turn(self, newest: object) -> Turn:
-        """The turn after the newest message, in any form whose text has the result in it."""
+        """Return the turn that follows the newest message, given in any form whose text contains the result."""
         Script.made += 1
         found = _RESULT.search(newest if isinstance(newest, str) else str(newest))
         return self.turn_at(int(found.group(1)) + 1 if found else 0)

@@ -39,13 +39,13 @@ HERE = Path(__file__).parent
 
 
 class Letter(BaseModel):
-    """Which message."""
+    """The message to sort."""
 
     path: str
 
 
 class Shown(BaseModel):
-    """What is shown of the message."""
+    """The public part of the message."""
 
     text: str
 

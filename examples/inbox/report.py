@@ -1,4 +1,4 @@
-"""What `make run` prints: a line for everything that takes a while, and at the end what came of it."""
+"""The output of `make run`: progress lines, and a summary of the results at the end."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ A_PERSON = {
     "05-exam": "school", "06-ferry": "travel", "07-invoice": "money", "08-eye-test": "health",
     "09-books": "school", "10-rental-car": "travel", "11-dentist": "health", "12-concert": "school",
 }  # fmt: skip
-"""Where a person would have put them."""
+"""Where a person would have filed them."""
 
 _out = Console(highlight=False, width=100)
 _began = time.monotonic()
 
 
 def _say(*pieces: str | tuple[str, str], style: str = "") -> None:
-    """One line, cut where it is too long."""
+    """Print one line, cut if it is too long."""
     _out.print(Text.assemble(*pieces, style=style), no_wrap=True, overflow="ellipsis")
 
 
@@ -41,7 +41,7 @@ def _head(text: str) -> None:
 
 
 def title(messages: int) -> None:
-    """What is about to happen."""
+    """Print what happens next."""
     _head("A family's inbox, sorted by a 135M model on this machine: no key, no network")
     _say(
         f"  {messages} messages, three at once. The first takes longest: the model reads its examples, which"
@@ -50,7 +50,7 @@ def title(messages: int) -> None:
 
 
 def call_ended(event: ToolInvoked) -> None:
-    """A line for a message that is sorted, and for a bill that is booked or not."""
+    """Print a line for a sorted message, and for a bill that was booked or not."""
     done = {"sort_message": "sorted", "book_bill": "booked"}.get(event.tool)
     if done is None:
         return
@@ -61,7 +61,7 @@ def call_ended(event: ToolInvoked) -> None:
 
 
 def decided(request: ApprovalRequest, approval: Approval) -> None:
-    """What somebody would have been shown, and what the rule says to it."""
+    """Print what a person would have been shown, and the rule's decision."""
     _say(f"\n  {request.tool} has run in a copy of the folder, and asks whether this may stay:")
     for line in request.diff.splitlines():
         colour = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
@@ -70,7 +70,7 @@ def decided(request: ApprovalRequest, approval: Approval) -> None:
 
 
 def killed(run: RunTree) -> None:
-    """What a process that was killed left behind."""
+    """Print what a killed process left behind."""
     _say(("\n  kill -9  ", "bold red"), f"{_recorded(run)} are in the journal.")
     _say("           Another process goes on from there; it reads the examples again.\n")
 
@@ -81,7 +81,7 @@ Listing = dict[str, list[str]]
 
 
 def listing(folder: Path) -> Listing:
-    """What is in a folder: the names of the files, by the folder they are in."""
+    """Return a folder's contents: the names of the files, by subfolder."""
     found: Listing = {}
     for file in sorted(folder.rglob("*")):
         if file.is_file():
@@ -90,7 +90,7 @@ def listing(folder: Path) -> Listing:
 
 
 def summary(killed: RunTree, run: RunTree, asked: int, before: Listing, folder: Path) -> None:
-    """The tree, what was filed where, and what was undone, approved and not done again."""
+    """Print the tree, what was filed where, and what was undone, approved and not repeated."""
     _head("What happened (the times include waiting for each other: there is one model)")
     _out.print(_tree(run))
     _head("What the model made of the messages")
@@ -113,7 +113,7 @@ def summary(killed: RunTree, run: RunTree, asked: int, before: Listing, folder: 
 
 
 def _left_behind(folder: Path, bills: list[CallNode]) -> str:
-    """Whether the folder has what was booked, and nothing of what was not."""
+    """Check that the folder has everything that was booked, and nothing else."""
     booked = sorted(call.message for call in bills if call.status == "ok")
     files = [file.read_text() for file in folder.glob("filed/*/*.txt")]
     marked = sorted(
@@ -186,7 +186,7 @@ def _folders(**listings: Listing) -> None:
 
 
 def _calls(run: RunTree, tool: str) -> list[CallNode]:
-    """The calls of a tool that are over, in their order."""
+    """Return the finished calls of a tool, in order."""
     return sorted((call for call in run.calls if call.tool == tool and call.status != "open"), key=_number)
 
 
@@ -195,12 +195,12 @@ def _number(call: CallNode) -> int:
 
 
 def _turns(run: RunTree) -> list[Turn]:
-    """Every answer of the model, also in runs inside calls."""
+    """Return every model answer, including those in nested runs."""
     return [*run.turns, *(turn for call in run.calls for nested in call.runs for turn in nested.turns)]
 
 
 def _usage(call: CallNode) -> Usage | None:
-    """What the answers inside a call took."""
+    """Return the usage of the answers inside a call."""
 
     def inside(call: CallNode) -> Iterator[Usage]:
         yield from (turn.usage for nested in call.runs for turn in nested.turns if turn.usage is not None)

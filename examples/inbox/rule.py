@@ -1,4 +1,4 @@
-"""A rule that approves bills where nobody is there."""
+"""A rule that approves bills when nobody is there."""
 
 from __future__ import annotations
 

@@ -11,6 +11,6 @@ __all__ = ["adapter", "prompt"]
 FOLDER = Path(".handrail", "inbox-on-a-page")
 
 if not list(FOLDER.glob("inbox/*.txt")):
-    new_mail(FOLDER)  # a new morning
+    new_mail(FOLDER)  # a new day, with new mail
 
 adapter = adapter_for(FOLDER)

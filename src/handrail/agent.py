@@ -32,16 +32,18 @@ _NAME = "agent"
 class Agent(Generic[OutputT]):
     """A prompt on a model: `Agent("openai:gpt-5", "Answer briefly.", tools=[fare]).run("…").wait().text`.
 
-    `model` is a model, its name (`provider:name`), or an `Adapter` with settings of its own. Instructions
-    given as text are literal: `$5` means five dollars. A section among them is a template as always, and a
-    whole `Prompt` stands for instructions, tools, output and policies. A definition that can't work raises
-    `DefinitionError` here; a key is needed at the first run, and an extra too.
+    `model` is a model, its name (`provider:name`), or an `Adapter` with its own settings. Instructions given
+    as
+    text are literal: `$5` means five dollars. Sections among them are templates as usual, and a whole
+    `Prompt`
+    replaces instructions, tools, output and policies. An invalid definition raises `DefinitionError` here; a
+    missing key or extra is reported at the first run.
     """
 
     model: Adapter | Model | str
     prompt: Prompt[OutputT]
     description: str
-    """What the agent is for: told to people it is served to, and to models that call it."""
+    """What the agent does, for the people it is served to and the models that call it."""
 
     @overload
     def __init__(
@@ -104,7 +106,7 @@ class Agent(Generic[OutputT]):
 
     @cached_property
     def adapter(self) -> Adapter:
-        """What runs it. A model that was named is made at the first run."""
+        """The adapter that runs it. A model given by name is created at the first run."""
         return self.model if isinstance(self.model, Adapter) else Adapter(self.model)
 
     def run(
@@ -112,9 +114,11 @@ class Agent(Generic[OutputT]):
     ) -> Operation[PromptResponse[OutputT]]:
         """Run until the model is done.
 
-        `message` is what the user says; without one the instructions say everything. `params` fills
-        templates. On the same `session` again, the conversation goes on. A failing tool never ends a run;
-        what does is raised as `PromptEvaluationError`.
+        `message` is the user's message; without one the instructions say everything. `params` fills the
+        templates.
+        A second run on the same `session` continues the conversation. A failing tool never ends a run; an
+        error
+        that does is raised as `PromptEvaluationError`.
         """
         return self.adapter.evaluate(self.prompt, params, message=_text(message), **arguments)
 
@@ -127,17 +131,17 @@ class Agent(Generic[OutputT]):
     def resume(
         self, run_id: str, /, **arguments: Unpack[ResumeArguments]
     ) -> Operation[PromptResponse[OutputT]]:
-        """Go on with a recorded run where it stopped: parked, or its process ended.
+        """Resume a recorded run that was parked, or whose process died.
 
-        Nothing that is recorded is done again. The journal is the adapter's, or `journal=`.
+        Recorded work is not repeated. The journal is the adapter's, or `journal=`.
         """
         return self.adapter.resume(run_id, self.prompt, **arguments)
 
     def as_tool(self) -> Tool[Any, Any]:
-        """This agent as a tool of another: a call of it is a run inside that call.
+        """Return this agent as a tool of another. Each call of it is a run inside that call.
 
-        It takes a `message`, or its prompt's params where the prompt has templates. It spends from the
-        caller's budget, and has its deadline, session, files and people. Its model and workers are its own.
+        It takes a `message`, or its prompt's params if the prompt has templates. It uses the caller's budget,
+        deadline, session, files and environment. Its model and workers are its own.
         """
         if not self.description.strip():
             raise DefinitionError(
@@ -185,23 +189,24 @@ class AgentCall:  # without a docstring: a model would be shown it
 
 
 class AgentTool(Tool[Any, Any]):
-    """An agent as a tool. All that it does is done by calls inside it."""
+    """An agent as a tool. Everything it does happens in calls inside its own."""
 
     delegates: ClassVar[bool] = True
 
 
 def strongest(effects: Iterable[Effect]) -> Effect:
-    """The effect of calling an agent whose tools have these effects.
+    """Return the effect of calling an agent whose tools have these effects.
 
-    Never less than `idempotent`: a model's answers cost money and are not the same twice, so a call of an
-    agent is not simply run again, as one that lies wholly in a transaction is.
+    Never less than `idempotent`: a model's answers cost money and differ each time, so a call of an agent is
+    not
+    simply rerun like a call that is contained in a transaction.
     """
     most = max((EFFECTS[effect].strength for effect in effects), default=0)
     return "idempotent" if most <= EFFECTS["idempotent"].strength else "irreversible"
 
 
 def result_of(name: str, response: PromptResponse[Any], has_output: bool) -> ToolResult[Any]:
-    """The result of a call that ran an agent: its output, or else its text."""
+    """Return the result of a call that ran an agent: its output, or else its text."""
     if response.stop_reason == "refused":
         return ToolResult.error(f"{name} refused: {response.text}")
     cut = "Its answer was cut off: it is too long." if response.stop_reason == "length" else ""
@@ -209,7 +214,7 @@ def result_of(name: str, response: PromptResponse[Any], has_output: bool) -> Too
 
 
 def _literal(instructions: Any) -> Any:
-    """Instructions with every text among them escaped, so that none is a template."""
+    """Return the instructions with their texts escaped, so that none is a template."""
     if isinstance(instructions, str):
         return instructions.replace("$", "$$")
     if not isinstance(instructions, list | tuple):

@@ -80,7 +80,7 @@ class CancelScope(msgspec.Struct, eq=False):
             self.task.uncancel()
 
     def end(self) -> None:
-        """Cancel the work because what it belongs to is over."""
+        """Cancel the work because its owner has ended."""
         self._is_ended = True
         self.task.cancel()
 
@@ -100,9 +100,9 @@ class CancelScope(msgspec.Struct, eq=False):
         )
 
     def explain(self, error: BaseException, doing: str) -> BaseException:
-        """Return what an error stands for: `DeadlineExceededError` if the deadline cancelled the work.
+        """Return what an error means: `DeadlineExceededError` if the deadline cancelled the work.
 
-        `doing` says what did not happen in time. The deadline is not watched any longer.
+        `doing` says what did not happen in time. The deadline is no longer watched afterwards.
         """
         deadline, timer = self._deadline, self._deadline_timer
         if deadline is None or timer is None or not self._stop(timer):
@@ -112,7 +112,7 @@ class CancelScope(msgspec.Struct, eq=False):
         return error
 
     def start_timeout(self, seconds: float) -> None:
-        """Cancel the work in so many seconds."""
+        """Cancel the work in this many seconds."""
         self._timeout = timers_of(self.task.get_loop()).start(seconds, self.task.cancel)
 
     def stop_timeout(self) -> None:
@@ -122,7 +122,7 @@ class CancelScope(msgspec.Struct, eq=False):
             raise TimedOut(timer.seconds)
 
     def pause(self) -> Callable[[], None]:
-        """Stop the timeout while a person thinks. Call what is returned to let it run on."""
+        """Stop the timeout while a person thinks. Call the returned function to continue it."""
         timer = self._timeout
         if timer is None:
             return _do_nothing
@@ -266,10 +266,10 @@ def _settle(task: asyncio.Task[Any]) -> None:
 
 
 class Cancellation:
-    """A run in the tree of runs; `tasks` returns the tasks that are at work in it.
+    """A run in the tree of runs; `tasks` returns its active tasks.
 
     Cancelling marks this run and every run below it, then cancels their tasks, children first. Each call
-    rolls back and publishes its end before the call around it unwinds. A run that was cancelled before
+    rolls back and publishes its end before the call around it unwinds. A run that was already cancelled
     keeps its reason, and is not disturbed while it unwinds.
     """
 
@@ -288,7 +288,7 @@ class Cancellation:
             parent._children[self] = None
 
     def close(self) -> None:
-        """Leave the tree: the run is over."""
+        """Leave the tree, because the run has ended."""
         if self._parent is not None:
             self._parent._children.pop(self, None)
 

@@ -47,7 +47,7 @@ class Deadline:
     def after(
         cls, seconds: float, *, clock: Clock = SYSTEM_CLOCK, pauses_for_people: bool = False
     ) -> Deadline:
-        """A deadline so many seconds from now."""
+        """A deadline this many seconds from now."""
         if not is_span(seconds):
             if type(seconds) in (int, float) and seconds > _CENTURIES:
                 raise DefinitionError(

@@ -187,7 +187,7 @@ class ActFailed(ToolError, RuntimeError):
 
 
 class OutcomeUnknown(ToolError, RuntimeError):
-    """Something was under way when the process ended, and it is not known whether it happened."""
+    """A step was in progress when the process died, and its outcome is unknown."""
 
     def __init__(self, what: str, hint: str = "Find out before you do it again.") -> None:
         super().__init__(
@@ -524,7 +524,7 @@ class PromptRenderError(HandrailError, ValueError):
 
 
 class PromptEvaluationError(HandrailError, RuntimeError):
-    """The run can't go on. A failed tool call never raises this."""
+    """The run can't continue. A failed tool call never raises this."""
 
     def __init__(self, message: str, *, phase: str = "run", run_id: str | None = None) -> None:
         super().__init__(message)
@@ -569,7 +569,7 @@ class RunParked(RunError):
 
 
 class Diverged(RunError):
-    """A replayed run does something else than was recorded."""
+    """A replayed run does something other than what was recorded."""
 
     def __init__(self, run_id: str, place: str, recorded: str, now: str) -> None:
         super().__init__(

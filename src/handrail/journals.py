@@ -9,7 +9,7 @@ Only the process that owns a run adds to it. A role raises `RunBusy` in a proces
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from handrail.question import Answer, Question
 from handrail.records import (
@@ -291,6 +291,11 @@ class Journal(Protocol):
         ...
 
     @property
+    def owner(self) -> str:
+        """Identifies this process as the owner of leases."""
+        ...
+
+    @property
     def synced(self) -> bool:
         """Whether records survive a power cut, and files must be synced too."""
         ...
@@ -309,3 +314,12 @@ class Journal(Protocol):
     def tickets(self) -> Tickets: ...
     @property
     def blobs(self) -> Blobs: ...
+
+
+@runtime_checkable
+class Recoverable(Protocol):
+    """Files whose commits are finished from the journal after a crash."""
+
+    def recover(self, journal: Journal, /) -> Awaitable[object]:
+        """Apply what the journal recorded and a process that ended did not apply."""
+        ...

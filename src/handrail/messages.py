@@ -111,7 +111,7 @@ class Sent(Generic[T]):
                     written += b","
                 written += encode(item)
         except BaseException:
-            del written[whole:]  # else what came before the item at fault would be written again
+            del written[whole:]  # otherwise the items before the invalid one would be written again
             raise
         self._encoded[encode] = (len(items), written)
         return bytes(written)

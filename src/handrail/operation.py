@@ -223,7 +223,7 @@ class Operation(Coroutine[Any, Any, T]):
             self._factory = None
             raise error
         if _current_task() is not self._task:
-            raise error  # meant for a second task created from it, which has not started
+            raise error  # the cancel was meant for a second task of this operation, which has not started
         try:
             return self._running.throw(error)
         except BaseException:

@@ -10,6 +10,7 @@ random, so a run that is resumed finds its records under the same places.
     question      ?3          question asked by the third verb; `?once pay` is asked by a `once`
     approval      !1          first approval the gate asked for in an attempt
     compensation  -           what undoes a call
+    probe         =           what finds out whether an interrupted call happened
     answer        #4          fourth answer of the model
     advice        @2          second time the run's advisers were heard
 
@@ -24,7 +25,9 @@ from typing import Literal
 
 import msgspec
 
-PlaceKind = Literal["run", "call", "attempt", "question", "approval", "compensation", "answer", "advice"]
+PlaceKind = Literal[
+    "run", "call", "attempt", "question", "approval", "compensation", "probe", "answer", "advice"
+]
 
 _SIGNS: dict[PlaceKind, str] = {
     "run": "/",
@@ -33,6 +36,7 @@ _SIGNS: dict[PlaceKind, str] = {
     "question": "?",
     "approval": "!",
     "compensation": "-",
+    "probe": "=",
     "answer": "#",
     "advice": "@",
 }
@@ -40,8 +44,9 @@ _KINDS: dict[str, PlaceKind] = {sign: kind for kind, sign in _SIGNS.items()}
 
 _INSIDE: dict[PlaceKind, tuple[PlaceKind, ...]] = {
     "run": ("call", "answer", "advice"),
-    "call": ("attempt", "compensation"),
+    "call": ("attempt", "compensation", "probe"),
     "compensation": ("attempt",),
+    "probe": ("attempt",),
     "attempt": ("call", "run", "question", "approval"),
     "question": (),
     "approval": (),
@@ -50,8 +55,8 @@ _INSIDE: dict[PlaceKind, tuple[PlaceKind, ...]] = {
 }
 """What a place of each kind may contain."""
 
-_STEP = re.compile(r"([./~!#@])([1-9][0-9]*)|(-)|\?(?:([1-9][0-9]*)\Z|([\s\S]+))")
-_NESTED_RUN = re.compile(r"(?:(?:\.[1-9][0-9]*-?~[1-9][0-9]*)+/[1-9][0-9]*)+\Z")
+_STEP = re.compile(r"([./~!#@])([1-9][0-9]*)|([-=])|\?(?:([1-9][0-9]*)\Z|([\s\S]+))")
+_NESTED_RUN = re.compile(r"(?:(?:\.[1-9][0-9]*[-=]?~[1-9][0-9]*)+/[1-9][0-9]*)+\Z")
 _LEADING_CALL = re.compile(r"\.([1-9][0-9]*)")
 
 
@@ -61,7 +66,7 @@ class Place(msgspec.Struct, frozen=True):
     parent: Place | None = None
     kind: PlaceKind = "run"
     number: int = 0
-    """1-based, in the order of the run; 0 for what is not counted."""
+    """1-based, in the order of the run; 0 if it is not counted."""
     name: str = ""
     """Name of a question that has one instead of a number."""
 
@@ -97,11 +102,11 @@ class Place(msgspec.Struct, frozen=True):
             step = _STEP.match(text, at)
             if step is None:
                 raise ValueError(f"{text!r} is not a place")
-            sign, number, undone, asked, name = step.groups()
+            sign, number, beside, asked, name = step.groups()
             if sign is not None:
                 place = place._step(_KINDS[sign], int(number))
-            elif undone is not None:
-                place = place.compensation
+            elif beside is not None:
+                place = place._step(_KINDS[beside], 0)
             else:
                 place = place.question(name if asked is None else int(asked))
             at = step.end()
@@ -129,7 +134,7 @@ class Place(msgspec.Struct, frozen=True):
         return self._step("call", number)
 
     def attempt(self, number: int) -> Place:
-        """Attempt `number` at a call or a compensation."""
+        """Attempt `number` at a call, a compensation or a probe."""
         return self._step("attempt", number)
 
     def nested_run(self, number: int) -> Place:
@@ -160,6 +165,11 @@ class Place(msgspec.Struct, frozen=True):
     def compensation(self) -> Place:
         """What undoes the call at this place."""
         return self._step("compensation", 0)
+
+    @property
+    def probe(self) -> Place:
+        """What finds out whether the interrupted call at this place happened."""
+        return self._step("probe", 0)
 
     def _step(self, kind: PlaceKind, number: int, name: str = "") -> Place:
         if kind not in _INSIDE[self.kind]:
@@ -204,7 +214,9 @@ class Place(msgspec.Struct, frozen=True):
     @property
     def outer(self) -> Place | None:
         """The nearest call or run around this place; None for a call of the run itself."""
-        around = next((each for each in self.parents if each.kind in ("call", "compensation", "run")), RUN)
+        around = next(
+            (each for each in self.parents if each.kind in ("call", "compensation", "probe", "run")), RUN
+        )
         return None if around.parent is None else around
 
     @property

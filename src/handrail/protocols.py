@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from handrail.context import ToolContext
     from handrail.context.source import PromptModel
     from handrail.deadline import Deadline
-    from handrail.dispatch.parking import Parking
     from handrail.events import ApprovalRemembered, ApprovalRevoked
     from handrail.limits import Budget
     from handrail.messages import Model
     from handrail.operation import Operation
     from handrail.prompt import Prompt
+    from handrail.replay.parked_run import Parking
     from handrail.tools import Tool, ToolResult
 
 T = TypeVar("T")
@@ -385,7 +385,7 @@ class ApprovalBroker(Protocol):
 
 
 class Asker(Protocol):
-    """Puts a question to whoever is there, and returns what they say."""
+    """Asks a question and returns the answer."""
 
     async def ask(self, question: Question, /) -> Answer: ...
 
@@ -393,7 +393,8 @@ class Asker(Protocol):
 class Environment(ABC):
     """Who is on the other side: browser, terminal, MCP client, model, nobody.
 
-    Subclass it, and say whose place it takes (`run_mode`) and how it asks (`ask`). The other members say
+    Subclass it, and define whose place it takes (`run_mode`) and how it asks (`ask`). The other members
+    declare
     what else it can do.
     """
 
@@ -409,16 +410,16 @@ class Environment(ABC):
 
     @abstractmethod
     async def ask(self, question: Question, /) -> Answer | None:
-        """Put a question to whoever is there, and return what they say.
+        """Ask a question and return the answer.
 
         None leaves the question open: its answer comes through the journal, and the run may be parked
         meanwhile.
         """
 
-    def begins(self, parking: Parking) -> None:  # noqa: B027  # by default there is nothing to do
+    def run_started(self, parking: Parking) -> None:  # noqa: B027  # by default there is nothing to do
         """A run that may be parked begins here. Called on the run's loop."""
 
-    def rests(self, parking: Parking) -> None:
+    def run_waiting(self, parking: Parking) -> None:
         """Everything in the run waits for an answer: park it, or leave it in memory.
 
         Called on the run's loop, again after each question that was asked or is over. By default the run

@@ -17,21 +17,21 @@ QuestionKind = Literal["approval", "input", "handoff"]
 AnswerOutcome = Literal["answered", "declined", "cancelled", "timed out"]
 
 
-class Lasting(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer is kept under that is to hold for more than one call of the session.
+class DecisionKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys under which an answer is remembered for later calls of the session.
 
-    It is part of the question, so that such an answer holds from the moment it is taken, by whichever
-    process, also if nobody goes on with the run.
+    They are part of the question, so that the answer takes effect as soon as any process accepts it, even if
+    the run is never resumed.
     """
 
     tool: str
     words: str
-    """This very request, for a list of what is remembered."""
+    """A description of this request, for lists of remembered decisions."""
     exact: str
-    """The key of an approval of exactly this, and below that of a denial."""
+    """The key for approving exactly this request; the next field is the key for denying it."""
     any_diff: str
     scopes: dict[str, str]
-    """The scopes that are offered, in words, and their keys; the narrowest first."""
+    """The offered scopes as text, with their keys, narrowest first."""
     run_context: RunContext
 
 
@@ -50,7 +50,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     payload: Any
     """What to show: plain JSON, nothing secret."""
     schema: dict[str, Any]
-    """The JSON Schema an answer must fit."""
+    """The JSON Schema that an answer must match."""
     digest: str
     principal: str
     """Who may answer."""
@@ -61,7 +61,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime | None = None
     run_id: str = ""
     """The outermost run that waits for it."""
-    lasting: Lasting | None = None
+    decision_keys: DecisionKeys | None = None
     """For an approval whose answer can be remembered. Recorded, never shown."""
     secret: bool = False
     """Whether its answer may contain a secret. It is recorded masked, and accepted only while the asker waits."""

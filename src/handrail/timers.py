@@ -89,10 +89,11 @@ class Timers:
     def start(
         self, seconds: float, call: Callable[[], object], extend: Callable[[], float] | None = None
     ) -> Timer:
-        """Call `call` in so many seconds.
+        """Call `call` in this many seconds.
 
-        `extend` is asked when the moment comes. It returns how many more seconds to wait; zero or less
-        means that the timer fires.
+        When the time has come, `extend` is called. It returns how many more seconds to wait; zero or less
+        means
+        that the timer fires.
         """
         when = self.loop.time() + seconds
         timer = Timer(self, call, seconds, when, extend)

@@ -178,7 +178,7 @@ def test_a_bus_of_ones_own_hears_the_run() -> None:
     assert len(seen) == 1
 
 
-def test_a_conversation_goes_on() -> None:
+def test_a_conversation_continues() -> None:
     """A second evaluation on the same session sends the whole conversation so far."""
     session = Session()
     model = scripted("One.", "Two.")
@@ -415,9 +415,7 @@ def test_an_unknown_price_is_unknown() -> None:
 
 
 def test_little_money_makes_answers_short() -> None:
-    """If the longest answer is not affordable, a shorter one is requested; if none is, the request is
-    refused.
-    """
+    """If the longest answer is not affordable, a shorter one is requested; if none is, the request is refused."""
     seen: list[int] = []
 
     def answer(request: Any) -> Reply:
@@ -464,9 +462,7 @@ def test_tokens_are_reserved_before_and_settled_after() -> None:
 
 @pytest.mark.parametrize("wire", ["chat", "responses", "anthropic"])
 def test_what_is_reserved_is_at_least_what_is_said_of_tools_and_answer(wire: str) -> None:
-    """The reservation counts bytes, of which a letter may have several, and includes tools that a section
-    reveals.
-    """
+    """The reservation counts bytes, of which a letter may have several, and includes tools that a section reveals."""
     from handrail.models import anthropic, chat_completions, responses
 
     encoder = {
@@ -766,9 +762,7 @@ def test_nested_runs_are_conversations_of_their_own() -> None:
 
 
 def test_a_nested_prompt_with_resources_of_its_own_says_where_they_belong() -> None:
-    """A resource bound only by the inner prompt is refused by name; bound on the run, the inner prompt has
-    it.
-    """
+    """A resource bound only by the inner prompt is refused by name; bound on the run, the inner prompt has it."""
     from handrail.resources.bindings import given
 
     class Settings:

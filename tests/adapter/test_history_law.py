@@ -89,9 +89,7 @@ programs = st.tuples(
 
 
 class Whimsical:
-    """A model whose answers are drawn at random, with missing or repeated ids, and that checks everything it
-    receives.
-    """
+    """A model whose answers are drawn at random, with missing or repeated ids, and that checks everything it receives."""
 
     name = "test:whimsical"
     traits = Traits(native_output=True)
@@ -136,9 +134,7 @@ async def _evaluate(model: Whimsical, session: Session, cancel: float | None, **
 
 @given(programs)
 def test_every_conversation_is_well_formed(program: Any) -> None:
-    """After a cancel, a timeout, an error or a spent budget, each call has one result and the next run can
-    continue.
-    """
+    """After a cancel, a timeout, an error or a spent budget, each call has one result and the next run can continue."""
     script, cancel, late, most = program
     session = Session()
     model = Whimsical(script)
@@ -163,20 +159,18 @@ def test_every_conversation_is_well_formed(program: Any) -> None:
     run_virtual(scenario)
 
 
-def test_a_session_that_was_left_in_the_middle_is_mended() -> None:
-    """Calls without results, as a killed process leaves them, get a result that says so before the next
-    request.
-    """
+def test_an_interrupted_session_is_repaired() -> None:
+    """Calls without results, as a killed process leaves them, get a result that says so before the next request."""
     session = Session()
     conversation = root_conversation(session)
     conversation.add(UserMessage("go"), "run")
     conversation.add(AssistantMessage("", (CallAsked("a", "act", "{}"), CallAsked("b", "act", "{}"))), "run")
     model = Whimsical([])
     Adapter(model).evaluate(Prompt("law", "Act.", tools=[act]), "go on", session=session).wait()
-    mended = model.sent[0][2]
-    assert isinstance(mended, ToolMessage)
-    assert [(each.id, each.failed) for each in mended.results] == [("a", True), ("b", True)]
-    assert "interrupted" in mended.results[0].text
+    repaired = model.sent[0][2]
+    assert isinstance(repaired, ToolMessage)
+    assert [(each.id, each.failed) for each in repaired.results] == [("a", True), ("b", True)]
+    assert "interrupted" in repaired.results[0].text
 
 
 USER, CALL = UserMessage("hi"), AssistantMessage("", (CallAsked("a", "act", "{}"),))

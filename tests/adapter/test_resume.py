@@ -1,10 +1,7 @@
 """Durable runs: parked, resumed, taken over by another process, and replayed."""
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,7 +41,7 @@ from handrail.protocols import PolicyDecision
 from handrail.question import Answer, Question
 from handrail.records import RunRecord
 from handrail.testing import Person
-from support import SUPPORT
+from support import SUPPORT, warm_python
 from support.rig import Note
 
 APP = SUPPORT / "parked_app.py"
@@ -114,7 +111,7 @@ async def until_parked(begun: Any) -> RunParked:
     return parked.value
 
 
-async def test_a_run_in_which_everything_waits_is_parked_and_goes_on(tmp_path: Path):
+async def test_a_run_in_which_everything_waits_is_parked_and_resumed(tmp_path: Path):
     """Another process finds the questions and answers them one by one, and no work is repeated."""
     tools = Counted()
     script = ScriptedModel([ToolCall("look"), [ToolCall("ask"), ToolCall("send")], "done"])
@@ -147,7 +144,7 @@ async def test_a_run_in_which_everything_waits_is_parked_and_goes_on(tmp_path: P
     assert (await other.runs.get("run")).status == "done"
 
 
-async def test_a_nested_agent_is_gone_through_again_without_asking_its_model(tmp_path: Path):
+async def test_a_nested_agent_is_replayed_without_asking_its_model(tmp_path: Path):
     """A replayed nested agent keeps its answers, calls and cost; its ids derive from the call's id."""
     tools = Counted()
     usage = Usage(input=10, output=1, requests=1)
@@ -179,22 +176,14 @@ async def test_a_nested_agent_is_gone_through_again_without_asking_its_model(tmp
 
 async def test_a_process_killed_while_somebody_thinks_three_days(tmp_path: Path):
     """`before` and `after` each run once, and the private part never reaches the client."""
-    waiting = subprocess.Popen(
-        [sys.executable, str(APP), str(tmp_path), "wait"], stdout=subprocess.PIPE, text=True
-    )
+    waiting = warm_python.start([APP, tmp_path, "wait"])
     assert waiting.stdout is not None
     assert (await asyncio.to_thread(waiting.stdout.readline)) == "asked\n"
-    os.kill(waiting.pid, signal.SIGKILL)
+    waiting.kill()
     assert waiting.wait() == -signal.SIGKILL
-    waiting.stdout.close()
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, str(APP), str(tmp_path), "answer"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.stdout, done.returncode) == ("It is card 2. True\n", 0), done.stderr
+    waiting.close()
+    done = await asyncio.to_thread(warm_python.run, [APP, tmp_path, "answer"])
+    assert (done.stdout, done.returncode) == (b"It is card 2. True\n", 0), done.stderr
     assert (tmp_path / "world").read_text().splitlines() == ["before", "after 2 True"]
     wire = (tmp_path / "wire").read_text()
     assert "back" in wire
@@ -225,9 +214,7 @@ async def test_answers_from_another_process_reach_a_run_that_waits(tmp_path: Pat
 
 
 async def test_an_answer_that_does_not_fit_is_asked_for_again(tmp_path: Path):
-    """An obviously invalid answer is refused at once; the rest is validated where the type is known, before
-    use.
-    """
+    """An obviously invalid answer is refused at once; the rest is validated where the type is known, before use."""
     tools = Counted()
     prompt = Prompt("p", "Do.", tools=tools.all)
     script = ScriptedModel([ToolCall("ask"), "done"])
@@ -383,7 +370,7 @@ async def test_a_failed_run_stays_failed(tmp_path: Path):
     assert tools.ran == ["look"]
 
 
-async def test_whoever_was_overtaken_stops_and_undoes_nothing(tmp_path: Path):
+async def test_an_overtaken_process_stops_and_undoes_nothing(tmp_path: Path):
     """After its lease expired and another process took the run, the first process notices at its next write."""
     undone: list[str] = []
     taken = asyncio.Event()

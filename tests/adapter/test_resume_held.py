@@ -58,7 +58,7 @@ async def as_it_stands(journal: Journal) -> tuple[object, ...]:
     return row.status, row.owner, row.leased_until, row.outcome, row.questions, row.stopping
 
 
-async def test_a_run_at_work_is_not_gone_through_a_second_time_by_its_own_process(journal: Journal):
+async def test_an_active_run_is_not_resumed_by_its_own_process(journal: Journal):
     """The process that owns the lease must refuse a second resume of its own run."""
     at_work, go = asyncio.Event(), asyncio.Event()
     entered: list[str] = []
@@ -83,7 +83,7 @@ async def test_a_run_at_work_is_not_gone_through_a_second_time_by_its_own_proces
     assert (await adapter.resume("run", prompt)).text == "done"
 
 
-async def test_two_who_resume_a_parked_run_at_once_are_told_apart(journal: Journal):
+async def test_of_two_concurrent_resumes_one_wins(journal: Journal):
     """One resumes the run; the other is told that it is taken."""
     prompt = Prompt("p", "Do.", tools=[ask])
     script = ScriptedModel([ToolCall("ask"), "done"])
@@ -120,9 +120,7 @@ async def test_a_resume_that_can_not_begin_leaves_the_run_as_it_was(journal: Jou
 
 
 async def test_a_cancel_that_can_not_be_done_leaves_the_run_as_it_was(journal: Journal):
-    """A cancel is refused while an earlier run of the session is unfinished; once that has ended, it
-    succeeds.
-    """
+    """A cancel is refused while an earlier run of the session is unfinished; once that has ended, it succeeds."""
     prompt = Prompt("p", "Do.", tools=[ask])
     script = ScriptedModel([ToolCall("ask"), ToolCall("ask")])
     adapter = Adapter(script, journal=journal, environment=LaterEnvironment())

@@ -20,7 +20,6 @@ from handrail import (
     WorkerRegistry,
     tool,
 )
-from handrail.dispatch.parking import Parking
 from handrail.errors import RunError, RunParked
 from handrail.events import (
     MessageAdded,
@@ -35,6 +34,7 @@ from handrail.events import (
 )
 from handrail.messages import ModelPart, ModelRequest
 from handrail.question import Answer, Question
+from handrail.replay.parked_run import Parking
 from handrail.session import Dispatcher
 from support.rig import Note
 
@@ -211,7 +211,7 @@ async def test_a_run_cut_while_its_model_was_asked_says_what_the_model_says_then
     asked = asyncio.Event()
 
     class Stopping(LaterEnvironment):
-        def begins(self, parking: Parking) -> None:
+        def run_started(self, parking: Parking) -> None:
             self.parking = parking
 
     class Slow(ScriptedModel):

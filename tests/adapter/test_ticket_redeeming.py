@@ -5,8 +5,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from pathlib import Path
@@ -51,8 +49,9 @@ from handrail.limits import BudgetTracker
 from handrail.messages import Price, Traits
 from handrail.question import Answer
 from handrail.records import RunRecord
-from support import SUPPORT, importing_support
+from support import SUPPORT, importing_support, warm_python
 from support.rig import Note
+from support.warm_python import Program
 
 pytestmark = (
     pytest.mark.once
@@ -65,18 +64,17 @@ Body = Callable[[ToolContext], Awaitable[str]]
 # --- two processes ---------------------------------------------------------------------------------
 
 
-def start(folder: Path, mode: str, end: str = "-", effect: str = "staged") -> subprocess.Popen[str]:
-    command = [sys.executable, str(APP), str(folder), mode, end, effect]
-    return subprocess.Popen(command, env=importing_support(), stdout=subprocess.PIPE, text=True)
+def start(folder: Path, mode: str, end: str = "-", effect: str = "staged") -> Program:
+    return warm_python.start([APP, folder, mode, end, effect], env=importing_support())
 
 
-def said_by(process: subprocess.Popen[str]) -> str:
+def said_by(process: Program) -> str:
     said, _ = process.communicate()
     assert process.returncode == 0
     return said.rstrip("\n")
 
 
-def giving(folder: Path, end: str, effect: str = "staged") -> subprocess.Popen[str]:
+def giving(folder: Path, end: str, effect: str = "staged") -> Program:
     """The first process, after its handler has issued a ticket."""
     (folder / "files").mkdir()
     process = start(folder, "give", end, effect)
@@ -121,9 +119,7 @@ def test_one_killed_while_redeeming_leaves_nothing(tmp_path: Path):
     assert killed.stdout is not None
     assert killed.stdout.readline() == "begun\n"
     assert "somebody is redeeming it" in said_by(start(tmp_path, "redeem"))
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    killed.stdout.close()
+    killed.close()
     assert os.listdir(tmp_path / "files") == []
     assert said_by(start(tmp_path, "redeem")) == "done at depth 0, 4 left"
     (tmp_path / "go").touch()
@@ -333,9 +329,7 @@ async def test_an_expired_ticket_is_refused(stage: Stage):
 
 
 async def test_a_call_that_is_over_takes_nothing(stage: Stage):
-    """After the call ends, work in progress under its ticket is undone where it ran, or reported if it can't
-    be.
-    """
+    """After the call ends, work in progress under its ticket is undone where it ran, or reported if it can't be."""
     begun, over, undone = asyncio.Event(), asyncio.Event(), list[str]()
     redeeming: list[asyncio.Task[Any]] = []
 
@@ -394,9 +388,7 @@ async def test_a_call_that_fails_answers_for_what_was_done_under_its_tickets(sta
 
 
 async def test_a_deposit_that_does_not_fit_any_more_fails_the_call(tmp_path: Path):
-    """The handler changed the same file: the call conflicts, as with an inner call, and the booking is
-    undone.
-    """
+    """The handler changed the same file: the call conflicts, as with an inner call, and the booking is undone."""
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.txt").write_text("old")
     stage, undone = Stage(tmp_path), list[str]()

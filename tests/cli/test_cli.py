@@ -19,6 +19,7 @@ from handrail.cli.workers_commands import STARTER
 from handrail.errors import DefinitionError
 from handrail.models import model_named
 from handrail.models.demo import WHAT_IT_IS, DemoModel
+from support import warm_python
 from support.programs import HANDRAIL, environment, handrail, workers_folder
 
 pytestmark = pytest.mark.once  # processes and terminals are slow, and do not depend on the Python version
@@ -494,18 +495,10 @@ def test_without_the_extra_it_says_how_to_get_it(missing: str):
 # Signals, to a real process.
 
 
-def started(folder: Path, worker: str, *more: str, until: str) -> subprocess.Popen[str]:
+def started(folder: Path, worker: str, *more: str, until: str) -> warm_python.Program:
     """Start a run and wait until it reports progress."""
-    process = subprocess.Popen(
-        [*HANDRAIL, "run", f"team/{worker}.md", "go", *more],
-        cwd=folder.parent,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    command = ["-m", "handrail", "run", f"team/{worker}.md", "go", *more]
+    process = warm_python.start(command, cwd=folder.parent, env=environment())
     assert process.stderr is not None
     seen = ""
     while until not in seen:
@@ -657,24 +650,18 @@ def test_chat_takes_odd_commands(folder: Path):
 
 def test_ctrl_c_ends_a_piped_chat(folder: Path):
     """At a prompt Ctrl-C only says how to leave, but a pipe would be read forever."""
-    process = subprocess.Popen(
-        [*HANDRAIL, "chat", "team/hello.md"],
-        cwd=folder.parent,
-        env=environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    process = warm_python.start(
+        ["-m", "handrail", "chat", "team/hello.md"], cwd=folder.parent, env=environment()
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(b"hi\n")
+    process.stdin.write("hi\n")
     process.stdin.flush()
-    assert process.stdout.readline().startswith(b"Hello")
+    assert process.stdout.readline().startswith("Hello")
     time.sleep(0.2)  # reading again
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=300) == 130
-    process.stdin.close()
-    process.stdout.close()
+    process.close()
 
 
 def test_an_approval_can_be_answered_later(folder: Path):

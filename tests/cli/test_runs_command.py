@@ -111,7 +111,7 @@ def test_answer_and_resume(line: Line):
 
 
 def test_fork_undo_replay(line: Line):
-    """Commands that look back."""
+    """Fork, undo and replay print their results and change only what they should."""
     note, written = line.record("tea", call("note", text="x"), call("write", path="a", text="1"), "end")
     assert line.json("fork", "tea", 1, "--as", "two")["run_id"] == "two"
     assert "Files are as they are now" in line("fork", "tea", 1)
@@ -171,7 +171,7 @@ def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_mistakes_are_reported(line: Line, words: list[str], said: str, code: int):
-    """As text and as JSON; the exit code tells a wrong command from a failed one."""
+    """Mistakes are reported as text and as JSON; the exit code distinguishes a wrong command from a failed one."""
     line.record("tea", "end")
     line.record("tee", "end")
     (line.base / "broken.py").write_text("1 / 0")

@@ -364,7 +364,7 @@ def test_the_narrower_contexts_say_what_was_missing():
 
 @pytest.mark.parametrize("outcome", ["denied", "timed out", "cancelled", "nobody there"])
 def test_an_approval_is_true_exactly_when_approved(outcome: Any):
-    """After the `await`, `if approval:` is right."""
+    """After the `await`, `if approval:` is true only for an approval."""
     assert Approval(True, "", "ada", "approved")
     assert not Approval(False, "no", "ada", outcome)
 

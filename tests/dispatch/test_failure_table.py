@@ -164,7 +164,7 @@ def test_bad_call_says_what_to_fix(name: str, arguments: str, words: str) -> Non
     run_virtual(main)
 
 
-def test_wrong_signature_is_told_apart_from_the_handlers_own_type_error() -> None:
+def test_a_wrong_signature_is_distinguished_from_the_handlers_own_type_error() -> None:
     """A handler with the wrong signature is reported as a fault of the tool."""
 
     async def main() -> None:

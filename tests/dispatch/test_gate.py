@@ -13,15 +13,27 @@ import anyio
 import pytest
 
 import handrail
-from handrail import Deadline, Tool, ToolContext, ToolResult, TransientError, UserContext, gather, tool
+from handrail import (
+    Deadline,
+    MemoryJournal,
+    Tool,
+    ToolContext,
+    ToolResult,
+    TransientError,
+    UserContext,
+    gather,
+    tool,
+)
 from handrail.cancellation import open_scope
 from handrail.dispatch import ToolCall, run_turn
 from handrail.dispatch.call import new_call
 from handrail.dispatch.failures import SignatureMismatch
 from handrail.errors import ContextExpired, EffectRefused, EventRefused, PromptEvaluationError
 from handrail.events import Emitted, Fact, Progress, ToolInvoked, ToolStarted
+from handrail.place import inner_call_id
 from handrail.protocols import PolicyDecision
-from handrail.testing import run_virtual
+from handrail.records import CommitUnit
+from handrail.testing import VirtualClock, run_virtual
 from support.rig import Note, Rig, leave_traces, nothing, staged
 
 
@@ -453,6 +465,30 @@ def test_timeouts_nest() -> None:
     run_virtual(main)
 
 
+def test_a_deadline_that_passes_while_a_call_is_recorded_cancels_nobody() -> None:
+    """The handler was done in time: its caller gets the result, and is not cancelled for what came later."""
+
+    async def main() -> None:
+        clock = VirtualClock()
+        journal = MemoryJournal()
+        commit = journal.calls.commit
+
+        async def commit_slowly(unit: CommitUnit) -> None:
+            await asyncio.sleep(5)
+            await commit(unit)
+
+        journal.calls.commit = commit_slowly
+        rig = Rig([staged(nothing)], journal=journal, clock=clock, deadline=Deadline.after(3, clock=clock))
+        assert (await rig.call("work", text="a")).success
+        assert rig.notes == ["a"]
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+        await asyncio.sleep(1)  # and it is not cancelled at its next wait
+
+    run_virtual(main)
+
+
 def test_deadline_is_enforced_during_a_call_that_swallows_it() -> None:
     """A handler that continues after its deadline is rolled back anyway."""
 
@@ -514,6 +550,61 @@ def test_context_is_dead_before_on_result_and_policies_still_see_the_fork() -> N
         rig = Rig([staged(body)], policies=[Looks()])
         assert (await rig.call("work", text="a")).success
         assert seen == ["a", Note("a")]
+
+    run_virtual(main)
+
+
+def test_an_inner_call_is_not_applied_once_the_call_around_it_is_over() -> None:
+    """Left behind by its caller and kept going by a policy, it ends as cancelled and changes nothing."""
+
+    async def main() -> None:
+        left: list[asyncio.Task[Any]] = []
+
+        class KeepsGoing:
+            name = "keeps going"
+
+            def check(self, tool: Any, params: Any, *, context: ToolContext) -> PolicyDecision:
+                return PolicyDecision.allow()
+
+            async def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None:
+                if tool.name == "work":
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.sleep(60)
+
+        @tool(effect="staged")
+        async def outer(context: ToolContext) -> None:
+            """Start an inner call, and return without waiting for it."""
+            left.append(asyncio.ensure_future(context.call("work", text="late")))
+            await asyncio.sleep(1)
+
+        rig = Rig([staged(nothing), outer], policies=[KeepsGoing()])
+        assert (await rig.call("outer")).success
+        with pytest.raises(ContextExpired):
+            await left[0]
+        assert rig.status("work") == "cancelled"
+        assert "the call around it is over" in rig.of(ToolInvoked)[-1].result.message
+        rig.assert_untouched()
+
+    run_virtual(main)
+
+
+def test_calls_are_numbered_in_their_run() -> None:
+    """The id of a call follows from its place, never from chance: a run that is repeated has the same ids."""
+
+    async def main() -> None:
+        @tool(effect="staged")
+        async def outer(context: ToolContext) -> None:
+            """Call another tool twice."""
+            await context.call("work", text="b")
+            await context.call("work", text="c")
+
+        rig = Rig([staged(nothing), outer])
+        await rig.call("work", text="a")
+        await rig.call("outer")
+        run_id = rig.gate.frame.run_context.run_id
+        ids = [event.call_id for event in rig.of(ToolStarted)]
+        assert ids[:2] == [f"{run_id}.1", f"{run_id}.2"]
+        assert ids[2:] == [inner_call_id(f"{run_id}.2", 1, number) for number in (1, 2)]
 
     run_virtual(main)
 

@@ -171,7 +171,7 @@ ATTACKS: dict[str, tuple[Any, str, str]] = {
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_answer_that_does_not_count_is_refused(name: str):
     """The refusal says why and has no effect: the right answer is still accepted."""
-    attack, problem, mend = ATTACKS[name]
+    attack, problem, hint = ATTACKS[name]
 
     async def main() -> tuple[AnswerRefused, Any]:
         desk = Desk()
@@ -185,7 +185,7 @@ def test_an_answer_that_does_not_count_is_refused(name: str):
 
     refused, ended = run_virtual(main)
     assert problem in refused.problem
-    assert mend in str(refused)
+    assert hint in str(refused)
     assert str(refused).startswith(f"answer to {refused.question!r} refused: ")
     assert isinstance(refused, HandrailError)
     assert isinstance(refused, ValueError)
@@ -366,7 +366,7 @@ class Returns(Person):
 @pytest.mark.parametrize(
     ("environment", "outcome", "words"),
     [
-        (Raises(OSError("line dead")), "cancelled", "whoever was to be asked could not be: OSError"),
+        (Raises(OSError("line dead")), "cancelled", "nobody could be asked: OSError"),
         (Raises(Declined("pick", "not now")), "declined", "not now"),
         (Raises(QuestionTimedOut("pick")), "timed out", "nobody answered in time"),
         (Raises(QuestionCancelled("pick")), "cancelled", "cancelled"),
@@ -394,9 +394,7 @@ def test_an_environment_that_fails_ends_the_question(environment: Any, outcome: 
 
 
 def test_an_answer_to_another_question_is_not_taken_for_this_one():
-    """Even a correct answer to another question is refused; the person is asked again, a limited number of
-    times.
-    """
+    """Even a correct answer to another question is refused; the person is asked again, a limited number of times."""
 
     class MixesUp(Person):
         async def ask(self, question: Question, /) -> Answer:
@@ -696,7 +694,7 @@ def digest_of(asks: Asks) -> str:
         made = Tool(asks.tool, "Ask.", handler)
         session = Session(principal=asks.principal)
         gate = open_gate([made], session=session, environment=person, new_id=lambda: "0" * 32)
-        gate.frame.key = asks.key
+        gate.frame.people = msgspec.structs.replace(gate.frame.people, key=asks.key)
         assert (await gate.invoke(asks.tool, {"argument": asks.argument}, call_id=asks.call)).success
 
     run_virtual(main)
@@ -740,7 +738,7 @@ def test_a_digest_of_an_approval_covers_what_is_shown_and_asked():
         policies = [CapabilityPolicy()]
         for amount in (1, 1, 2):
             gate = open_gate([pay], policies=policies, environment=Person(remember), new_id=lambda: "0" * 32)
-            gate.frame.key = b"k"
+            gate.frame.people = msgspec.structs.replace(gate.frame.people, key=b"k")
             assert (await gate.invoke("pay", {"amount": amount}, call_id="c")).success
 
     run_virtual(main)

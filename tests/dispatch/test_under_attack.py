@@ -281,7 +281,7 @@ def test_one_session_serves_two_event_loops() -> None:
 
 
 @pytest.mark.parametrize("where", ["on_result", "swallowed timeout"])
-def test_a_finished_call_that_comes_to_nothing_is_compensated(where: str) -> None:
+def test_a_finished_call_that_can_not_commit_is_compensated(where: str) -> None:
     """Its handler did its work, so whatever stops the commit, the work is compensated or reported."""
 
     async def main() -> None:
@@ -648,7 +648,7 @@ def test_unwrap_gives_the_value_or_says_why_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "mend"),
+    ("option", "value", "hint"),
     [
         ("filesystem", "/tmp", "MemoryFilesystem"),
         ("session", {}, "Give a Session"),
@@ -659,11 +659,11 @@ def test_unwrap_gives_the_value_or_says_why_not() -> None:
         ("policies", [object()], "`check` and `on_result`"),
     ],
 )
-def test_wrong_options_of_a_gate_are_refused_by_name(option: str, value: Any, mend: str) -> None:
+def test_wrong_options_of_a_gate_are_refused_by_name(option: str, value: Any, hint: str) -> None:
     """They are refused before anything runs, with the accepted values."""
     with pytest.raises(DefinitionError) as error:
         open_gate([], **{option: value})
-    assert mend in str(error.value)
+    assert hint in str(error.value)
 
 
 def test_events_of_undone_tries_and_denied_calls() -> None:

@@ -84,9 +84,7 @@ def person() -> Person:
 def test_the_tool_then_the_session_then_the_environment_says_whose_place_is_taken(
     of_tool: RunMode | None, of_session: RunMode | None, of_environment: RunMode | None, with_client: bool
 ) -> None:
-    """The tool's mode wins over the session's, and that over the environment's; without a player, nobody is
-    there.
-    """
+    """The tool's mode wins over the session's, and that over the environment's; without a player, nobody is there."""
     there: dict[RunMode | None, Environment | None] = {
         None: None,
         "user": person(),
@@ -221,7 +219,7 @@ def a_question() -> Question:
         (None, []),
     ],
 )
-def test_a_tool_is_offered_where_whoever_it_requires_is_there(
+def test_a_tool_is_offered_only_where_its_requirement_is_met(
     environment: Environment | None, offered: list[str]
 ) -> None:
     """This applies to plain tools too; a call anyway fails and names the missing capability."""

@@ -116,7 +116,7 @@ async def test_a_no_can_say_why():
 
 
 async def test_enter_alone_approves_nothing():
-    """Neither does any other input, such as a scope that was not offered."""
+    """No other input approves either, such as a scope that was not offered."""
     with at_terminal() as (seen, terminal):
         typed = [(CHOICE, "\n"), (CHOICE, "1\n"), (CHOICE, "yy\n"), (CHOICE, "e\n"), (CHOICE, "n\n")]
         answer = await answered(seen, terminal, question(), *typed)
@@ -212,7 +212,7 @@ async def test_an_approval_shows_what_is_asked():
         assert seen.line_colours("+new") == {"green"}
 
 
-async def test_without_colour_there_is_none(monkeypatch: pytest.MonkeyPatch):
+async def test_questions_can_be_shown_without_colour(monkeypatch: pytest.MonkeyPatch):
     """`NO_COLOR` applies to questions too."""
     monkeypatch.setenv("NO_COLOR", "1")
     with at_terminal() as (seen, terminal):
@@ -270,7 +270,7 @@ async def test_a_form_is_filled_in_by_keys():
 
 
 async def test_a_secret_is_never_on_the_screen():
-    """Neither while it is typed nor before it is sent; the next field is echoed again."""
+    """A secret is hidden while it is typed and before it is sent; the next field is echoed again."""
     schema = create_model("Login", key=(SecretStr, ...), user=(str, ...)).model_json_schema()
     with at_terminal() as (seen, terminal):
         answer = await answered(

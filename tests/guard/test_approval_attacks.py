@@ -281,7 +281,7 @@ def test_the_same_answer_again_is_harmless():
 @pytest.mark.parametrize(
     "forged", [{"scope": "more"}, {"remember": "for ever"}, {"scope": "pay (any arguments)"}]
 )
-def test_whoever_is_there_is_told_what_was_wrong_and_asked_again(forged: dict[str, Any]):
+def test_the_person_is_told_what_was_wrong_and_asked_again(forged: dict[str, Any]):
     """The second, genuine answer counts."""
     person = Person(True, wrong_first={"approved": True, "remember": "once", **forged})
 

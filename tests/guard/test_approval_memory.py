@@ -194,7 +194,7 @@ async def test_nothing_is_remembered_unless_somebody_says_so(says: Any):
 
 
 async def test_exactly_this_is_not_asked_about_again_in_the_session():
-    """Neither in the next run with another broker, nor with arguments in another order or spacing."""
+    """The next run with another broker does not ask either, even with arguments in another order or spacing."""
     desk = Desk(EXACT)
     assert (await desk.call("pay", amount=1, to="ann")).success
     gate = open_gate(TOOLS, session=desk.session, **desk.options)
@@ -489,7 +489,7 @@ def test_a_path_is_covered_exactly_if_it_lies_there(path: str):
 
 
 async def test_the_first_scope_is_meant_where_none_is_named():
-    """The narrowest one."""
+    """The first scope offered is the narrowest one."""
     desk = Desk(SCOPE)
     await desk.call("put", path="docs/de/a.md")
     (remembered,) = approvals_of(desk.session)
@@ -595,9 +595,7 @@ async def test_a_denial_goes_before_an_approval(narrow: bool):
 async def test_the_same_call_written_otherwise_does_not_pass_a_denial(
     name: str, denied: dict[str, Any], again: dict[str, Any], mode: Any
 ):
-    """Neither another spelling of the path nor an explicit default passes it, whatever else would allow the
-    call.
-    """
+    """Neither another spelling of the path nor an explicit default passes it, whatever else would allow the call."""
     desk = Desk({"approved": False, "remember": "exact"}, filesystem=MemoryFilesystem({"docs/z.md": "z"}))
     await desk.call(name, **denied)
     desk.person.approve = SCOPE
@@ -662,9 +660,7 @@ async def test_what_a_person_decided_holds_when_nobody_is_there(environment: Any
 
 
 async def test_exactly_this_is_also_this_diff():
-    """The same arguments on changed files give another diff, which is reviewed again; a denial is for the
-    call.
-    """
+    """The same arguments on changed files give another diff, which is reviewed again; a denial is for the call."""
     files = MemoryFilesystem()
     desk = Desk(EXACT, filesystem=files)
     await desk.call("edit", path="a.md", text="new\n")
@@ -682,7 +678,7 @@ async def test_exactly_this_is_also_this_diff():
     assert files.read("a.md") == "mine again\n"
 
 
-async def test_an_approval_without_a_diff_is_none_of_a_diff():
+async def test_an_approval_without_a_diff_does_not_cover_a_diff():
     """A call that was approved without a preview is shown where a preview is possible."""
 
     desk = Desk(EXACT, filesystem=MemoryFilesystem())
@@ -920,7 +916,7 @@ async def test_a_tool_can_look_and_not_decide():
 
 
 async def test_a_policy_can_not_forge_a_decision_either():
-    """Neither before the call nor in `on_result`."""
+    """A policy can forge one neither before the call nor in `on_result`."""
     refused: list[str] = []
 
     class Sly:

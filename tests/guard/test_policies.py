@@ -871,7 +871,7 @@ def test_a_call_that_is_tried_again_counts_once():
 
 
 def test_parallel_calls_do_not_pass_the_rate():
-    """Of eight at once, three run."""
+    """Of eight concurrent calls, three run."""
 
     async def main() -> int:
         gate = open_gate([tool_called("a")], policies=[RateLimitPolicy(3, 10, clock=VirtualClock())])

@@ -28,7 +28,7 @@ from handrail import (
 from handrail.errors import AnswerRefused, JournalError, RunBusy, RunParked, RunUnknown
 from handrail.events import ApprovalRemembered
 from handrail.guard import approvals_of
-from handrail.journal.decisions import lasting_in
+from handrail.journal.decisions import remembered_by
 from handrail.journal.sqlite import MemoryJournal
 from handrail.journals import Journal
 from handrail.messages import ToolMessage
@@ -360,9 +360,7 @@ async def test_what_was_revoked_does_not_come_back_with_the_answer_that_made_it(
 
 
 async def test_others_never_see_them(office: Office):
-    """Hidden from another session of the same principal, and from another principal's session with the same
-    id.
-    """
+    """Hidden from another session of the same principal, and from another principal's session with the same id."""
     await office.run(PAY, says=NEVER)
     office.restart()
     await office.run(PAY, approvals="approve_all", session=Session(id="t", principal="ada"))
@@ -441,7 +439,7 @@ async def test_what_a_session_was_saved_with_goes_along_by_the_same_rule(office:
 
 
 async def test_a_call_with_nothing_remembered_costs_the_record_nothing(office: Office):
-    """Neither a read nor a write: a run reads decisions once, when it begins."""
+    """Such a call neither reads nor writes the record: a run reads decisions once, when it begins."""
     written: list[str] = []
     read: list[str] = []
     box = office.journal.decisions
@@ -483,7 +481,7 @@ async def test_a_process_that_was_overtaken_decides_nothing(office: Office):
     other = SqliteJournal(office.path, watch=None)
     await other.runs.take("run1")
     session = await office.session()
-    fact = lasting_in(
+    fact = remembered_by(
         question,
         Answer(question_id=question.id, digest=question.digest, by="ada", value=ALWAYS),
         question.asked_at,
@@ -519,7 +517,7 @@ async def test_an_answer_that_will_not_be_taken_leaves_nothing(office: Office, v
     """Another process accepts an answer that fits the schema; the asker validates further, and asks again."""
     [question] = await office.park(PAY)
     answer = Answer(question_id=question.id, digest=question.digest, by="ada", value=value)
-    assert lasting_in(question, answer, question.asked_at) is None
+    assert remembered_by(question, answer, question.asked_at) is None
 
 
 async def test_a_run_that_fails_keeps_them(office: Office):

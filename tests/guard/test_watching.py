@@ -122,7 +122,7 @@ def test_on_an_event() -> None:
     assert advice(model) == ["[says] 2 calls, said 0"]
 
 
-def test_one_that_raises_is_reported_and_the_run_goes_on() -> None:
+def test_a_provider_that_raises_is_reported_and_the_run_continues() -> None:
     """The model is not told; the session has the report."""
     model = steps(1, 1)
     session = evaluate(model, Says(Trigger(calls=1), raises=True))

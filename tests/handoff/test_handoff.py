@@ -155,7 +155,7 @@ async def test_acts_may_give_results_of_different_types() -> None:
 
 
 async def test_client_and_after_may_take_params() -> None:
-    """By keyword or by position; each act gets its own copy."""
+    """The params may be taken by keyword or by position, and each act gets its own copy."""
     seen: list[Any] = []
 
     def choose(offer: Offer, params: Deal, *, context: ToolContext) -> Pick:
@@ -221,7 +221,7 @@ async def test_one_call_is_approved_once_and_counted_once() -> None:
     )
     assert (await rig.call("pick_card")).value == "card 0"
     assert [each.asked_by for each in rig.of(ApprovalRequested)] == [("pick_card",)]
-    assert rig.gate.frame.tracker.spent()["tool_calls"] == 1
+    assert rig.gate.frame.costs.tracker.spent()["tool_calls"] == 1
     assert (await rig.call("pick_card")).success is False
 
 

@@ -116,9 +116,7 @@ async def run_mocked(name: str, where: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize(("name", "where"), IN_A_RUN)
 def test_pattern_in_its_environments(name: str, where: str) -> None:
-    """All three acts go through the gate; if a participant is missing, the call names it before it does
-    anything.
-    """
+    """All three acts go through the gate; if a participant is missing, the call names it before it does anything."""
     assert run_cell(name, where) == PATTERNS[name].expected[where]
 
 

@@ -331,7 +331,7 @@ def test_once_of_one_call_at_the_same_time_is_one():
 
 
 def test_once_that_failed_may_be_tried_again():
-    """It was not settled."""
+    """A failed step is not settled, so it may run again."""
     runs, function = counting(fail=1)
 
     async def body(context: ToolContext) -> int:

@@ -214,7 +214,7 @@ async def test_a_process_that_lost_its_lease_writes_nothing_more(
     assert await second.decisions.read("s", "ada") == await second.blobs.list("run") == ()
 
 
-async def test_whoever_owns_a_run_learns_that_it_is_to_stop(journal: Journal):
+async def test_the_owner_of_a_run_is_told_to_stop_it(journal: Journal):
     await journal.runs.begin(run())
     assert await journal.runs.keep("run") is False
     await journal.runs.stop("run")
@@ -389,7 +389,7 @@ async def test_a_step_succeeds_once(journal: Journal):
     assert ran == [1, 1]
 
 
-async def test_a_step_that_was_cut_short_is_settled_by_whoever_resumes(
+async def test_an_interrupted_step_is_settled_by_the_process_that_resumes(
     processes: tuple[Journal, Journal], clock: Hands
 ):
     """Its outcome is unknown until then; a settled step returns plain data."""

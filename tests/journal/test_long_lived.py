@@ -187,9 +187,7 @@ def test_a_process_that_can_not_be_seen_from_here_is_not_said_to_be_dead(monkeyp
 def test_a_name_is_given_without_looking_up_again_when_this_process_started(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Every run has an owner name, even an unrecorded one, and reading /proc each time costs more than a
-    call.
-    """
+    """Every run has an owner name, even an unrecorded one, and reading /proc each time costs more than a call."""
     first = lease.new_owner()
     monkeypatch.setattr(lease, "_started", lambda pid: pytest.fail("it was looked up again"))
     assert lease.new_owner().split("/")[:3] == first.split("/")[:3]

@@ -288,9 +288,7 @@ def test_a_transaction_that_fails_leaves_nothing(journal: Opened):
 
 
 def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
-    """Another database, another schema, another file type or a folder: the error names it and says what to
-    do.
-    """
+    """Another database, another schema, another file type or a folder: the error names it and says what to do."""
     other = sqlite3.connect(tmp_path / "other.db")
     other.execute("CREATE TABLE t (x)")
     other.close()

@@ -45,7 +45,7 @@ def played(script: Callable[[Heartbeat, Lease], Awaitable[None]]) -> tuple[Heart
 
 
 def test_a_handler_that_never_beats_is_beaten_for():
-    """At once and at every interval, exactly as long as the handler runs."""
+    """A beat is sent at once and at every interval, exactly as long as the handler runs."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         await asyncio.sleep(35)
@@ -73,7 +73,7 @@ def test_from_its_first_own_beat_on_only_its_own_count():
 
 
 def test_stopping_is_final_and_harmless():
-    """Stopping twice, before anything was kept, or without a lease."""
+    """Stopping is harmless twice, before anything was kept, and without a lease."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         heartbeat.stop()

@@ -133,9 +133,7 @@ async def test_what_is_sent_is_the_conversation_and_the_tools():
 
 
 async def test_thoughts_are_shown_and_go_back_as_they_came():
-    """They are not part of the text; the provider gets them back with their signature, and the call with our
-    id.
-    """
+    """They are not part of the text; the provider gets them back with their signature, and the call with our id."""
     seen: list[list[ModelMessage]] = []
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:

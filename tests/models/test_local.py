@@ -215,7 +215,7 @@ def test_complete_refuses_what_is_no_choice(choices: Any):
 
 @on_a_loop
 async def test_leaving_a_stream_ends_the_generation():
-    """Of a thousand requested tokens, generation stops once nobody listens, and the engine is free."""
+    """A thousand tokens are requested, but generation stops once nobody listens, and the engine is free."""
     model = LocalModel()
     long = model.stream(asking("Tell a very long story.", max_tokens=1500, stream=True))
     async for part in long:
@@ -394,9 +394,7 @@ else:
 
 @pytest.mark.parametrize("way", LEAVES)
 def test_a_process_can_end_and_fork_at_any_time(way: Literal["exit", "fork"]):
-    """A program ends cleanly in the middle of an answer; a forked child gets an error, since it has no
-    engine.
-    """
+    """A program ends cleanly in the middle of an answer; a forked child gets an error, since it has no engine."""
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", LEAVES[way]], capture_output=True, text=True, timeout=500
     )

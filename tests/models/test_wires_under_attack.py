@@ -204,7 +204,7 @@ def piece(city: str, id: str, **more: Any) -> dict[str, Any]:
         "objects",
     ],
 )
-async def test_parallel_calls_are_told_apart(chunks: list[Any]) -> None:
+async def test_parallel_calls_are_kept_separate(chunks: list[Any]) -> None:
     """Whether and however a server numbers its calls, each call is separate."""
     async with raw_server(
         streamed(*chunks, delta("tool_calls")), streamed(delta(content="Rain."), delta("stop"))

@@ -1,6 +1,4 @@
-"""The bench against other frameworks: it runs from the repository alone, and rejects a peer that did other
-work.
-"""
+"""The bench against other frameworks: it runs from the repository alone, and rejects a peer that did other work."""
 
 import asyncio
 import importlib.util

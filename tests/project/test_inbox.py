@@ -18,7 +18,7 @@ from handrail.events import ToolInvoked
 from handrail.guard import CapabilityPolicy
 from handrail.runs import show
 from handrail.testing import Person
-from support import ROOT
+from support import ROOT, warm_python
 
 INBOX = ROOT / "examples" / "inbox"
 
@@ -81,11 +81,10 @@ async def test_the_job_is_killed_resumed_and_ends_with_a_summary(tmp_path: Path)
 @pytest.mark.once
 def test_a_job_that_can_not_be_killed_says_so(tmp_path: Path) -> None:
     """Without messages it ends before it can be killed, and prints no false summary."""
-    command = [sys.executable, INBOX, "--messages=0"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    run = warm_python.run([INBOX, "--messages=0"], cwd=tmp_path)
     assert run.returncode == 1
-    assert "should have been killed, but exited with 1" in run.stderr
-    assert "not done again" not in run.stdout
+    assert "should have been killed, but exited with 1" in run.stderr.decode()
+    assert b"not done again" not in run.stdout
 
 
 # --- the same tools with a person ------------------------------------------------------------------

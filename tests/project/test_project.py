@@ -298,7 +298,7 @@ def test_find_python_finds_versions_pyenv_keeps(tmp_path: Path):
     assert find_python(tmp_path, {"a/python3.11": BROKEN}).stdout == f"{BASE}\n"
 
 
-def test_find_python_names_the_mend_when_venv_is_lacking(tmp_path: Path):
+def test_find_python_prints_the_fix_when_venv_is_missing(tmp_path: Path):
     """A Python without venv is refused, with the command that installs it."""
     (tmp_path / "lacking").mkdir()
     (tmp_path / "lacking" / "ensurepip.py").write_text("raise ImportError")
@@ -307,7 +307,7 @@ def test_find_python_names_the_mend_when_venv_is_lacking(tmp_path: Path):
     assert "apt-get install python{}.{}-venv".format(*sys.version_info) in result.stderr
 
 
-def test_find_python_fails_when_there_is_none(tmp_path: Path):
+def test_find_python_fails_without_a_usable_python(tmp_path: Path):
     """If none is usable, the error says so."""
     result = find_python(tmp_path, {"a/python3": BROKEN})
     assert (result.returncode, result.stdout) == (1, "")

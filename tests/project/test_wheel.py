@@ -58,10 +58,10 @@ def test_what_does_not_belong_in_it_is_found(tmp_path: Path, name: str):
     assert look(wheel(tmp_path, adding=name)) == (1, [f"{name} is too much: the package has no such file"])
 
 
-def test_a_page_without_its_libraries_is_refused_with_the_mend(tmp_path: Path):
+def test_a_page_without_its_libraries_is_refused_with_a_hint(tmp_path: Path):
     """They are found by the page's own imports too, not only by comparing folders."""
     status, findings = look(wheel(tmp_path, without=re.escape(VENDOR)))
     assert status == 1
-    mend = ": run scripts/page, then build again"
-    assert f"{VENDOR}/standalone.js is missing, and a script of the page imports it{mend}" in findings
-    assert f"the licence of marked is missing, and with it the page's library{mend}" in findings
+    hint = ": run scripts/page, then build again"
+    assert f"{VENDOR}/standalone.js is missing, and a script of the page imports it{hint}" in findings
+    assert f"the licence of marked is missing, and with it the page's library{hint}" in findings

@@ -185,7 +185,7 @@ def test_a_stale_override_is_left_out_and_reported(tmp_path: Path, caplog: pytes
     ]
 
 
-def test_the_mend_of_a_stale_override_makes_it_apply(tmp_path: Path):
+def test_the_hint_for_a_stale_override_makes_it_apply(tmp_path: Path):
     """The text from the report is accepted."""
     file = write(tmp_path, body_override("Tuned: $city $days.", "0" * 16))
     [report] = stale_overrides(trip(tmp_path))

@@ -414,7 +414,7 @@ def test_what_the_rows_change_is_right_without_the_change(rows: Rows):
 
 
 def test_a_wrong_keyword_is_a_type_error():
-    """As with any function."""
+    """An unknown keyword argument raises `TypeError`, as with any function."""
     with pytest.raises(TypeError, match="sectionz"):
         any_prompt("guide", "Text.", sectionz=[])
     with pytest.raises(TypeError, match="tool"):

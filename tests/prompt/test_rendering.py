@@ -193,7 +193,7 @@ def test_params_can_be_a_mapping():
 
 
 def test_params_can_be_a_pydantic_model():
-    """As an instance and as a mapping."""
+    """Params may be an instance or a mapping."""
     prompt = Prompt("stay", [MarkdownSection[Stay]("Stay", "stay", "$nights nights at $hotel")])
     assert prompt.params_type is Stay
     assert (
@@ -264,7 +264,7 @@ class Mode:
 
 
 def test_conditions_are_asked_at_every_rendering():
-    """By params, by session, by both in any order, and by neither."""
+    """A condition may depend on params, on the session, on both in any order, or on neither."""
     on = [True]
 
     def by_both(session: Any, params: Trip) -> bool:
@@ -398,7 +398,7 @@ def test_a_tool_without_a_handler_is_declared_but_not_offered():
 
 
 def test_two_tools_of_one_name_are_refused_where_both_are_enabled():
-    """At rendering, if it depends on that, the error names both places; one at a time is fine."""
+    """If it depends on the rendering, the error comes then and names both places; one at a time is fine."""
 
     def one(name: str, condition: Any) -> Section[Any]:
         return MarkdownSection[Trip](name, name, "$city $days $careful", tools=[weather], enabled=condition)
@@ -526,7 +526,7 @@ def test_not_every_set_of_opened_sections_is_kept():
 
 
 def test_a_section_that_is_not_there_can_not_be_opened():
-    """A misspelt path is refused; one that is disabled or in full makes no difference."""
+    """A misspelt path is refused; a section that is disabled or already in full is ignored."""
     prompt = Prompt(
         "p", [MarkdownSection("A", "a", "Text"), MarkdownSection("B", "b", "", enabled=lambda: False)]
     )

@@ -83,9 +83,7 @@ def previewed(files: Any, script: str) -> tuple[Any, str]:
 
 @pytest.mark.parametrize("how", ["written", "deleted", "committed into", "committed late"])
 def test_what_was_shown_is_not_changed_by_who_still_holds_the_files(files: Any, how: str) -> None:
-    """A thread or task that outlived its handler can't write during the review, so the person gets what they
-    saw.
-    """
+    """A thread or task that outlived its handler can't write during the review, so the person gets what they saw."""
     held: list[Any] = []
     refused: list[str] = []
 

@@ -178,7 +178,7 @@ def test_a_folder_that_was_to_be_made_and_was_there_is_relied_on(new_files: NewF
 
 
 def test_what_is_in_a_folder_that_was_not_there_is_not_there(new_files: NewFiles):
-    """Neither for the fork that found it missing, nor in a folder of that name that an inner fork makes."""
+    """It exists neither for the fork that found it missing, nor in a folder of that name that an inner fork makes."""
     root = new_files({"a/x/y": ""})
     outer = root.fork("outer")
     assert not outer.exists("b")

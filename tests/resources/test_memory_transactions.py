@@ -104,9 +104,7 @@ def hammer(fork: MemoryFork, mine: int, busy: threading.Barrier, ends: list[Base
 @pytest.mark.usefixtures("eager_threads")
 @pytest.mark.parametrize("end", ["commit", "drop"])
 def test_a_thread_that_outlives_its_call_writes_nowhere(end: str):
-    """Threads use a fork while it ends: exactly its contents at the end are kept, and later writes are
-    refused.
-    """
+    """Threads use a fork while it ends: exactly its contents at the end are kept, and later writes are refused."""
     for _ in range(15):
         root = MemoryFilesystem({"d/start": "1"})
         fork = root.fork("call")

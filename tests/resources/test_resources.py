@@ -374,17 +374,18 @@ def test_closing_is_bounded(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_thing_made_by_a_thread_that_outlived_its_call_is_closed():
-    """Nobody else would."""
+    """The call's scope is already closed, so the thread closes it."""
     log: list[str] = []
-    goes_on = threading.Event()
+    begun, goes_on = threading.Event(), threading.Event()
     refused: list[BaseException] = []
     over = threading.Event()
 
     def slow(resources: Any) -> Thing:
+        begun.set()
         goes_on.wait(timeout=300)
         return Thing("late", log)
 
-    @tool(timeout=0.01)
+    @tool
     def grab(context: ToolContext) -> str:
         """Grab it, slowly."""
         try:
@@ -397,10 +398,16 @@ def test_a_thing_made_by_a_thread_that_outlived_its_call_is_closed():
 
     async def main() -> None:
         gate = open_gate([grab], resources=[Binding(A, slow, "call")])
-        assert "took longer" in (await gate.invoke("grab")).message
+        call = asyncio.ensure_future(gate.invoke("grab"))
+        assert await asyncio.to_thread(begun.wait, 300)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
         goes_on.set()
-        assert await asyncio.to_thread(over.wait, 5)
-        await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(over.wait, 300)
+        async with asyncio.timeout(300):
+            while len(log) < 2:
+                await asyncio.sleep(0.01)
 
     asyncio.run(main())
     assert log == ["+late", "-late"]
@@ -440,7 +447,7 @@ def test_circles_are_named_with_their_path(scope: Any):
 
 
 def test_a_thing_that_needs_itself():
-    """The shortest circle."""
+    """A resource that depends on itself is the shortest cycle."""
 
     async def main() -> str:
         return (await Scene(Binding(A, needs(A))).call(getting(A))).message
@@ -786,7 +793,7 @@ def test_a_forkable_of_the_call_is_its_own(scope: Any):
 
 @pytest.mark.parametrize("budget", [None, Budget(tool_calls=5)])
 def test_the_budget_is_one_object(budget: Any):
-    """By class, by protocol, opened, in a provider, and as the context's member."""
+    """It is the same by class, by protocol, opened, in a provider, and as the context's member."""
 
     async def body(context: ToolContext) -> bool:
         resources = context.resources
@@ -818,7 +825,7 @@ class Looks:
 
 
 def test_what_a_policy_made_for_the_call_is_closed_with_it():
-    """Whoever made it."""
+    """A resource that a policy requested belongs to the call."""
     log: list[str] = []
 
     async def main() -> None:
@@ -829,7 +836,7 @@ def test_what_a_policy_made_for_the_call_is_closed_with_it():
 
 
 def test_a_dead_context_gives_no_resources():
-    """Neither `get`, nor `open`, nor a provider that kept the call's resources."""
+    """It refuses `get`, `open`, and a provider that kept the call's resources."""
     kept: list[Any] = []
 
     def keeps(resources: Any) -> Thing:

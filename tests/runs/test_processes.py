@@ -1,10 +1,6 @@
-"""One journal file used by several versions and processes: other versions are refused, and each run has one
-owner.
-"""
+"""One journal file used by several versions and processes: other versions are refused, and each run has one owner."""
 
 import sqlite3
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -15,7 +11,7 @@ from handrail.errors import JournalError, RunBusy, RunParked
 from handrail.journal.database import SCHEMA
 from handrail.journal.sqlite import SqliteJournal
 from handrail.runs import list_runs, show
-from support import TESTS
+from support import TESTS, warm_python
 from support.recorded import PROMPT, Recorder, call
 
 FIRST = """
@@ -87,10 +83,7 @@ asyncio.run(main())
 
 async def test_one_process_has_a_run_and_a_dead_one_has_none(tmp_path: Path):
     """While the owner lives, the other process is told who it is; once killed, its run can be taken at once."""
-    holder = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(HOLDER), str(TESTS), str(tmp_path)],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    holder = warm_python.start(["-c", textwrap.dedent(HOLDER), TESTS, tmp_path])
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "holding\n"
@@ -101,10 +94,7 @@ async def test_one_process_has_a_run_and_a_dead_one_has_none(tmp_path: Path):
         (line,) = await list_runs(recorder.journal)
         assert line.standing == "running"
     finally:
-        holder.kill()
-        holder.wait()
-        if holder.stdout is not None:
-            holder.stdout.close()
+        holder.close()
     (line,) = await list_runs(recorder.journal)
     assert line.standing == "interrupted"
     assert line.row.leased_until > recorder.journal._database.now()  # pyright: ignore[reportPrivateUsage]  # not over yet

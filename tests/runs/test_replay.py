@@ -85,7 +85,7 @@ async def test_other_tools_are_found(recorder: Recorder):
 
 
 async def test_a_changed_tool_is_found_by_its_result(recorder: Recorder):
-    """At the step and the call where it first shows."""
+    """The report names the step and the call where it first shows."""
     await recorder.run("r", *SCRIPT)
 
     @tool(name="notes", effect="read")
@@ -154,7 +154,7 @@ class Denies:
 
 @pytest.mark.parametrize("kind", ["deny", "ask"])
 async def test_a_changed_policy_is_found(recorder: Recorder, kind: str):
-    """Also for a call that is not rerun, and in the other direction."""
+    """This includes a call that is not rerun, and a denied call that would be allowed now."""
     await recorder.run("r", *SCRIPT)
     strict = Prompt("work", "Do what is asked.", tools=TOOLS, policies=[Denies("send", kind=kind)])
     found = await replayed(recorder, strict)

@@ -129,7 +129,7 @@ def well_formed(messages: list[Any]) -> bool:
     return True
 
 
-async def test_a_run_nobody_has_is_cancelled_and_its_session_goes_on(recorder: Recorder):
+async def test_a_run_without_an_owner_is_cancelled_and_its_session_continues(recorder: Recorder):
     """Each open call gets a result; a later run of the session resumes with that conversation."""
     session = Session(id="s")
     await recorder.run("first", "hello", session=session)
@@ -220,7 +220,7 @@ async def test_a_run_that_a_process_has_is_stopped_by_it(recorder: Recorder, mon
 # --- fork ------------------------------------------------------------------------------------------------
 
 
-async def test_a_fork_shares_the_beginning_and_goes_on_by_itself(recorder: Recorder):
+async def test_a_fork_shares_the_beginning_and_continues_by_itself(recorder: Recorder):
     """Common steps are not repeated; state is as at that step; the original run is unchanged."""
     session = Session(id="s")
     await recorder.run("zero", call("note", text="before"), "hi", session=session)
@@ -325,7 +325,7 @@ async def test_a_run_goes_through_a_file_into_another_journal(recorder: Recorder
 
 
 async def test_an_export_holds_no_secret(recorder: Recorder, tmp_path: Path):
-    """Neither the value of a secret argument, nor the path of the folder."""
+    """The file has neither the value of a secret argument nor the path of the folder."""
 
     @tool
     async def login(password: SecretStr) -> str:
@@ -359,6 +359,11 @@ async def test_an_export_holds_no_secret(recorder: Recorder, tmp_path: Path):
         ),
         (b'{"handrail": "run", "version": 1, "run_id": "r"}', "cut off"),
         (b'{"handrail": "run", "version": 1, "run_id": "r"}\n{"entry": 3}', "line 2 of r.jsonl is damaged"),
+        (
+            b'{"handrail": "run", "version": 1, "run_id": "r"}\n'
+            b'{"entry": {"kind": "inner call", "key": "call 2", "at": 0.0, "body": ""}}',
+            "line 2 of r.jsonl is damaged: 'call 2' is not a place",
+        ),
     ],
 )
 async def test_a_file_that_is_no_run_is_refused(

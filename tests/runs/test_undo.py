@@ -161,7 +161,7 @@ async def test_the_model_is_told_in_its_next_turn(recorder: Recorder):
     assert len(said) == 4
 
 
-async def test_a_parked_run_goes_on_without_the_call(recorder: Recorder):
+async def test_a_parked_run_continues_without_the_call(recorder: Recorder):
     """It is not rerun, its state is removed, and the model is told before its next answer."""
     with pytest.raises(RunParked):
         await recorder.run("r", call("note", text="x"), call("choose"), "end")

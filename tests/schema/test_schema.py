@@ -1076,7 +1076,7 @@ def test_a_secret_default_is_not_advertised():
 
 
 def test_a_secret_is_masked_when_dumped():
-    """Dumping gives the mask."""
+    """A dumped secret is its mask."""
     login = Login(password=SecretStr("hunterhunter"))
     assert b"hunter" not in Schema(Login).dump(login)
     assert b"hunter" not in to_json(login)

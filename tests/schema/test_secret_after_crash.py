@@ -24,8 +24,8 @@ from handrail.guard import CapabilityPolicy
 from handrail.journal.sqlite import MemoryJournal
 from handrail.runs import fork, replay, show
 from handrail.schema.secrets import MASK
+from support.parked_runs import answer_to
 from support.planted_secrets import MARK, Cut, Key, login_with
-from support.resting import answer_to
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,7 @@ async def test_a_call_that_had_no_secret_is_run_again() -> None:
 
 
 async def test_an_approval_of_a_call_with_a_secret_keeps_its_run_in_memory() -> None:
-    """If its process dies, the question is withdrawn, nothing has run, and the model is told to give the
-    secret again.
-    """
+    """If its process dies, the question is withdrawn, nothing has run, and the model is told to give the secret again."""
     login, waiting = login_with("irreversible"), list[int]()
 
     @tool(effect="read")

@@ -48,6 +48,7 @@ from handrail.serve import snapshots
 from handrail.serve.agui.wire_events import plain_json
 from handrail.session import save
 from handrail.testing import Person
+from support.parked_runs import answer_to
 from support.planted_secrets import (
     MARK,
     WIDER,
@@ -61,7 +62,6 @@ from support.planted_secrets import (
     revealed,
     written,
 )
-from support.resting import answer_to
 from support.served_threads import give, over, plan, served, settle
 
 
@@ -137,7 +137,7 @@ async def _run_and_look(login: Tool[Any, Any], value: Any, folder: Path) -> dict
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(answers(), st.booleans())
-def test_nothing_but_whoever_asked_has_what_was_answered(drawn: tuple[Any, Any], hands_over: bool) -> None:
+def test_only_the_asker_has_the_answer(drawn: tuple[Any, Any], hands_over: bool) -> None:
     """Events, the session, the journal, exports, trees, lines and logs, of `wait_for` and of a handoff."""
     (kind, value), got = drawn, list[Any]()
     login = (handing_over if hands_over else asking)(kind, got)

@@ -189,7 +189,7 @@ def test_a_tool_without_secrets_keeps_its_quick_way() -> None:
 
 
 async def test_a_secret_is_handed_on_as_it_is() -> None:
-    """From one tool to another, even under a policy: the inner tool gets no asterisks."""
+    """A tool passes it to another, even under a policy, and the inner tool gets no asterisks."""
     got: list[str] = []
 
     @tool(effect="read")
@@ -294,9 +294,7 @@ async def _run_and_look(login: Login, script: list[Any], folder: Path) -> dict[s
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(logins(secret=True), st.sampled_from(["fits", "wrong", "unknown"]))
 def test_nothing_but_the_handler_has_a_secret(login: Login, how: str) -> None:
-    """Events, deltas, the session, the journal, exports, trees, lines and logs of a run; another tool's
-    request.
-    """
+    """It is in no event, delta, session, journal, export, tree, line or log, and in no other tool's request."""
     name = "logn" if how == "unknown" else "login"
     given = {**login.arguments, "pasword": MARK} if how == "wrong" else login.arguments
     with tempfile.TemporaryDirectory() as folder:
@@ -352,7 +350,7 @@ async def _serve_and_look(login: Login, folder: Path) -> dict[str, Any]:
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(logins(secret=True))
 def test_nobody_who_watches_a_thread_sees_a_secret(login: Login) -> None:
-    """Neither in streamed events, at any time of joining, nor in a snapshot, nor after a restart."""
+    """It is in no streamed event, whenever a client joins, in no snapshot, and nowhere after a restart."""
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(_serve_and_look(login, Path(folder)))
     for where, value in found.items():
@@ -400,7 +398,7 @@ async def test_what_is_not_secret_is_seen_as_it_is_written() -> None:
     assert login.got == [MARK]
 
 
-async def test_the_provider_goes_on_with_what_it_said_until_the_process_ends() -> None:
+async def test_the_provider_sees_its_own_words_until_the_process_ends() -> None:
     """In memory the conversation is the model's own; loaded from a record, it is masked."""
     login, model = login_with("read"), ScriptedModel([ToolCall("login", {"key": MARK}), "in", "again"])
     journal = MemoryJournal()
@@ -480,7 +478,7 @@ async def test_a_history_is_masked_by_tools_that_are_not_shown_yet_and_by_the_an
 
 
 async def test_an_answer_with_a_secret_is_given_by_a_call() -> None:
-    """Even if the provider could constrain output to a schema, since secrets in text can't be masked."""
+    """This holds even if the provider could constrain output to a schema, since secrets in text can't be masked."""
     journal = MemoryJournal()
     model = ScriptedModel([ToolCall("final_answer", {"key": MARK})])
     prompt: Any = Prompt("p", "Do.", output=Key)

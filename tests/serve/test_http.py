@@ -29,7 +29,9 @@ from handrail.serve.refusals import RequestRefused, pointer_of
 from handrail.serve.requests import parse_json
 from handrail.serve.routes import Pages
 from handrail.serve.server import address_of, listen
+from support import warm_python
 from support.serving import TOKEN, Client, said_by, serving, source
+from support.warm_python import Program
 
 pytestmark = pytest.mark.once  # sockets, processes and limits do not depend on the Python version
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -120,7 +122,7 @@ async def test_a_call_is_undone_and_a_decision_revoked(tmp_path: Path):
         assert (await client.ask("DELETE", f"/threads/b/approvals/{kept['id']}")).status == 404
 
 
-async def test_a_stream_goes_on_where_it_was_left(tmp_path: Path):
+async def test_a_stream_continues_where_it_was_left(tmp_path: Path):
     async with serving(tmp_path) as client:
         await client.say("a", "call look")
         await client.idle("a")
@@ -449,7 +451,7 @@ def test_tokens_that_are_weak_or_beside_a_hook_are_refused():
 
 
 @pytest.mark.parametrize("given", [0, -1, float("inf"), float("nan"), True, "5", None])
-def test_a_limit_that_is_none_is_refused_where_it_is_given(given: Any):
+def test_an_invalid_limit_is_refused_where_it_is_given(given: Any):
     for name in ("streams", "requests_per_second", "body_bytes"):
         with pytest.raises(DefinitionError, match=rf"{name}=.*positive"):
             Limits(**{name: given})
@@ -475,19 +477,13 @@ adapter = Adapter(ScriptedModel(lambda request: "hello"))
 '''
 
 
-def command(folder: Path, *given: str, **env: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "handrail", "serve", *given],
-        cwd=folder,
-        env={**{name: value for name, value in os.environ.items() if name != "HANDRAIL_TOKEN"}, **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def command(folder: Path, *given: str, **env: str) -> Program:
+    kept = {name: value for name, value in os.environ.items() if name != "HANDRAIL_TOKEN"}
+    return warm_python.start(["-m", "handrail", "serve", *given], cwd=folder, env={**kept, **env})
 
 
 @contextlib.contextmanager
-def started(folder: Path, *given: str, **env: str) -> Generator[tuple[subprocess.Popen[str], str]]:
+def started(folder: Path, *given: str, **env: str) -> Generator[tuple[Program, str]]:
     """Start the command, and return the line it printed."""
     process = command(folder, *given, "--port", "0", **env)
     assert process.stdout is not None
@@ -497,8 +493,7 @@ def started(folder: Path, *given: str, **env: str) -> Generator[tuple[subprocess
         assert line, process.stderr.read()
         yield process, line
     finally:
-        process.kill()
-        process.communicate()
+        process.close()
 
 
 def client_of(line: str) -> Client:

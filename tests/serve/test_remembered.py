@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from handrail.serve.agui.interrupts import question_json
+from support import warm_python
 from support.programs import handrail
 from support.served_threads import give, over, plan, served, settle, texts
 from support.serving import Client
@@ -61,10 +60,8 @@ ALWAYS = {"approved": True, "remember": "scope"}
 @contextmanager
 def started(folder: Path, *given: str) -> Generator[Client]:
     """Run `handrail serve` until it is killed."""
-    program = [sys.executable, "-m", "handrail", "serve", "desk.py", "--port", "0", "--journal", "runs.db"]
-    process = subprocess.Popen(
-        [*program, *given], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    program = ["-m", "handrail", "serve", "desk.py", "--port", "0", "--journal", "runs.db"]
+    process = warm_python.start([*program, *given], cwd=folder)
     assert process.stdout is not None
     assert process.stderr is not None
     try:
@@ -74,8 +71,7 @@ def started(folder: Path, *given: str) -> Generator[Client]:
         assert found is not None
         yield Client(found[0], None)  # type: ignore[arg-type]
     finally:
-        process.kill()  # as kill -9 does
-        process.communicate()
+        process.close()  # as kill -9 does
 
 
 async def answered(client: Client, thread: str, said: str, value: Any) -> str:
@@ -156,7 +152,7 @@ async def test_a_thread_that_was_parked_and_is_opened_anew_remembers(tmp_path: P
         await thread.say(plan([["send", {"text": "a"}]], "ok"))
         await over(thread)
         [asked] = await thread.questions()
-        assert "lasting" not in question_json(asked), "what it is kept under is nobody's to see"
+        assert "decision_keys" not in question_json(asked), "what it is kept under is nobody's to see"
         await give(thread, asked, NEVER)
         await over(thread)
         await app.restart()

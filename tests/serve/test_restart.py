@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,8 +17,8 @@ from handrail.runs import show
 from handrail.serve import snapshots
 from handrail.serve.agui.interrupts import frontend_tool
 from handrail.serve.refusals import ServerStopping
-from support import SUPPORT, importing_support
-from support.programs import HANDRAIL
+from support import SUPPORT, importing_support, warm_python
+from support.programs import handrail
 from support.recorded import Pick
 from support.served_threads import (
     App,
@@ -76,7 +72,9 @@ async def test_a_run_at_rest_is_parked_and_its_question_stands(tmp_path: Path) -
         assert [unit.tool for unit in await app.journal.calls.load(run_id)] == ["write", "choose"]
 
 
-async def test_a_run_at_work_is_cut_after_the_grace_and_goes_on_by_itself(tmp_path: Path) -> None:
+async def test_an_active_run_is_interrupted_after_the_grace_period_and_resumes_by_itself(
+    tmp_path: Path,
+) -> None:
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         thread = app.thread()
@@ -96,7 +94,7 @@ async def test_a_run_at_work_is_cut_after_the_grace_and_goes_on_by_itself(tmp_pa
         assert [unit.tool for unit in await app.journal.calls.load(run_id)] == ["write", "hold"]
 
 
-async def test_a_run_that_comes_to_rest_within_the_grace_is_parked_then(tmp_path: Path) -> None:
+async def test_a_run_that_rests_within_the_grace_period_is_parked_then(tmp_path: Path) -> None:
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         thread = app.thread()
@@ -111,7 +109,7 @@ async def test_a_run_that_comes_to_rest_within_the_grace_is_parked_then(tmp_path
         assert kinds(thread.feed) == ["started", "interrupt"]
 
 
-async def test_a_run_cut_with_a_question_open_goes_on_and_the_question_stands(tmp_path: Path) -> None:
+async def test_a_run_interrupted_with_an_open_question_resumes_and_keeps_it(tmp_path: Path) -> None:
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         await app.thread().say(plan([["choose", {}], ["hold", {}]], "ok"))
@@ -309,13 +307,7 @@ async def test_an_answer_from_elsewhere_brings_a_parked_run_back(tmp_path: Path)
         assert thread.live is None, "there is nothing to do yet"
         first, second = await thread.questions()
         answering = ["runs", "answer", run_id, first.id, "--value", '{"n": 8}']
-        done = subprocess.run(
-            [*HANDRAIL, *answering, "--journal", str(tmp_path / "runs.db")],
-            capture_output=True,
-            text=True,
-            timeout=500,
-            check=False,
-        )
+        done = handrail(*answering, "--journal", str(tmp_path / "runs.db"), cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         await app.threads.poll()
         await over(thread)
@@ -421,15 +413,12 @@ async def test_a_run_says_how_long_it_waited_for_whom(tmp_path: Path, restarted:
 
 def killed(folder: Path, said: str) -> str:
     """Run a server in its own process until its run works or waits, then kill it."""
-    program = [sys.executable, str(SUPPORT / "serve_app.py"), str(folder), said]
-    process = subprocess.Popen(program, env=importing_support(), stdout=subprocess.PIPE, text=True)
+    process = warm_python.start([SUPPORT / "serve_app.py", folder, said], env=importing_support())
     assert process.stdout is not None
     try:
         return process.stdout.readline().strip()
     finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait(300)
-        process.stdout.close()
+        process.close()
 
 
 @pytest.mark.once

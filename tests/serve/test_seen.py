@@ -185,7 +185,7 @@ def whole(shown: dict[str, Any], later: list[dict[str, Any]]) -> tuple[dict[str,
     return texts, calls
 
 
-async def test_whoever_joins_is_told_what_is_open(tmp_path: Path) -> None:
+async def test_a_new_viewer_is_sent_what_is_open(tmp_path: Path) -> None:
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         thread = app.thread()

@@ -7,8 +7,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from handrail.serve import Limits, asgi
 from handrail.serve.app import on_stop_signal
 from handrail.serve.feed import EventStream, Feed, Streams, follow
 from handrail.serve.metrics import EVENTS_SENT, PrometheusMetrics
+from support import warm_python
 from support.serving import Client, serving, source
 
 APP = """
@@ -52,12 +51,10 @@ async def test_another_server_stops_though_somebody_looks(tmp_path: Path, number
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "uvicorn", "desk:app", "--port", str(port)],
+    process = warm_python.start(
+        ["-m", "uvicorn", "desk:app", "--port", str(port)],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": "."},
-        stderr=subprocess.PIPE,
-        text=True,
     )
     try:
         client = Client(f"http://127.0.0.1:{port}", None)  # type: ignore[arg-type]
@@ -70,7 +67,7 @@ async def test_another_server_stops_though_somebody_looks(tmp_path: Path, number
                 await stream.all()  # complete, as the wire requires
         _, log = await asyncio.to_thread(process.communicate, timeout=300)
     finally:
-        process.kill()
+        process.close()
     assert "Application shutdown complete." in log
     assert "Exception in ASGI application" not in log
     assert "exceeded" not in log
@@ -137,7 +134,7 @@ async def test_a_stream_that_comes_while_all_are_ended_is_ended_too():
     assert streams.count == 0
 
 
-async def test_a_signal_is_heard_by_the_app_and_then_by_whoever_listened():
+async def test_a_signal_reaches_the_app_and_then_the_earlier_handler():
     heard: list[object] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
     ours = signal.getsignal(signal.SIGTERM)

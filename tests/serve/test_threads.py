@@ -13,7 +13,7 @@ from handrail.errors import AnswerRefused, RunBusy, UndoRefused
 from handrail.serve.refusals import QuestionsOpen, ThreadBusy, ThreadNameRefused, ThreadUnknown
 from support.served_threads import Held, answer_to, by, events, give, kinds, over, plan, served, settle, texts
 
-# --- a run goes on whoever looks ------------------------------------------------------------------
+# --- a run continues whoever is watching ------------------------------------------------------------------
 
 
 async def test_a_run_is_done_without_any_reader(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ async def test_an_answer_opens_the_next_leg_of_the_same_run(tmp_path: Path) -> N
         assert [row.record.id for row in await thread.rows()] == [run_id]
 
 
-async def test_one_of_two_answers_goes_on_and_the_other_is_asked_again(tmp_path: Path) -> None:
+async def test_one_of_two_answers_continues_and_the_other_is_asked_again(tmp_path: Path) -> None:
     async with served(tmp_path) as app:
         thread = app.thread()
         await thread.say(plan([["choose", {}], ["choose", {}]], "both"))
@@ -291,7 +291,7 @@ async def test_a_run_that_waits_leaves_memory_and_an_answer_brings_it_back(tmp_p
         assert [unit.tool for unit in units] == ["note", "write", "choose"]
 
 
-async def test_parked_one_of_two_answers_goes_on_and_rests_again(tmp_path: Path) -> None:
+async def test_one_of_two_answers_resumes_a_parked_run_which_rests_again(tmp_path: Path) -> None:
     async with served(tmp_path, park_after=0.0) as app:
         thread = app.thread()
         await thread.say(plan([["choose", {}], ["choose", {}]], "both"))

@@ -207,9 +207,7 @@ async def test_who_looks_while_a_tool_floods_sees_the_thread(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("leg", "ends"), [("mine", ["RUN_STARTED", "RUN_ERROR"]), ("", ["RUN_STARTED"])])
 async def test_a_reader_of_a_leg_that_takes_too_long_is_told_so(leg: str, ends: list[str]) -> None:
-    """An AG-UI client does not reconnect by itself, so this must not look like the end; our page does
-    reconnect.
-    """
+    """An AG-UI client does not reconnect by itself, so this must not look like the end; our page does reconnect."""
     feed = Feed("boot", most_items=10)
     feed.append([Event({"type": "RUN_STARTED", "runId": "mine"})])
     reading = follow(feed, 0, leg=leg)

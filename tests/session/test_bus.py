@@ -70,7 +70,7 @@ class Member:
     ],
 )
 def test_a_subscriber_hears_its_type_and_what_is_below(kind: type, wanted: list[object]):
-    """By the class itself, a base, an abstract base, or `object` for everything."""
+    """Subscriptions may name the class itself, a base, an abstract base, or `object` for everything."""
     bus, heard = Dispatcher(), list[object]()
     bus.subscribe(kind, heard.append)
     for event in (One(1), Two(2), Other()):
@@ -127,7 +127,7 @@ def test_what_should_end_the_program_ends_it():
         bus.publish(One())
 
 
-def test_whoever_comes_or_goes_meanwhile_is_heard_from_the_next_event_on():
+def test_subscription_changes_take_effect_at_the_next_event():
     """Subscribing and unsubscribing inside a listener does not disturb the current event."""
     bus, heard = Dispatcher(), list[str]()
     stop: list[Callable[[], None]] = []
@@ -148,7 +148,7 @@ def test_whoever_comes_or_goes_meanwhile_is_heard_from_the_next_event_on():
     assert heard[3:] == ["third 2", "new 2"]
 
 
-def test_what_a_session_records_reaches_whoever_is_subscribed_then():
+def test_recorded_facts_reach_the_current_subscribers():
     """Changes between two facts take effect, and so does a bus with its own `publish`."""
 
     class Louder(Dispatcher):
@@ -242,7 +242,7 @@ def test_events_from_many_threads_each_reach_everyone_once():
     assert sorted(event.number for event in heard) == [1000 * n + i for n in range(8) for i in range(500)]
 
 
-def test_an_event_reaches_whoever_subscribed_before_it():
+def test_an_event_reaches_everyone_subscribed_before_it():
     """A subscription made while other threads publish is never missed because of a stale cache."""
     bus, going = Dispatcher(), True
 

@@ -189,7 +189,7 @@ def test_registering_takes_effect_for_events_seen_before():
     assert session[Todo].all() == (Todo(1),)
 
 
-def test_a_log_keeps_its_own_events_whoever_else_reduces_them():
+def test_a_log_keeps_its_own_events_when_another_slice_reduces_them():
     """A state slice fed by a log's events does not remove them from the log."""
     session = Session()
     session.register(Note, on=Denied, reducer=lambda slice_, event: slice_.append(Note(event.tool)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -31,15 +31,38 @@ def launched(playwright: Playwright) -> Browser:
     return playwright.chromium.launch(executable_path=CHROMIUM, args=arguments())
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One browser for all tests of a module; each test opens its own context.
+class _Shared:
+    """The browser of all tests of this process that use one."""
 
-    While the browser is open, playwright's loop runs in the test thread. Closing it with the module keeps it
-    out of
-    the way of tests that run their own loop, and of the next module's browser.
+    def __init__(self) -> None:
+        self._browser: Browser | None = None
+        self._opened = ExitStack()
+
+    def get(self) -> Browser:
+        if self._browser is None:
+            self._browser = launched(self._opened.enter_context(sync_playwright()))
+            self._opened.callback(self._browser.close)
+        return self._browser
+
+    def close(self) -> None:
+        self._browser = None
+        self._opened.close()
+
+
+_shared = _Shared()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Browser:
+    """One browser for all tests that follow each other; each test opens a context of its own in it."""
+    return _shared.get()
+
+
+def close_unless_used(following: pytest.Item | None) -> None:
+    """Close the browser, if there is one, unless the test that follows uses it too.
+
+    Playwright's loop runs in the thread of the tests as long as it is open, where it would be in the way of every
+    test that runs a loop of its own.
     """
-    with sync_playwright() as playwright:
-        found = launched(playwright)
-        yield found
-        found.close()
+    if "browser" not in getattr(following, "fixturenames", ()):
+        _shared.close()

@@ -22,6 +22,7 @@ from handrail import (
     ToolContext,
     tool,
 )
+from handrail.events import ToolInvoked
 from handrail.testing import Person
 
 
@@ -40,8 +41,8 @@ def world(what: str) -> None:
     os.close(fd)
 
 
-def cut() -> None:
-    if Start.mode == "crash":
+def cut(mode: str = "crash") -> None:
+    if Start.mode == mode:
         os._exit(137)
 
 
@@ -79,6 +80,10 @@ async def idempotent(context: ToolContext) -> str:
 
 async def take_back(params: Any, value: Any, *, context: ToolContext) -> None:
     world("compensated")
+    cut("crash in compensation")
+    context.filesystem.write("taken back.txt", "yes")
+    if Start.mode == "crash after compensation":
+        context.event_bus.subscribe(ToolInvoked, lambda ended: os._exit(137))
 
 
 @tool(effect="compensable", compensate=take_back)
@@ -111,6 +116,49 @@ async def compensable_not_done() -> str:
 async def compensable_unknown() -> str:
     """Book something. The probe can't tell."""
     return work("compensable_unknown")
+
+
+async def probe_in_vain(params: Any, *, context: ToolContext) -> bool | None:
+    context.filesystem.write("probed.txt", "yes")
+    world("probed")
+    cut("crash in probe")
+    raise RuntimeError("nobody answers")
+
+
+@tool(effect="compensable", compensate=take_back, probe=probe_in_vain)
+async def compensable_failing_probe() -> str:
+    """Book something whose probe fails."""
+    return work("compensable_failing_probe")
+
+
+def booking(name: str, cut_while_undone: bool) -> Any:
+    async def undo(params: Any, value: Any, *, context: ToolContext) -> None:
+        world(f"undone {name}")
+        if cut_while_undone:
+            cut()
+        context.filesystem.write(f"{name} undone.txt", "yes")
+
+    @tool(name=name, description="Book it.", effect="compensable", compensate=undo)
+    async def book() -> str:
+        world(f"booked {name}")
+        return "booked"
+
+    return book
+
+
+flight, hotel = booking("flight", cut_while_undone=True), booking("hotel", cut_while_undone=False)
+
+
+def trip(name: str, effect: Any) -> Any:
+    @tool(name=name, description="Book both, then fail.", effect=effect)
+    async def book_both(context: ToolContext) -> str:
+        for each in ("flight", "hotel"):
+            booked = await context.call(each)
+            if not booked.success:
+                raise RuntimeError(booked.message)
+        raise RuntimeError("there is no car")
+
+    return book_both
 
 
 @tool
@@ -165,7 +213,8 @@ TOOLS = {
     each.name: each
     for each in (
         pure, read, staged, idempotent, compensable, compensable_done, compensable_not_done,
-        compensable_unknown, irreversible, once_settled, once_again, once_cut, once_probed, once_failing,
+        compensable_unknown, compensable_failing_probe, irreversible, once_settled, once_again, once_cut, once_probed, once_failing,
+        trip("trip_entered_again", "idempotent"), trip("trip_not_entered_again", "irreversible"),
     )
 }  # fmt: skip
 
@@ -187,7 +236,7 @@ async def main() -> dict[str, Any]:
         filesystem=DirectoryFilesystem(Start.folder / "files"),
         environment=person,
     )
-    prompt = Prompt("crash", "Do it.", tools=[TOOLS[Start.tool]])
+    prompt = Prompt("crash", "Do it.", tools=[TOOLS[Start.tool], flight, hotel])
     begun = (
         adapter.evaluate(prompt, "go", run_id="run")
         if Start.mode == "crash"

@@ -32,7 +32,7 @@ from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import (
     ToolMessage,
 )
-from support.resting import Resting
+from support.parked_runs import Resting
 
 
 def everything(value: Any, seen: set[int] | None = None) -> str:

@@ -10,13 +10,15 @@ import pty
 import select
 import signal
 import struct
-import subprocess
+import sys
 import termios
 import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, TextIO
 
 import pyte
+
+from support import warm_python
 
 PATIENCE = 120.0
 """Seconds to wait for something on the screen before it counts as missing."""
@@ -32,24 +34,13 @@ class Window:
         self._screen = pyte.HistoryScreen(columns, rows, history=2000)
         self._stream = pyte.ByteStream(self._screen)
         self.raw = b""
-        self.child: subprocess.Popen[bytes] | None = None
+        self.child: warm_python.Program | None = None
 
     def start(self, command: Sequence[str], *, env: Mapping[str, str], cwd: Any) -> None:
         """Run a program in the window, as a terminal's shell would."""
-
-        def take_the_terminal() -> None:
-            os.setsid()
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-        self.child = subprocess.Popen(
-            command,
-            stdin=self.slave,
-            stdout=self.slave,
-            stderr=self.slave,
-            env=dict(env),
-            cwd=cwd,
-            preexec_fn=take_the_terminal,
-        )
+        python, *arguments = command
+        assert python == sys.executable
+        self.child = warm_python.start_in_terminal(arguments, self.slave, cwd=cwd, env=env)
 
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())
@@ -119,7 +110,7 @@ class Window:
             assert time.monotonic() < until, f"it does not end:\n{self.text()}"
             self.take(0.05)
         self.take(0.05)
-        return self.child.returncode
+        return self.child.wait()
 
     def close(self) -> None:
         if self.child is not None and self.child.poll() is None:

@@ -2,33 +2,133 @@
 
 A program has its own process, streams, folder, environment and exit code, as if started by itself, and begins
 in milliseconds instead of a second. Tests of Python's startup (its options, its encodings, what is loaded
-first) and tests that send signals use a real process instead.
+first) use a real process instead.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import fcntl
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-_LOADED = (
+LOADED = (
+    "anyio._backends._asyncio",
+    "anyio.lowlevel",
+    "anyio.to_thread",
+    "genai_prices.data",
     "handrail",
     "handrail.adapter",
+    "handrail.adapter.evaluation",
+    "handrail.adapter.run_record",
     "handrail.cli.commands",
     "handrail.cli.run_command",
-    "handrail.journal",
+    "handrail.dispatch.gate",
+    "handrail.journal.sqlite",
     "handrail.models.scripted",
     "handrail.resources.directory",
+    "handrail.serve.app",
+    "handrail.serve.server",
     "handrail.workers",
+    "http.client",
+    "jinja2.sandbox",
+    "typer._adapters",
+    "unicodedata",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.asyncio",
+    "uvicorn.protocols.http.h11_impl",
+    "yaml",
 )
+
+
+class Program:
+    """A program that runs in a child of the warm process. It is used as `subprocess.Popen` is, in text mode."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        pid: int,
+        status: int,
+        stdin: TextIO | None = None,
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+    ) -> None:
+        self.args = list(argv)
+        self.pid = pid
+        self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
+        self.returncode: int | None = None
+        self._status = status
+
+    def poll(self) -> int | None:
+        """Its exit code, if it has ended."""
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, once it has ended."""
+        code = self._ended(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return code
+
+    def _ended(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
+            said = os.read(self._status, 32)
+            os.close(self._status)
+            if not said:
+                raise EOFError("the process that runs programs has ended")
+            self.returncode = int(said)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Everything it still says, once it has ended."""
+        if self.stdin is not None:
+            self.stdin.close()
+        said: dict[int, str] = {}
+        readers = [
+            threading.Thread(target=_read, args=(number, stream, said), daemon=True)
+            for number, stream in enumerate((self.stdout, self.stderr))
+        ]
+        for each in readers:
+            each.start()
+        for each in readers:
+            each.join(timeout)
+            if each.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        self.wait(timeout)
+        return said[0], said[1]
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill it if it is still there, and close its streams."""
+        self.kill()
+        self.wait()
+        for stream in (self.stdin, self.stdout, self.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def _read(number: int, stream: TextIO | None, into: dict[int, str]) -> None:
+    into[number] = ""
+    if stream is not None and not stream.closed:
+        with stream:
+            into[number] = stream.read()
 
 
 class _Server:
@@ -45,15 +145,16 @@ class _Server:
         self.owner = os.getpid()
         atexit.register(self._close)
 
-    def start(self, request: Mapping[str, Any], streams: Sequence[int]) -> None:
+    def fork(self, request: Mapping[str, Any], streams: Sequence[int]) -> tuple[int, int]:
+        """Have it fork a child with these streams; the child's id, and the pipe on which its exit code comes."""
+        ours, theirs = os.pipe()
         body = json.dumps(request).encode()
-        socket.send_fds(self._ours, [len(body).to_bytes(4, "big")], list(streams))
+        try:
+            socket.send_fds(self._ours, [len(body).to_bytes(4, "big")], [*streams, theirs])
+        finally:
+            os.close(theirs)
         self._ours.sendall(body)
-
-    def ended(self) -> int:
-        """Return the exit code of a started program."""
-        code = _exactly(self._ours, 4)
-        return int.from_bytes(code, "big", signed=True)
+        return int.from_bytes(_exactly(self._ours, 4), "big"), ours
 
     def _close(self) -> None:
         if os.getpid() == self.owner:
@@ -65,6 +166,53 @@ _server: _Server | None = None
 _lock = threading.Lock()
 
 
+def _fork(
+    argv: Sequence[str],
+    cwd: Path | None,
+    env: Mapping[str, str] | None,
+    streams: Sequence[int],
+    *,
+    terminal: bool = False,
+) -> tuple[int, int]:
+    global _server
+    request = {
+        "argv": list(argv),
+        "cwd": str(cwd or Path.cwd()),
+        "env": dict(os.environ if env is None else env),
+        "terminal": terminal,
+    }
+    with _lock:
+        if _server is None or _server.owner != os.getpid():
+            _server = _Server()
+        return _server.fork(request, streams)
+
+
+def start(
+    arguments: Sequence[str | Path], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> Program:
+    """Start `python ARGUMENTS`, a script or `-m module` or `-c code`, with pipes for its streams."""
+    argv = [str(each) for each in arguments]
+    theirs_in, ours_in = os.pipe()
+    ours_out, theirs_out = os.pipe()
+    ours_err, theirs_err = os.pipe()
+    theirs = theirs_in, theirs_out, theirs_err
+    try:
+        pid, status = _fork(argv, cwd, env, theirs)
+    finally:
+        for each in theirs:
+            os.close(each)
+    stdin, stdout, stderr = open(ours_in, "w"), open(ours_out), open(ours_err)  # noqa: SIM115  # closed by whoever has it
+    return Program(argv, pid, status, stdin, stdout, stderr)
+
+
+def start_in_terminal(
+    arguments: Sequence[str | Path], terminal: int, *, cwd: Path, env: Mapping[str, str]
+) -> Program:
+    """Start `python ARGUMENTS` as the shell of a terminal would, which is all of its streams."""
+    argv = [str(each) for each in arguments]
+    return Program(argv, *_fork(argv, cwd, env, (terminal,) * 3, terminal=True))
+
+
 def run(
     arguments: Sequence[str | Path],
     *,
@@ -72,49 +220,26 @@ def run(
     env: Mapping[str, str] | None = None,
     stdin: bytes = b"",
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run `python ARGUMENTS`, a script or `-m module` or `-c code`, to its end."""
-    global _server
-    with _lock:
-        if _server is None or _server.owner != os.getpid():
-            _server = _Server()
-        server = _server
-        given = [str(each) for each in arguments]
-        theirs_in, ours_in = os.pipe()
-        ours_out, theirs_out = os.pipe()
-        ours_err, theirs_err = os.pipe()
-        request = {
-            "argv": given,
-            "cwd": str(cwd or Path.cwd()),
-            "env": dict(os.environ if env is None else env),
-        }
-        server.start(request, (theirs_in, theirs_out, theirs_err))
-        for each in (theirs_in, theirs_out, theirs_err):
-            os.close(each)
-        out: list[bytes] = []
-        err: list[bytes] = []
-        others = [
-            threading.Thread(target=_write, args=(ours_in, stdin)),
-            threading.Thread(target=_read, args=(ours_err, err)),
-        ]
-        for each in others:
-            each.start()
-        _read(ours_out, out)
-        for each in others:
-            each.join()
-        return subprocess.CompletedProcess(given, server.ended(), b"".join(out), b"".join(err))
+    """Run `python ARGUMENTS` to its end, with this as its standard input."""
+    program = start(arguments, cwd=cwd, env=env)
+    assert program.stdin is not None
+    assert program.stdout is not None
+    assert program.stderr is not None
+    writer = threading.Thread(target=_write, args=(program.stdin, stdin))
+    said: list[bytes] = []
+    with program.stdout as out, program.stderr as err:
+        reader = threading.Thread(target=lambda: said.append(err.buffer.read()))
+        writer.start()
+        reader.start()
+        wrote = out.buffer.read()
+        writer.join()
+        reader.join()
+    return subprocess.CompletedProcess(program.args, program.wait(), wrote, said[0])
 
 
-def _write(number: int, data: bytes) -> None:
-    with os.fdopen(number, "wb") as pipe:
-        try:
-            pipe.write(data)
-        except BrokenPipeError:
-            pipe.detach()
-
-
-def _read(number: int, into: list[bytes]) -> None:
-    with os.fdopen(number, "rb") as pipe:
-        into.append(pipe.read())
+def _write(pipe: TextIO, data: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError), pipe:
+        pipe.buffer.write(data)
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
@@ -131,24 +256,52 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 
 def _serve(connection: socket.socket) -> None:
+    import gc
     import importlib
 
-    for name in _LOADED:
-        importlib.import_module(name)
+    for name in LOADED:
+        with contextlib.suppress(ImportError):  # without it only the programs that need it fail, and say why
+            importlib.import_module(name)
     sys.path.pop(0)  # this script's folder
+    gc.freeze()  # a child that collects would copy every page it looks at
+    ended, wake = os.pipe()
+    for each in (ended, wake):
+        os.set_blocking(each, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    children: dict[int, int] = {}
     while True:
-        length, streams, _, _ = socket.recv_fds(connection, 4, 3)
-        if not length:
+        ready, _, _ = select.select([connection, ended], [], [])
+        if ended in ready:
+            os.read(ended, 4096)
+            _reap(children)
+        if connection in ready:
+            length, streams, _, _ = socket.recv_fds(connection, 4, 4)
+            if not length:
+                return
+            request = json.loads(_exactly(connection, int.from_bytes(length, "big")))
+            child = os.fork()
+            if child == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                connection.close()
+                for each in (ended, wake, *children.values(), streams[3]):
+                    os.close(each)
+                _become(request, streams[:3])
+            for each in streams[:3]:
+                os.close(each)
+            children[child] = streams[3]
+            connection.sendall(child.to_bytes(4, "big"))
+
+
+def _reap(children: dict[int, int]) -> None:
+    """Tell of each child that has ended with which exit code."""
+    while children:
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if not child:
             return
-        request = json.loads(_exactly(connection, int.from_bytes(length, "big")))
-        child = os.fork()
-        if child == 0:
-            connection.close()
-            _become(request, streams)
-        for each in streams:
-            os.close(each)
-        _, status = os.waitpid(child, 0)
-        connection.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
+        with contextlib.suppress(BrokenPipeError), open(children.pop(child), "w") as waiting:
+            waiting.write(str(os.waitstatus_to_exitcode(status)))
 
 
 def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
@@ -156,6 +309,9 @@ def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
     import traceback
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if request["terminal"]:
+        os.setsid()
+        fcntl.ioctl(streams[0], termios.TIOCSCTTY, 0)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)

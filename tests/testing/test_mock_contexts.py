@@ -79,14 +79,14 @@ def test_an_answer_that_does_not_fit_is_refused(answer: Any, words: str):
 
 
 def test_an_answer_may_be_a_function_of_the_payload():
-    """For a person who reacts to what is shown."""
+    """Such an answer stands for a person who reacts to what is shown."""
     context = user_context({"pick": lambda payload: {"selected": payload["choices"][-1]}})
     assert context.wait_for("pick", {"choices": ["a", "b"]}, Choice).wait().selected == "b"
 
 
 @pytest.mark.parametrize("error", [Declined("pick", "not today"), QuestionTimedOut("pick"), KeyError("odd")])
 def test_an_answer_may_be_an_error(error: Exception):
-    """For a person who declines, or does not return."""
+    """Such an answer stands for a person who declines, or does not return."""
     with pytest.raises(type(error)) as caught:
         user_context({"pick": error}).wait_for("pick", {}, Choice).wait()
     assert caught.value is error
@@ -115,7 +115,7 @@ def test_a_model_replies_by_a_piece_of_the_prompt():
 
 
 def test_a_reply_may_be_a_function_of_the_prompt_or_an_error():
-    """As with a person's answers."""
+    """Replies have the same forms as a person's answers."""
     context = agent_context({"loud": lambda prompt: {"selected": prompt.upper()}, "fail": KeyError("odd")})
     assert context.prompt_model("loud please", Choice).wait().selected == "LOUD PLEASE"
     with pytest.raises(KeyError, match="odd"):

@@ -61,7 +61,7 @@ def test_a_person_approves_by_rule(approve: Any, approved: bool, reason: str):
 
 @pytest.mark.parametrize("as_function", [True, False])
 def test_a_person_can_give_the_whole_answer(as_function: bool):
-    """Including what is remembered: always the same, or by a function of the question."""
+    """The answer includes what is remembered; it is fixed, or a function of the question."""
     whole = {"approved": True, "reason": "fine", "remember": "scope", "scope": "pay (any arguments)"}
     person = Person(approve=(lambda question: whole) if as_function else whole)
     assert said(person, asking("pay", "approval")).value == whole
@@ -154,7 +154,7 @@ class Note:
 
 
 def test_the_recorder_keeps_everything_in_order():
-    """By type, by subclass, and by the calls' status; after closing it keeps what it has."""
+    """Events are found by type, by subclass, and by the calls' status; after closing it keeps what it has."""
 
     @tool(effect="staged")
     async def note(fail: bool, context: ToolContext) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from handrail.testing.simulation import (
     simulate,
 )
 from handrail.testing.simulation.__main__ import main
+from support import warm_python
 from support.simulated import DECIDING, ERRANDS, SHOPPING, Colour
 
 pytestmark = pytest.mark.once  # processes and terminals are slow, and do not depend on the Python version
@@ -34,6 +36,16 @@ pytestmark = pytest.mark.once  # processes and terminals are slow, and do not de
 DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
 ALL = DEEP or os.environ.get("HANDRAIL_POINTS") == "all"
 """Whether the run is crashed at every write; scripts/mutants.py needs that in an ordinary run too."""
+
+
+@pytest.fixture(autouse=True)
+def warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork what a simulation starts from a process that has everything loaded; a deep run starts each anew."""
+    if DEEP:
+        return
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["handrail.testing.simulation", *warm_python.LOADED])
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
 
 
 def crashed(scenario: Scenario, **sampled: Any) -> Report:
@@ -48,12 +60,12 @@ def crashed(scenario: Scenario, **sampled: Any) -> Report:
 @pytest.mark.timeout(900)  # hundreds of processes, on a possibly busy machine
 def test_a_run_with_a_bit_of_everything_survives_a_crash_at_every_point():
     """A nested agent, a question, an approval, files, a payment, a mail and a handoff."""
-    every = 1 if ALL else 3
-    report = crashed(SHOPPING, write_every=every, step_every=24, overtaken_every=24)
+    every = 1 if ALL else 4
+    report = crashed(SHOPPING, write_every=every, step_every=30, overtaken_every=30)
     report.assert_kept()
     assert report.writes > 30
     assert report.tried["before write"] == report.tried["after write"] >= report.writes // every
-    assert report.tried["step"] >= report.steps // 24 > 3
+    assert report.tried["step"] >= report.steps // 30 > 3
     assert report.processes > 2 * sum(report.tried.values())
 
 
@@ -126,7 +138,7 @@ BANK = Scenario(name="a bank", play=bank, laws=[used_as_it_is, paid_at_most_once
 
 @pytest.mark.timeout(900)
 def test_secrets_are_recorded_nowhere_and_never_used_from_a_record():
-    report = crashed(BANK, step_every=8, overtaken_every=8)
+    report = crashed(BANK, write_every=1 if ALL else 2, step_every=16, overtaken_every=16)
     report.assert_kept()
     assert report.tried["before write"] > 5
 
@@ -192,7 +204,7 @@ VAULT = Scenario(
 def test_secrets_that_somebody_answers_with_are_recorded_nowhere_either():
     """A handoff asks again, unless the act after the answer had begun."""
     every: dict[str, Any] = (
-        {} if DEEP else {"write_every": 1 if ALL else 2, "step_every": 8, "overtaken_every": 8}
+        {} if DEEP else {"write_every": 1 if ALL else 3, "step_every": 16, "overtaken_every": 16}
     )
     report = simulate(VAULT, connected=True, **every)  # a secret is answered where the run lives
     report.assert_kept()
@@ -287,7 +299,7 @@ def wandering(stage: Stage) -> Play:
 
 
 def test_a_handler_that_does_not_do_the_same_again_is_caught():
-    """Even without a crash: the run is parked, and its handler is rerun."""
+    """It is caught even without a crash: the run is parked, and its handler is rerun."""
     report = simulate(
         Scenario(name="wandering", play=wandering), write_every=4, step_every=50, overtaken_every=0
     )
@@ -373,13 +385,16 @@ class Unloadable:
         return None
 
 
-def test_a_scenario_that_another_process_cant_import_is_an_error(capfd: pytest.CaptureFixture[str]):
+def test_a_scenario_that_another_process_cant_import_is_an_error(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.undo()  # another process writes to the standard error captured here
     with pytest.raises(SimulationError, match="define what it is made of at the top of a module"):
         simulate(Scenario(name="deadly", play=deadly, laws=[Unloadable()]))
     assert "no such module there" in capfd.readouterr().err
 
 
-def test_a_point_that_is_none_is_refused():
+def test_an_invalid_point_is_refused():
     assert str(Point.parse("after write 3")) == "after write 3"
     with pytest.raises(DefinitionError, match="'write three' is no crash point"):
         Point.parse("write three")
@@ -390,8 +405,8 @@ def test_a_point_that_is_none_is_refused():
 
 
 @pytest.mark.parametrize("given", [{"write_every": 0}, {"step_every": -1}, {"jobs": 0}, {"parked_every": -1}])
-def test_counts_that_are_none_are_refused(given: dict[str, Any]):
-    """Before a process is started."""
+def test_invalid_counts_are_refused(given: dict[str, Any]):
+    """The error comes before a process is started."""
     with pytest.raises(DefinitionError, match="from 1 on"):
         simulate(Scenario(name="none", play=_never), **given)
 

@@ -54,7 +54,7 @@ def test_time_stands_still_while_something_runs():
 
 
 def test_timers_fire_in_their_order():
-    """By time and, at the same time, in the order they were set."""
+    """Timers fire by time and, at the same time, in the order they were set."""
     order: list[tuple[str, float]] = []
 
     async def main() -> None:
@@ -201,7 +201,7 @@ def test_the_virtual_clock_reads_the_loops_time():
 
 
 def test_a_clock_can_be_made_for_a_loop_that_does_not_run_yet():
-    """For setup before the run."""
+    """The clock can be used for setup before the run."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         clock = VirtualClock(runner.get_loop())
         runner.run(asyncio.sleep(30))

@@ -152,7 +152,7 @@ async def test_a_handler_may_be_any_callable(name: str):
 
 @pytest.mark.parametrize("name", ["awaitable", "coroutine", "either result", "annotated", "partial"])
 def test_annotations_say_the_types(name: str):
-    """Also where the result is awaitable, a union, or annotated."""
+    """The result may also be awaitable, a union, or annotated."""
     made = any_tool("weather", "Tell the weather.", HANDLERS[name])
     assert made.result in (str, str | int)
     assert made.is_async == (name in ("awaitable", "coroutine"))
@@ -205,7 +205,7 @@ def test_a_docstring_may_be_of_any_length():
 
 @pytest.mark.parametrize("word", ["s3.write", "fs.writes", "proc.exe", "workers", "git-hub.push", "a.b.c.*"])
 def test_any_well_formed_capability_can_be_decided_on(word: str):
-    """Also one that resembles a capability of a built-in tool."""
+    """A capability may resemble one of a built-in tool."""
     policy = CapabilityPolicy({word: "ask"})
     made = any_tool("do", "Do it.", handler, capabilities={word.removesuffix(".*")}, effect="idempotent")
     decision = policy.check(made, Params(), context=Any)  # pyright: ignore[reportArgumentType]  # not looked at
@@ -384,6 +384,6 @@ async def test_any_keywords_get_the_session_too():
 
 
 def test_names_may_have_capitals():
-    """For prompts and sections; only a tool's name must suit every provider."""
+    """This applies to prompts and sections; only a tool's name must suit every provider."""
     prompt = Prompt("TravelGuide", [any_section("A", "HowTo", "Text.")])
     assert prompt.render().text == "## A\n\nText."

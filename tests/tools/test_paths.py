@@ -249,7 +249,7 @@ def test_a_path_to_write_needs_an_effect_that_writes(effect: Any):
 
 @pytest.mark.parametrize("effect", ["staged", "idempotent", "irreversible"])
 def test_a_path_to_write_goes_with_effects_that_write(effect: Any):
-    """The others may."""
+    """All other effects may declare a path to write."""
     assert Tool("look", "Look.", params=Folder, effect=effect).effect == effect
 
 

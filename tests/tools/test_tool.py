@@ -255,7 +255,7 @@ NOTHING: list[Any] = ["", "  ", "{}", "{ }", " {} ", "null", " null\n", b"", b"{
 
 @pytest.mark.parametrize("arguments", NOTHING, ids=repr)
 def test_no_arguments_can_be_said_in_many_ways(arguments: Any):
-    """For a tool without params, and for a function without parameters."""
+    """This applies to a tool without params, and to a function without parameters."""
 
     @tool
     def now() -> str:
@@ -728,7 +728,7 @@ def test_a_given_description_stands_for_the_docstring_s():
 
 
 def test_the_context_is_injected_and_never_shown():
-    """By annotation under any name and at any position, or by the mark."""
+    """The context is found by annotation under any name and at any position, or by the mark."""
 
     @tool
     def annotated(x: int, where: ToolContext, y: int = 2) -> str:

@@ -1,6 +1,4 @@
-"""Workers created by a model: approved every time, limited to their session, never with more rights than
-their maker.
-"""
+"""Workers created by a model: approved every time, limited to their session, never with more rights than their maker."""
 
 from __future__ import annotations
 

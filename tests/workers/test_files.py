@@ -92,7 +92,7 @@ def _hidden() -> None:
 
 
 @pytest.mark.parametrize(("text", "wanted"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
-def test_what_is_wrong_is_said_with_file_line_and_mend(
+def test_problems_are_reported_with_file_line_and_fix(
     tmp_path: Path, text: str, wanted: list[tuple[int, str]]
 ) -> None:
     """Each problem of the table is reported at its line; the worker is unavailable, the others are not."""
@@ -193,7 +193,7 @@ async def test_tools_py_is_loaded_once_and_is_a_module_of_its_own(tmp_path: Path
 
 
 def test_which_files_are_workers(tmp_path: Path) -> None:
-    """Not hidden files, not folders, not a README without front matter; one with front matter is."""
+    """Hidden files, folders and a README without front matter are not workers; one with front matter is."""
     (tmp_path / "folder.md").mkdir(parents=True)
     (tmp_path / ".hidden.md").write_text(PLAIN)
     (tmp_path / "README.md").write_text("# Read me\n")

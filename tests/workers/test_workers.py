@@ -76,9 +76,7 @@ async def test_the_context_is_hidden_from_the_schema(tmp_path: Path) -> None:
 
 
 async def test_a_function_without_an_effect_asks(tmp_path: Path) -> None:
-    """Workers have CapabilityPolicy: with nobody there the function is denied, and `policies: []` removes
-    that.
-    """
+    """Workers have CapabilityPolicy: with nobody there the function is denied, and `policies: []` removes that."""
     for text, status in ((MAIN, "denied"), (MAIN.replace("---\ntools", "---\npolicies: []\ntools"), "ok")):
         registry = sound(tmp_path / status, S3, main=text, config_parser=PLAIN)
         watched = Watched()
@@ -525,7 +523,10 @@ async def test_code_hands_over_bytes_and_paths(tmp_path: Path) -> None:
 
 
 async def test_a_workers_tools_get_a_worker_context(tmp_path: Path) -> None:
-    """Including tools annotated with ToolContext or marked by name; it shows what the worker may call."""
+    """This includes tools annotated with ToolContext or marked by name.
+
+    The context shows what the worker may call.
+    """
     tools = '''
     from handrail import ToolContext, WorkerContext, tool
     from handrail.tools import tool_context
@@ -600,7 +601,7 @@ async def test_the_message_callback_hears_every_worker_with_its_path(tmp_path: P
     ]
 
 
-async def test_on_the_same_session_the_conversation_goes_on(tmp_path: Path) -> None:
+async def test_on_the_same_session_the_conversation_continues(tmp_path: Path) -> None:
     """A second run continues the first, streamed or not; nested conversations stay separate."""
     registry = sound(tmp_path, main="---\nworkers: [helper]\n---\nGo.", helper=PLAIN)
     session = Session()
@@ -646,9 +647,7 @@ def test_a_file_finds_its_registry(tmp_path: Path) -> None:
 
 
 def test_a_path_stands_for_a_worker(tmp_path: Path):
-    """A file, a folder with a name, a folder with a `main` or with only one worker; else the error says what
-    to write.
-    """
+    """A file, a folder with a name, a folder with a `main` or with only one worker; else the error says what to write."""
     for name in ("main", "other"):
         (tmp_path / f"{name}.md").write_text("---\ndescription: It works.\n---\nGo.\n")
     for path, name in (("", "main"), ("other", "other"), ("other.md", "other")):

@@ -26,7 +26,7 @@ from handrail.protocols import EventBus, Filesystem, WorkerSource
 from handrail.session import Dispatcher, Session
 
 if TYPE_CHECKING:
-    from handrail.adapter.bound import Bound
+    from handrail.adapter.call_adapter import CallAdapter
     from handrail.context.source import PromptModel
     from handrail.dispatch.attempt import Attempt
 
@@ -75,9 +75,9 @@ class Adapter:
     def with_workers(
         self, workers: WorkerSource, model: Model | None = None, levels: int | None = None
     ) -> Adapter:
-        """The same adapter for runs that have these workers, which may nest this many levels.
+        """Return the same adapter for runs with these workers, which may nest this many levels.
 
-        `model` replaces the adapter's where one is given.
+        `model` replaces the adapter's own, if given.
         """
         made = copy.copy(self)
         made._options = self._options.replace(workers=workers).tightened(levels=levels)
@@ -111,10 +111,10 @@ class Adapter:
         message: str | None = None,
         **arguments: Unpack[RunArguments],
     ) -> RunStream[OutputT]:
-        """The same run, as a stream of its events: `async for`, or `for` in a script.
+        """Run the prompt as a stream of its events: `async for`, or `for` in a script.
 
-        `.response` is the operation that ends in the response. A stream that is left early, or whose
-        response is cancelled, cancels the run.
+        `.response` is the operation that ends in the response. Leaving the stream early, or cancelling its
+        response, cancels the run.
         """
         options = self._given("stream", prompt, params, message, arguments)
         session = options.session or Session(new_id=options.new_id)
@@ -127,12 +127,12 @@ class Adapter:
     def resume(
         self, run_id: str, prompt: Prompt[OutputT] | None = None, /, **arguments: Unpack[ResumeArguments]
     ) -> Operation[PromptResponse[OutputT]]:
-        """Go on with a recorded run where it was: parked, or its process ended.
+        """Continue a recorded run that was parked or whose process ended.
 
-        What is recorded is not done again: answers of the model, calls that are over, effects that
-        were settled, answers of people. A run that is over gives its response again. `prompt` may be left
-        out where the run was begun with `app="module:name"`. `session` is an empty one under the old
-        id, for slices that have rules of their own. Tools that were added to the run are given again.
+        What is recorded is not done again: answers of the model, finished calls, settled effects, answers of
+        people. A finished run gives its response again. `prompt` may be left out if the run was begun with
+        `app="module:name"`. `session` is an empty one under the old id, for slices with rules of their own.
+        Tools that were added to the run must be given again.
         """
         options = self._options.updated("resume", ResumeArguments, arguments)
         return Operation(lambda: self._resume(run_id, prompt, options), f"resume({run_id!r})")
@@ -140,12 +140,12 @@ class Adapter:
     def resume_stream(
         self, run_id: str, prompt: Prompt[OutputT] | None = None, /, **arguments: Unpack[ResumeArguments]
     ) -> RunStream[OutputT]:
-        """The same as a stream of events, from where the record ends.
+        """Continue a recorded run as a stream of events, from where the record ends.
 
-        Nobody who listens to a resumed run hears what is recorded: messages, answers of the model, calls
-        and nested runs that are over. The session has them. A call that was under way is entered again
-        and says so again, under the same ids: `ToolStarted`, `QuestionAsked`, `ApprovalRequested`, and
-        `PromptRendered` when a run gets past its record.
+        What is recorded is not published again: messages, answers of the model, finished calls and nested runs.
+        The session has them. A call that was interrupted is entered again, and its events come again under the
+        same ids: `ToolStarted`, `QuestionAsked`, `ApprovalRequested`, and `PromptRendered` when a run gets past
+        its record.
         """
         options = self._options.updated("resume_stream", ResumeArguments, arguments)
         heard = Dispatcher()
@@ -188,22 +188,22 @@ class Adapter:
             max_tokens=self._max_tokens,
         )
 
-    def bound_to(self, attempt: Attempt) -> Bound:
-        """This adapter as one call has it, whoever opened the call's run."""
-        from handrail.adapter.bound import Bound
+    def bound_to(self, attempt: Attempt) -> CallAdapter:
+        """Return this adapter bound to a call, whichever adapter opened the call's run."""
+        from handrail.adapter.call_adapter import CallAdapter
 
-        return Bound(self, self.settings(), attempt)
+        return CallAdapter(self, self.settings(), attempt)
 
-    def inside(self, attempt: Attempt) -> Bound:
-        """This adapter for a run inside a call of any run. It streams where that run does."""
-        from handrail.adapter.bound import Bound
+    def inside(self, attempt: Attempt) -> CallAdapter:
+        """Return this adapter for a run inside a call of any run. It streams if that run does."""
+        from handrail.adapter.call_adapter import CallAdapter
 
-        around = None if attempt.frame.adapter is None else attempt.adapter
-        streams = isinstance(around, Bound) and around.streams
-        return Bound(self, self.settings().override(streaming=streams), attempt)
+        around = None if attempt.frame.model.adapter is None else attempt.adapter
+        streams = isinstance(around, CallAdapter) and around.streams
+        return CallAdapter(self, self.settings().override(streaming=streams), attempt)
 
     def prompt_model_for(self, attempt: Attempt) -> PromptModel:
         """The verb `prompt_model` of one call, on this adapter's model."""
-        from handrail.adapter.bound import prompt_model_of
+        from handrail.adapter.call_adapter import prompt_model_of
 
         return prompt_model_of(self, self.settings(), attempt)

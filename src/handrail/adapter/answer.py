@@ -387,7 +387,7 @@ def _charge(
     usage = answer.usage
     cost = run.tariff(usage) if answer.counted else run.uncounted_cost()
     frame = run.frame
-    frame.spending.add(usage, cost)
+    frame.costs.models.add(usage, cost)
     if answer.counted:
         run.counted = (len(run.conversation.messages) + 1, usage.tokens)  # with the answer itself
     if reserved is not None:

@@ -8,33 +8,33 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from handrail.adapter.bound import Bound, prompt_model_of
+from handrail.adapter.call_adapter import CallAdapter, prompt_model_of
 from handrail.adapter.conversation import root_conversation
 from handrail.adapter.loop import run_in
 from handrail.adapter.mask import SecretMask
 from handrail.adapter.response import PromptResponse, respond
-from handrail.adapter.run_lease import held, taken
+from handrail.adapter.run_lease import acquire_in_process, acquire_run
 from handrail.adapter.run_record import (
-    Resumed,
+    ResumedRun,
     answer_of,
     begin_run,
     carry_out,
     check_resumed,
-    go_on,
+    load_resumed,
     prompt_of,
     session_after,
 )
 from handrail.adapter.settings import Settings, check_added, check_files, forward_events
-from handrail.dispatch.frame import Frame
-from handrail.dispatch.opening import open_frame
+from handrail.dispatch.frame import Frame, open_frame
 from handrail.dispatch.options import RunOptions
-from handrail.dispatch.parking import Parking
 from handrail.errors import DefinitionError, RunError
 from handrail.guard.approval_memory import keep_decisions
-from handrail.journal.runlog import RunLog
+from handrail.journals import Recoverable
 from handrail.prompt import Prompt
 from handrail.protocols import EventBus
 from handrail.records import OVER
+from handrail.replay.log import RunLog
+from handrail.replay.parked_run import Parking
 from handrail.session import Dispatcher, Session
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ async def evaluate(
     options = options.replace(session=session, run_id=run_id)
     if journal is None:
         return await _go(adapter, prompt, options, streaming, None)
-    with held(journal, run_id):
+    with acquire_in_process(journal, run_id):
         return await _go(adapter, prompt, options, streaming, RunLog(journal, run_id, options.clock))
 
 
@@ -74,13 +74,12 @@ async def resume(
     if row.status in OVER:
         return answer_of(row, prompt, await session_after(journal, row, session))
     check_resumed(row, prompt, options.filesystem, options.tools)
-    async with taken(journal, run_id) as row:
+    async with acquire_run(journal, run_id) as row:
         if row.status in OVER:  # since it was looked at
             return answer_of(row, prompt, await session_after(journal, row, session))
-        recover: Any = getattr(options.filesystem, "recover", None)
-        if recover is not None:
-            await recover(journal)
-        resumed = await go_on(journal, row, session, clock)
+        if isinstance(options.filesystem, Recoverable):
+            await options.filesystem.recover(journal)
+        resumed = await load_resumed(journal, row, session, clock)
         await keep_decisions(resumed.session, journal)
         return await _go(
             adapter, prompt, resumed.options(options), heard is not None, resumed.log, resumed, heard
@@ -93,7 +92,7 @@ async def _go(
     options: RunOptions,
     streaming: bool,
     log: RunLog | None,
-    resumed: Resumed | None = None,
+    resumed: ResumedRun | None = None,
     heard: EventBus | None = None,
 ) -> PromptResponse[Any]:
     """One run, new or resumed, from its frame to its response."""
@@ -143,7 +142,7 @@ async def _go(
             outcome = await (work if journal is None else carry_out(journal, frame, conversation, work))
     finally:
         forward()
-        await frame.resources.close()
+        await frame.world.resources.close()
     return respond(outcome, frame)
 
 
@@ -155,12 +154,12 @@ def _frame(
         options.replace(resources=(*options.resources, *prompt.resources)),
         prompt=prompt,
         log=log,
-        adapter=lambda call: Bound(adapter, settings, call),
+        adapter=lambda call: CallAdapter(adapter, settings, call),
         prompt_model=lambda call: prompt_model_of(adapter, settings, call),
     )
     if environment is None:
         return frame
-    frame.prompt_model = environment.prompt_model or frame.prompt_model
+    frame.model.prompt_model = environment.prompt_model or frame.model.prompt_model
     if environment.parks:
         if log is None:
             raise DefinitionError(

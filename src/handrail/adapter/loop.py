@@ -20,12 +20,12 @@ from handrail.adapter.run import Run
 from handrail.adapter.settings import Settings
 from handrail.context import ToolContext
 from handrail.dispatch.frame import Frame
-from handrail.dispatch.replaying import RecordedResult
-from handrail.dispatch.secrets import is_masked
 from handrail.dispatch.turn import OpenTurn
 from handrail.errors import ToolValidationError, VisibilityExpansionRequired
 from handrail.messages import CallAnswered, CallAsked, ToolMessage, UserMessage
 from handrail.prompt import OPENER, Prompt, RenderedPrompt
+from handrail.replay.marks import is_masked
+from handrail.replay.records import RecordedResult
 from handrail.tools import Tool, ToolResult
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ async def run_until_done(run: Run) -> Outcome:
             run.say(answer.message(calls))
             taken: Any = None
             if calls:
-                frame.provider = answer
+                frame.model.provider = answer
                 results = await _run_calls(run, calls, f"{run_id}/{turns}")
                 taken = _answer_among(run, calls, results) if run.answers_by_call else None
                 if taken is None:

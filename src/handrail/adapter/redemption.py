@@ -10,19 +10,17 @@ from typing import Any, Unpack
 
 import msgspec
 
-from handrail.adapter.run_record import go_on
+from handrail.adapter.run_record import load_resumed
 from handrail.cancellation import shielded
 from handrail.clock import Clock
 from handrail.context.ticket import Ticket
 from handrail.deadline import Deadline
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import Call, new_call
-from handrail.dispatch.compensations import compensate
-from handrail.dispatch.frame import Frame
+from handrail.dispatch.effects import compensate
+from handrail.dispatch.frame import Frame, open_frame
 from handrail.dispatch.gate import Arguments, Gate
-from handrail.dispatch.opening import open_frame
 from handrail.dispatch.options import GuardArguments, RunOptions, check_kinds
-from handrail.dispatch.replaying import Deposit, read_result, record_of
 from handrail.dispatch.tickets import share_of
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.errors import JournalError, PromptEvaluationError, TicketError
@@ -34,6 +32,7 @@ from handrail.limits import Budget
 from handrail.operation import Operation
 from handrail.place import RUN, Place
 from handrail.protocols import ToolPolicy
+from handrail.replay.records import Deposit, read_result, record_of
 from handrail.session import Session
 from handrail.tools import EFFECTS, Tool, ToolResult
 from handrail.tools.effect import Effect, refusal
@@ -124,7 +123,7 @@ def _listed(names: Iterable[str]) -> str:
 
 async def _session_of(ticket: Ticket, journal: Journal, session: Session | None, clock: Clock) -> Session:
     """Return the session of the ticket's run, as all commits have left it."""
-    resumed = await go_on(journal, await journal.runs.get(ticket.run_id), session, clock)
+    resumed = await load_resumed(journal, await journal.runs.get(ticket.run_id), session, clock)
     resumed.catch_up()
     await keep_decisions(resumed.session, journal)
     return resumed.session
@@ -191,9 +190,9 @@ class _Redemption:
             inner = record_of(attempt, result, done, status)
             deposit = Deposit(
                 inner=inner,
-                spent=dict(frame.tracker.spent()),
-                usage=frame.spending.usage,
-                cost=frame.spending.cost,
+                spent=dict(frame.costs.tracker.spent()),
+                usage=frame.costs.models.usage,
+                cost=frame.costs.models.cost,
             )
             await self._box.deposit(*self._which, self._by, msgspec.msgpack.encode(deposit))
         except Exception as error:
@@ -210,7 +209,7 @@ class _Redemption:
         around = self._stand_in(gate)
         failed = gate.open(new_call(gate, self._tool.name, "{}", parent=around)).attempt
         try:
-            return (await compensate(gate, failed, tuple(settled)))[1]
+            return (await compensate(failed, tuple(settled)))[1]
         finally:
             around.open_transaction.drop()
 
@@ -234,9 +233,9 @@ class _Redemption:
             place.number,
             depth=ticket.depth - 1,
             tool=self._tool,
-            started=frame.monotonic() - frame.began,
         )
         around = Attempt(call, frame, verb.attempt_at(place) or 1, inner=verb.number - 1)
+        around.started = frame.monotonic() - frame.began
         around.transaction = Transaction(frame.session, ticket.tool, EFFECTS[_effect_of(ticket)].writes)
         return around
 

@@ -52,7 +52,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 def respond(outcome: Outcome, frame: Frame) -> PromptResponse[Any]:
     """The response of a run, root or nested."""
-    spending = frame.spending
+    spending = frame.costs.models
     return PromptResponse(
         outcome.text,
         outcome.output,

@@ -14,7 +14,7 @@ from handrail.adapter.response import ANSWER_TOOL, Output
 from handrail.adapter.settings import Settings
 from handrail.dispatch import Gate
 from handrail.dispatch.frame import Frame
-from handrail.errors import DeadlineExceededError, LimitError, PromptEvaluationError
+from handrail.errors import BudgetExceededError, DeadlineExceededError, LimitError, PromptEvaluationError
 from handrail.events import PromptExecuted, PromptRendered
 from handrail.guard.policy import within_scope
 from handrail.messages import Message, ModelRequest, Offered, Sent, Usage
@@ -107,7 +107,7 @@ class Run:
 
     def end(self, ended: str) -> None:
         """Announce the end. A nested run that ended in the record was announced before."""
-        frame, spending = self.frame, self.frame.spending
+        frame, spending = self.frame, self.frame.costs.models
         fact = PromptExecuted(self.prompt_name, ended, spending.usage, spending.cost, frame.run_context)
         if self.replays and frame.outer is not None and ended != "cancelled":
             frame.session.keep(fact)
@@ -115,7 +115,7 @@ class Run:
             self.leave_record()
             frame.session.record(fact)
         if frame.parking is not None and frame.outer is not None:
-            frame.parking.let_go_on(frame.outer)
+            frame.parking.start_grace(frame.outer)
 
     def say(self, message: Message) -> None:
         """Add a message to the conversation. A recorded one is not published again."""
@@ -186,7 +186,7 @@ class Run:
 
     def _allow(self, rendered: RenderedPrompt[Any]) -> None:
         policies = [within_scope(scoped.policy, scoped.tools) for scoped in rendered.policies]
-        self.frame.rendered_prompt = rendered
+        self.frame.model.rendered = rendered
         self.frame.secretive = self.frame.secretive or rendered.secretive
         self.frame.show([*rendered.tools, *self._extra_tools], policies)
 
@@ -207,7 +207,7 @@ class Run:
             return False
         if isinstance(error, DeadlineExceededError):
             return self.frame.deadline is outer.frame.deadline
-        return bool(getattr(error, "of_root", False))
+        return isinstance(error, BudgetExceededError) and error.of_root
 
     # For feedback and completion.
 
@@ -220,8 +220,8 @@ class Run:
     def filesystem(self) -> Filesystem | None:
         outer = self.frame.outer
         if outer is not None:
-            return outer.filesystem if self.frame.filesystem is not None else None
-        files: Any = self.frame.filesystem
+            return outer.filesystem if self.frame.world.filesystem is not None else None
+        files: Any = self.frame.world.filesystem
         return files
 
     def answer_tool(self, name: str) -> bool:

@@ -16,10 +16,10 @@ from handrail.deadline import Deadline
 from handrail.dispatch.frame import Frame
 from handrail.errors import JournalError, RunBusy
 from handrail.journal.lease import LEASE_SECONDS
-from handrail.journal.runlog import RunLog
 from handrail.journals import Journal
 from handrail.place import RUN
 from handrail.records import Entry, RunRow
+from handrail.replay.log import RunLog
 
 log = logging.getLogger("handrail.adapter")
 
@@ -31,12 +31,12 @@ _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def held(journal: Journal, run_id: str) -> Generator[None]:
-    """Runs held in this process: a lease tells processes apart, this tells tasks and threads apart."""
+def acquire_in_process(journal: Journal, run_id: str) -> Generator[None]:
+    """Hold a run in this process. A lease tells processes apart; this tells tasks and threads apart."""
     mine = (id(journal), run_id)
     with _lock:
         if mine in _held:
-            raise RunBusy(run_id, str(getattr(journal, "owner", "")))
+            raise RunBusy(run_id, journal.owner)
         _held.add(mine)
     try:
         yield
@@ -46,9 +46,9 @@ def held(journal: Journal, run_id: str) -> Generator[None]:
 
 
 @contextlib.asynccontextmanager
-async def taken(journal: Journal, run_id: str) -> AsyncGenerator[RunRow]:
+async def acquire_run(journal: Journal, run_id: str) -> AsyncGenerator[RunRow]:
     """Acquire a run to resume it. Unless it has ended or was parked meanwhile, it is released unchanged."""
-    with held(journal, run_id):
+    with acquire_in_process(journal, run_id):
         row = await journal.runs.take(run_id)
         try:
             yield row

@@ -17,7 +17,7 @@ import pydantic_core
 from handrail.adapter.conversation import ROOT, Conversation
 from handrail.adapter.response import Outcome, PromptResponse
 from handrail.adapter.run_lease import STOPPED, deadline_after, leased, note_deadline
-from handrail.adapter.undone_calls import Undone, forget_undone, undone_in
+from handrail.adapter.undone_calls import UndoneCalls, forget_undone, undone_in
 from handrail.cancellation import open_scope
 from handrail.clock import Clock
 from handrail.dispatch.frame import Frame
@@ -32,12 +32,12 @@ from handrail.errors import (
 )
 from handrail.events import MessageAdded, SectionOpened
 from handrail.guard.approval_memory import bring_in, decisions_in, keep_decisions
-from handrail.journal.runlog import RunLog
 from handrail.journals import Journal
 from handrail.limits import Budget
 from handrail.messages import Message, Usage
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.records import OVER, CommitUnit, RunRecord, RunRow, RunStatus
+from handrail.replay.log import RunLog
 from handrail.resources.paths import folder_of
 from handrail.schema import Schema, to_json
 from handrail.session import Session
@@ -140,7 +140,7 @@ async def begin_run(
         pauses=deadline is not None and deadline.pauses_for_people,
         budget=None if budget is None else dict(budget.left()),
         base=await _base(journal, session),
-        folder=folder_of(frame.filesystem),
+        folder=folder_of(frame.world.filesystem),
         offered={tool.name: offer_of(tool) for tool in (*rendered.tools, *options.tools)},
         added=[tool.name for tool in options.tools],
     )
@@ -172,7 +172,7 @@ async def _heed_undone(journal: Journal, session: Session, log: RunLog) -> None:
         await heed_undone(journal, session, undone)
 
 
-async def heed_undone(journal: Journal, session: Session, undone: Undone) -> None:
+async def heed_undone(journal: Journal, session: Session, undone: UndoneCalls) -> None:
     """Drop undone calls from a session in memory."""
     runs = await journal.runs.list(session_id=session.id)
     before = decode_begin(runs[0].record).events if runs else ()
@@ -288,10 +288,11 @@ async def carry_out(
         status = "failed"
         # A lone surrogate could not be recorded.
         words = str(error).encode(errors="replace").decode()
-        outcome = RunOutcome(stop_reason="failed", error=words, phase=getattr(error, "phase", ""))
+        phase = error.phase if isinstance(error, PromptEvaluationError) else ""
+        outcome = RunOutcome(stop_reason="failed", error=words, phase=phase)
         raise
     finally:
-        spending = frame.spending
+        spending = frame.costs.models
         outcome = msgspec.structs.replace(
             outcome,
             usage=spending.usage,
@@ -327,7 +328,7 @@ async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, An
 # --- resume --------------------------------------------------------------------------------------------
 
 
-class Resumed(msgspec.Struct, frozen=True):
+class ResumedRun(msgspec.Struct, frozen=True):
     """What a run resumes from."""
 
     row: RunRow
@@ -366,8 +367,8 @@ class Resumed(msgspec.Struct, frozen=True):
         return None if given is None else decode_item(given, self.session.id)
 
 
-async def go_on(journal: Journal, row: RunRow, session: Session | None, clock: Clock) -> Resumed:
-    """Load a run that was taken, and the session as it was when the run began."""
+async def load_resumed(journal: Journal, row: RunRow, session: Session | None, clock: Clock) -> ResumedRun:
+    """Load a run whose lease was acquired, and the session as it was when the run began."""
     record = row.record
     units = await journal.calls.load_session(record.session_id)
     runs = await journal.runs.list(session_id=record.session_id)
@@ -388,7 +389,7 @@ async def go_on(journal: Journal, row: RunRow, session: Session | None, clock: C
     run_log = RunLog(journal, record.id, clock, entries, own, asked=asked, resumed=True)
     run_log.untold = undone.untold
     standing = tuple(unit for unit in own if unit.call_id not in undone.calls)
-    return Resumed(row, decode_begin(record), session, run_log, standing)
+    return ResumedRun(row, decode_begin(record), session, run_log, standing)
 
 
 async def session_after(journal: Journal, row: RunRow, session: Session | None) -> Session:

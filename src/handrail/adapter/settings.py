@@ -218,7 +218,7 @@ def check_added(prompt: Prompt[Any], tools: Sequence[Tool[Any, Any]]) -> None:
 def check_files(prompt: Prompt[Any], frame: Frame) -> None:
     """Check that the run has files where a section needs them."""
     wanting = [type(section).__name__ for _, section in walk(prompt.sections) if section.needs_files]
-    if wanting and frame.filesystem is None and not frame.resources.binds(Filesystem):
+    if wanting and frame.world.filesystem is None and not frame.world.resources.binds(Filesystem):
         raise DefinitionError(
             f"prompt {prompt.name!r} has {wanting[0]}, and the run has no files. Give it some: "
             "evaluate(..., filesystem=DirectoryFilesystem('folder'))."

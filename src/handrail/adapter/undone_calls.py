@@ -33,8 +33,8 @@ class _Told(msgspec.Struct, frozen=True):
     text: str
 
 
-class Undone:
-    """What was undone in a session, and what of that its model has not heard."""
+class UndoneCalls:
+    """The undone calls of a session, and those that its model has not been told of."""
 
     __slots__ = ("calls", "untold")
 
@@ -43,7 +43,7 @@ class Undone:
         self.untold = {call_id: call for call_id, call in calls.items() if call_id not in told}
 
 
-async def undone_in(journal: Journal, session_id: str) -> Undone:
+async def undone_in(journal: Journal, session_id: str) -> UndoneCalls:
     """Return the undone calls of a session."""
     calls: dict[str, UndoneCall] = {}
     told: set[str] = set()
@@ -52,7 +52,7 @@ async def undone_in(journal: Journal, session_id: str) -> Undone:
             calls[entry.key] = msgspec.msgpack.decode(entry.body, type=UndoneCall)
         else:
             told.update(msgspec.msgpack.decode(entry.body, type=_Told).calls)
-    return Undone(calls, told)
+    return UndoneCalls(calls, told)
 
 
 async def tell_undone(run: Run, place: Place) -> None:

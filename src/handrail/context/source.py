@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class WaitFor(Protocol):
-    """Ask whoever is there. The answer is validated against `schema`.
+    """Ask the person on the other side. The answer is validated against `schema`.
 
     No answer raises `Declined`, `QuestionCancelled` or `QuestionTimedOut`. A type that is not a
     class, such as `Literal["a", "b"]`, is given as `TypeAdapter(...)`.

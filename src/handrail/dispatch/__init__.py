@@ -6,13 +6,18 @@ The names are loaded when they are first used: `RunOptions` alone needs no gate.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from handrail.dispatch.frame import Frame
     from handrail.dispatch.gate import Gate
-    from handrail.dispatch.opening import open_gate
+    from handrail.dispatch.options import GateArguments
     from handrail.dispatch.turn import ToolCall, Turn, run_turn
+    from handrail.protocols import ToolPolicy
+    from handrail.tools import Tool
 
 __all__ = ["Frame", "Gate", "ToolCall", "Turn", "open_gate", "run_turn"]
 
@@ -21,7 +26,6 @@ _HOMES = {
     "Gate": "gate",
     "ToolCall": "turn",
     "Turn": "turn",
-    "open_gate": "opening",
     "run_turn": "turn",
 }
 
@@ -30,3 +34,22 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def open_gate(
+    tools: Iterable[Tool[Any, Any]] = (),
+    *,
+    policies: Iterable[ToolPolicy] = (),
+    **arguments: Unpack[GateArguments],
+) -> Gate:
+    """A gate for these tools: `await open_gate([weather]).invoke("weather", {"city": "Oslo"})`.
+
+    Nothing is asked for unless a policy asks; nothing is written to disk; without an environment
+    nobody is there.
+    """
+    from handrail.dispatch.frame import open_frame
+    from handrail.dispatch.gate import Gate
+    from handrail.dispatch.options import GateArguments, RunOptions, check_kinds
+
+    check_kinds(tools=(tools, Iterable, "a list of tools: [weather]"))
+    return Gate(open_frame(RunOptions().updated("open_gate", GateArguments, arguments), tools, policies))

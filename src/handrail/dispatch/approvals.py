@@ -14,19 +14,18 @@ import msgspec
 import pydantic_core
 
 from handrail.context import Approval
-from handrail.dispatch.parking import CallAsker, waiting_for_a_person
-from handrail.dispatch.questions import note_verb, question_of
+from handrail.dispatch.questions import CallAsker, note_verb, question_of, waiting_for_a_person
 from handrail.dispatch.transaction import Transaction
 from handrail.errors import FileError, ToolValidationError
 from handrail.events import ApprovalDecided, ApprovalRemembered, ApprovalRequested, DecidedBy
 from handrail.guard.approval import APPROVAL_SCHEMA, decision
 from handrail.guard.approval_memory import NEVER_REMEMBERED, Asks, Coverage, Recall, coverage_of
-from handrail.journal.runlog import RunLog
 from handrail.operation import Operation
 from handrail.place import Place
 from handrail.protocols import ApprovalRequest, Filesystem
-from handrail.question import Lasting
-from handrail.resources.paths import parse_path
+from handrail.question import DecisionKeys
+from handrail.replay.log import RunLog
+from handrail.resources.paths import HasLinks, parse_path
 from handrail.schema import to_json
 from handrail.tools import EFFECTS
 
@@ -66,7 +65,7 @@ async def ask_approval(
         payload["scopes"] = tuple(scopes)  # without them, no memory is offered
     if diff:
         payload["diff"] = diff
-    lasting = Lasting(
+    decision_keys = DecisionKeys(
         tool=attempt.name,
         words=keys.words,
         exact=keys.exact,
@@ -83,7 +82,7 @@ async def ask_approval(
         payload,
         APPROVAL_SCHEMA,
         frame.options.approval_seconds,
-        lasting if kept else None,
+        decision_keys if kept else None,
     )
     recall = Recall(session, question, cover, frame.clock)
     asked = ApprovalRequest(
@@ -180,7 +179,7 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
     or revoked while its process was down. Only the mode *strict* applies to every call.
     """
     frame, log = attempt.frame, attempt.frame.log
-    mode = getattr(frame.broker, "mode", None)
+    mode = frame.people.mode
     if log.resumed and mode != "strict":
         before = _before(log, asked)
         if before is not None:
@@ -190,7 +189,7 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
     book = frame.session.decisions
     if book is not None and frame.journal is not None and len(frame.session[ApprovalRemembered]):
         await book.read()  # somebody may have revoked one elsewhere
-    approval = await frame.broker.decide(asked)
+    approval = await frame.people.broker.decide(asked)
     used = recall.used
     if used is None:
         return Decided(approval, _decided_by(approval, mode))
@@ -198,7 +197,7 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
         noted = _Noted(asked.question.digest, approval, used.id)
         await log.note("approval", _place(log, asked), noted)
         if log.resumed and _was_asked(log, asked):
-            await frame.questions.withdraw(asked.question.id)  # nobody hears an answer to it
+            await frame.people.questions.withdraw(asked.question.id)  # nobody hears an answer to it
     return Decided(approval, "remembered", used.id)
 
 
@@ -241,7 +240,7 @@ def runs_first(attempt: Attempt) -> bool:
     an approval does not run. Nor does one that asks somebody itself.
     """
     undoable = EFFECTS[attempt.tool.effect].previewed and not attempt.tool.reenters
-    return undoable and bool(getattr(attempt.frame.broker, "shows_previews", False))
+    return undoable and attempt.frame.people.shows_previews
 
 
 def diff_of(transaction: Transaction) -> str:
@@ -300,13 +299,12 @@ def spelled(attempt: Attempt, params: Any) -> dict[str, str]:
 def _followed(attempt: Attempt, paths: list[str]) -> list[str]:
     """Where these lead: a link may point into another folder."""
     frame = attempt.frame
-    files: Any = frame.filesystem
+    files: Any = frame.world.filesystem
     if files is None:
-        files = attempt.filesystem if frame.resources.binds(Filesystem) else None
+        files = attempt.filesystem if frame.world.resources.binds(Filesystem) else None
     elif attempt.parent is not None:
         files = attempt.parent.open_transaction.fork_of(files)  # the call around it may have made a link
-    resolved = getattr(files, "resolved", None)
-    return [] if resolved is None else [resolved(path) for path in paths if path]
+    return [files.resolved(path) for path in paths if path] if isinstance(files, HasLinks) else []
 
 
 def _changed(attempt: Attempt) -> list[str] | None:

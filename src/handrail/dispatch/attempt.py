@@ -24,15 +24,15 @@ from handrail.context.source import PromptModel, WaitFor
 from handrail.deadline import Deadline
 from handrail.dispatch.approvals import approval_verb
 from handrail.dispatch.call import Call, CallKind, new_call
+from handrail.dispatch.effects import OnUnknown, once
 from handrail.dispatch.frame import Frame
-from handrail.dispatch.once import OnUnknown, once
 from handrail.dispatch.questions import wait_for
 from handrail.dispatch.tickets import GivenTicket, give_ticket
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.dispatch.views import CallApprovals, CallBus, CallSession, CallSignal
 from handrail.errors import CallFailed, ContextExpired, NotSupported
 from handrail.events import Emitted, Progress
-from handrail.limits import BudgetTracker, Heartbeat, Spending
+from handrail.limits import BudgetTracker, CostTracker, Heartbeat
 from handrail.operation import DONE, Done, Home, Operation
 from handrail.place import Place
 from handrail.protocols import (
@@ -59,11 +59,11 @@ class Attempt(msgspec.Struct, eq=False):
     call: Call
     frame: Frame
     number: int = 1
-    """1-based: how often the handler was started, for whatever reason."""
+    """1-based: how many times the handler has been started."""
     retries: int = 0
     """How many of these tries followed a transient failure."""
     has_secret: bool = False
-    """Was given a secret. It is not recorded, so nobody could give it again."""
+    """Whether it was given a secret. Secrets are not recorded, so the call can't run again from its record."""
     started: float = 0.0
     """Seconds into the run at which its call reached the gate."""
     params: Any = None
@@ -71,9 +71,9 @@ class Attempt(msgspec.Struct, eq=False):
     """The params as policies see them."""
     transaction: Transaction | None = None
     token: object = None
-    """What the gate hands out in step 7: without it no handler starts."""
+    """Issued by the gate in step 7. No handler starts without it."""
     scope: CancelScope | None = None
-    """What may stop it, once it goes through the gate."""
+    """The cancel scope around it, once it passes the gate."""
     finished: Any = None
     """What the handler returned, even if the call then failed."""
     decision: str = ""
@@ -92,7 +92,7 @@ class Attempt(msgspec.Struct, eq=False):
     waiting: int = 0
     """How many of these were left to be answered later."""
     grace: asyncio.TimerHandle | None = None
-    """Runs while its handler may act on an answer."""
+    """Timer that runs while its handler may act on an answer."""
     ended: bool = False
     stopped: bool = False
     policy_context: ToolContext | None = None
@@ -179,13 +179,13 @@ class Attempt(msgspec.Struct, eq=False):
             raise ContextExpired(self.call.id)
 
     def close(self) -> None:
-        """The handler is over: from now on its context refuses."""
+        """Close the context: the handler is over."""
         self.ended = True
         if self._home is not None:
             self._home.close()
 
     def on_stop(self, watcher: Callable[[], None]) -> Callable[[], None]:
-        """Call `watcher` when the call is stopped from outside; what is returned takes it back."""
+        """Call `watcher` when the call is stopped from outside. Returns a function that unsubscribes it."""
         watchers = self._cancel_watch
         if watchers is None:
             watchers = self._cancel_watch = []
@@ -193,14 +193,14 @@ class Attempt(msgspec.Struct, eq=False):
         return lambda: watchers.remove(watcher) if watcher in watchers else None
 
     def stop(self) -> None:
-        """The call was cancelled or timed out: tell those who watch its signal."""
+        """Tell the watchers of its signal that the call was cancelled or timed out."""
         if not self.stopped:
             self.stopped = True
             for watcher in tuple(self._cancel_watch or ()):
                 watcher()
 
     def next(self) -> Attempt:
-        """The next attempt at the same call. What is left of this one keeps a context that is over."""
+        """Return the next attempt at the same call. The context of this one has expired."""
         has_secret = self.call.kind.is_part and self.has_secret
         number, started, scope = self.number + 1, self.started, self.scope
         return Attempt(self.call, self.frame, number, self.retries, has_secret, started, scope=scope)
@@ -208,12 +208,12 @@ class Attempt(msgspec.Struct, eq=False):
     # Numbers and ids. They follow from the order in which a handler makes its verbs, never from chance.
 
     def next_number(self) -> int:
-        """The number of the next verb."""
+        """Return the number of the next verb."""
         self.inner += 1
         return self.inner
 
     def next_verb(self, verb: str) -> int:
-        """The number of the next verb, which is this one. `Diverged` if the record has another one there."""
+        """Return the number of the verb that begins now. `Diverged` if the record has another verb there."""
         number = self.next_number()
         log = self.frame.log
         if log.resumed:
@@ -233,6 +233,8 @@ class Attempt(msgspec.Struct, eq=False):
         """What this call itself has done to the world, if a rollback must know of it."""
         tool = self.tool
         if not isinstance(result, ToolResult) or not result.success or tool.delegates:
+            return None
+        if self.kind.is_auxiliary:
             return None
         if tool.effect == "compensable":
             value: Any = result.value  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # whatever it holds
@@ -257,23 +259,23 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def prompt(self) -> PromptView:
-        return self._there("prompt", self.frame.prompt, "Run the tool from a prompt.")
+        return self._there("prompt", self.frame.model.prompt, "Run the tool from a prompt.")
 
     @property
     def rendered_prompt(self) -> RenderedPromptView | None:
-        return self.frame.rendered_prompt
+        return self.frame.model.rendered
 
     @property
     def request(self) -> RequestView | None:
-        return self.frame.provider.request
+        return self.frame.model.provider.request
 
     @property
     def response_accumulator(self) -> ResponseAccumulator | None:
-        return self.frame.provider.accumulator
+        return self.frame.model.provider.accumulator
 
     @property
     def extras(self) -> Extras:
-        return self.frame.provider.extras
+        return self.frame.model.provider.extras
 
     # Things.
 
@@ -281,7 +283,7 @@ class Attempt(msgspec.Struct, eq=False):
     def adapter(self) -> BoundAdapter:
         bound = self.bound
         if bound is None:
-            make = self._there("adapter", self.frame.adapter, "Run the tool from an adapter.")
+            make = self._there("adapter", self.frame.model.adapter, "Run the tool from an adapter.")
             bound = self.bound = make(self)
         return bound
 
@@ -309,11 +311,11 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def budget_tracker(self) -> BudgetTracker:
-        return self.frame.tracker
+        return self.frame.costs.tracker
 
     @property
-    def cost_tracker(self) -> Spending:
-        return self.frame.spending
+    def cost_tracker(self) -> CostTracker:
+        return self.frame.costs.models
 
     @property
     def approval_controller(self) -> CallApprovals:
@@ -326,12 +328,12 @@ class Attempt(msgspec.Struct, eq=False):
     @property
     def resources(self) -> CallResources:
         if self.made_resources is None:
-            self.made_resources = CallResources(self.frame.resources, self, self.frame.given)
+            self.made_resources = CallResources(self.frame.world.resources, self, self.frame.costs.given)
         return self.made_resources
 
     @property
     def filesystem(self) -> Filesystem:
-        files = self.frame.filesystem
+        files = self.frame.world.filesystem
         if files is None:
             return self.resources.get(Filesystem)
         self.check()
@@ -423,7 +425,7 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def prompt_model(self) -> PromptModel | None:
-        make = self.frame.prompt_model
+        make = self.frame.model.prompt_model
         return make(self) if make is not None and self.frame.can_prompt(self.tool) else None
 
     def _there(self, member: str, value: Any, hint: str) -> Any:

@@ -27,12 +27,19 @@ class CallKind(msgspec.Struct, frozen=True):
     only_asks: bool = False
     """Part of a call that only asks somebody: asked again if its answer was not kept."""
     undoes: bool = False
-    """Undoes something: neither a cancelled run nor its deadline stops it, and it is never replayed."""
+    """Undoes a call or finds out whether it happened, or is inside a call that does. Neither a cancelled run nor a
+    deadline stops it, and it is never replayed.
+    """
+    is_auxiliary: bool = False
+    """A compensation or a probe itself, which passes the gate beside the call it is about. It has a transaction,
+    events and a record. It needs no approval, costs nothing of the budget, is not numbered and is never undone.
+    """
 
 
 CALL = CallKind()
 PART = CallKind(is_part=True)
-COMPENSATION = CallKind(undoes=True)
+AUXILIARY = CallKind(is_part=True, undoes=True, is_auxiliary=True)
+INSIDE_AUXILIARY = CallKind(undoes=True)
 
 
 class Call(msgspec.Struct, frozen=True, eq=False):
@@ -128,7 +135,7 @@ def new_call(
         number = parent.next_number()
         id = id or inner_call_id(parent.call.id, parent.number, number)
     around = parent.call
-    kind = COMPENSATION if around.kind.undoes else CALL
+    kind = INSIDE_AUXILIARY if around.kind.undoes else CALL
     path = (*around.path, name)
     return Call(
         gate, name, arguments, id, path, around.loop, number, parent, around.depth + 1, message_id, kind
@@ -155,4 +162,23 @@ def new_part(
         kind,
         has_secret,
         tool,
+    )
+
+
+def new_auxiliary(attempt: Attempt, id: str, tool: Tool[Any, Any], place: Place) -> Call:
+    """A compensation or a probe, beside the call of `attempt` and inside the same transaction as that."""
+    call = attempt.call
+    return Call(
+        call.gate,
+        tool.name,
+        None,
+        id,
+        (*call.path, tool.name),
+        call.loop,
+        0,
+        call.parent,
+        call.depth,
+        kind=AUXILIARY,
+        tool=tool,
+        _place=place,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -104,7 +105,7 @@ class Failure:
 
 
 def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) -> Failure:
-    """The row of the table for this error. Every error has one."""
+    """Return the row of the table for this error. Every error has one."""
     name = attempt.name
     error = _concerning_the_run(raised)
     match error:
@@ -181,7 +182,7 @@ def _ends_the_run(attempt: Attempt, status: CallStatus, error: Exception, phase:
 
 
 def in_short(error: BaseException) -> str:
-    """One line about an error, even if its own text can't be made."""
+    """Return one line about an error, even if its own text can't be made."""
     try:
         text = str(error).strip().split("\n", 1)[0]
     except Exception:
@@ -199,3 +200,15 @@ def _concerning_the_run(error: BaseException) -> BaseException:
         if isinstance(inside, VisibilityExpansionRequired | PromptEvaluationError):
             return inside
     return cast(BaseException, error)
+
+
+def forget_locals(error: BaseException) -> None:
+    """Keep the traceback of an error, but not the objects its frames held."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        each = pending.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            traceback.clear_frames(each.__traceback__)
+            pending += [each.__cause__, each.__context__]

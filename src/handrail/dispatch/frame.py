@@ -7,22 +7,26 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from handrail.cancellation import Cancellation
+from handrail.clock import Clock
 from handrail.context import Extras, RequestView, ResponseAccumulator, RunContext
 from handrail.context.extras import NO_EXTRAS
 from handrail.context.facts import WorkerFacts
 from handrail.context.source import PromptModel
-from handrail.dispatch.options import RunOptions
+from handrail.dispatch.options import RunOptions, check_kinds
 from handrail.errors import DefinitionError
-from handrail.guard.approval import Broker
+from handrail.guard.approval import ApprovalMode, Broker, PreviewBroker
 from handrail.journal.digest import new_key
 from handrail.journal.local import LocalQuestions, LocalSteps
-from handrail.journal.runlog import NO_LOG, RunLog
-from handrail.limits import Budget, BudgetTracker, Spending
+from handrail.journals import Questions, Steps
+from handrail.limits import Budget, BudgetTracker, CostTracker
 from handrail.place import RUN, Place
 from handrail.protocols import (
     ApprovalBroker,
     BoundAdapter,
+    Environment,
     Filesystem,
     Forkable,
     PromptView,
@@ -31,13 +35,14 @@ from handrail.protocols import (
     Workers,
 )
 from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
+from handrail.replay.log import NO_LOG, RunLog
 from handrail.resources.bindings import RunResources, given
 from handrail.session import Dispatcher, Session, check_serialisable
 from handrail.tools import RunMode, Tool
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
-    from handrail.dispatch.parking import Parking
+    from handrail.replay.parked_run import Parking
 
 
 class ProviderSide(Protocol):
@@ -63,85 +68,135 @@ class NoProvider:
 NO_PROVIDER = NoProvider()
 
 
+class People(msgspec.Struct, frozen=True, eq=False):
+    """Who takes part in a run and in every run nested in it."""
+
+    environment: Environment | None
+    """Who can be asked; None: nobody."""
+    broker: ApprovalBroker
+    mode: ApprovalMode | None
+    """The broker's, if it has one."""
+    shows_previews: bool
+    """Whether the broker is asked about a staged call after it ran in its fork."""
+    questions: Questions
+    key: bytes
+    """Signs questions and tickets."""
+
+
+class World(msgspec.Struct, frozen=True, eq=False):
+    """What the calls of a run, and of every run nested in it, work on."""
+
+    resources: RunResources
+    filesystem: Forkable | None
+    """The files, if they take part in transactions."""
+    steps: Steps
+    """What `once` has settled."""
+
+
+class ModelSide(msgspec.Struct, eq=False):
+    """What calls see of the model and the prompt behind them."""
+
+    prompt: PromptView | None = None
+    rendered: RenderedPromptView | None = None
+    provider: ProviderSide = NO_PROVIDER
+    """The request and the response that led to the current calls."""
+    adapter: Callable[[Any], BoundAdapter] | None = None
+    prompt_model: Callable[[Any], PromptModel] | None = None
+
+
+class Costs:
+    """What a run has cost so far, and what its calls are told of that."""
+
+    __slots__ = ("_given", "_tracker", "models")
+
+    def __init__(self, budget: BudgetTracker | None, outer: Costs | None) -> None:
+        self.models = CostTracker(None if outer is None else outer.models)
+        """What models were paid."""
+        self._tracker = budget
+        self._given: Mapping[type, Callable[[], Any]] | None = None
+
+    @property
+    def tracker(self) -> BudgetTracker:
+        """The budget's tracker; without a budget, one without limits."""
+        if self._tracker is None:
+            self._tracker = BudgetTracker()
+        return self._tracker
+
+    @property
+    def given(self) -> Mapping[type, Callable[[], Any]]:
+        """The tracker as a resource that calls find without a binding."""
+        if self._given is None:
+            self._given = {kind: lambda: self.tracker for kind in (BudgetTracker, BudgetTrackerProtocol)}
+        return self._given
+
+
 class Frame:
     """What the calls of one run share, and which of them are running."""
 
-    # Slots: every call reads about thirty of these, and a class attribute or a large dict is slow to read.
+    # Slots, and not all of them grouped: every call reads about twenty of these.
     __slots__ = (
         "__weakref__",
-        "_given",
-        "_unbounded",
-        "adapter",
         "began",
         "began_at",
-        "broker",
         "budget",
         "call_prefix",
         "cancellation",
-        "clock",
+        "costs",
         "counter",
         "deadline",
-        "depth_limit",
-        "ending",
-        "environment",
-        "filesystem",
         "journal",
-        "key",
         "lease",
         "limited",
         "live",
         "log",
+        "model",
         "monotonic",
         "open_tools",
         "options",
         "outer",
         "parking",
+        "people",
         "place",
         "policies",
-        "prompt",
-        "prompt_model",
-        "provider",
         "publish",
-        "questions",
         "record",
-        "rendered_prompt",
-        "resources",
         "run_context",
         "secretive",
         "session",
-        "spending",
-        "steps",
         "task",
         "told",
         "tools",
         "worker",
         "workers",
+        "world",
     )
 
+    # Where it is.
     outer: Attempt | None
     """The call this run is nested in; None for a run of its own."""
     place: Place
     """Where in the outermost run this run is."""
+    run_context: RunContext
+
+    # What it was given.
     options: RunOptions
-    filesystem: Forkable | None
-    """The files, if they take part in transactions."""
-    broker: ApprovalBroker
-    log: RunLog
-    adapter: Callable[[Any], BoundAdapter] | None
-    prompt_model: Callable[[Any], PromptModel] | None
+    people: People
+    world: World
+    model: ModelSide
     workers: Workers | None
     """The workers its calls may reach, if any."""
     worker: WorkerFacts | None
     """Facts about the worker this run belongs to; None if it belongs to none."""
+    log: RunLog
+    parking: Parking | None
+
+    # What its model may call.
     tools: Mapping[str, Tool[Any, Any]]
     open_tools: Mapping[str, Tool[Any, Any]]
     """The tools that can be called without further checks: most of them."""
     policies: tuple[ToolPolicy, ...]
-    parking: Parking | None
     secretive: bool
     """Whether a tool, shown or not yet shown, takes secrets. Then what the model writes is masked."""
-    _unbounded: BudgetTracker | None
-    _given: Mapping[type, Callable[[], Any]] | None
 
     def __init__(
         self,
@@ -152,34 +207,25 @@ class Frame:
         adapter: Callable[[Any], BoundAdapter] | None = None,
         prompt_model: Callable[[Any], PromptModel] | None = None,
     ) -> None:
-        """Open a run of its own: check `options` and fill in what they leave out."""
+        """Open a run of its own: fill in what `options` leave out."""
         self.outer = None
         self.place = RUN
-        journal, clock, new_id = options.journal, options.clock, options.new_id
+        journal, new_id, environment = options.journal, options.new_id, options.environment
         session = options.session or Session(new_id=new_id)
         if journal is not None:
-            session.check_each(check_serialisable)  # does nothing if it does already
-        bindings, files = options.resources, options.filesystem
-        if files is not None:
-            bindings = (*bindings, given(Filesystem, files))  # pyright: ignore[reportArgumentType]  # a protocol as a key
-        self.resources = RunResources(bindings)
-        self.filesystem = files if isinstance(files, Forkable) else None
-        self.steps = LocalSteps() if journal is None else journal.steps
-        self.questions = LocalQuestions(clock) if journal is None else journal.questions
-        approvals, environment = options.approvals, options.environment
-        if approvals is None or isinstance(approvals, str):
-            approvals = Broker(self.questions, environment, approvals)
-        self.broker = approvals
-        self.key = new_key() if journal is None else journal.key
+            session.check_each(check_serialisable)  # harmless if it is checked already
+        self.world = _world_of(options)
+        self.people = _people_of(options)
         self.log = log or NO_LOG
-        self.adapter = adapter or (None if environment is None else environment.adapter)
-        self.prompt_model = prompt_model or (None if environment is None else environment.prompt_model)
         self.workers = self.worker = self.parking = None
         self.cancellation = Cancellation(self._at_work, None)
-        self.spending = Spending(None)
         run_id = options.run_id or new_id()
         self.run_context = RunContext(run_id, run_id, session.id, 1, "local", new_id(), new_id()[:16])
-        self._begin(options.replace(session=session), session, prompt)
+        if environment is not None:
+            adapter = adapter or environment.adapter
+            prompt_model = prompt_model or environment.prompt_model
+        self.model = ModelSide(prompt, adapter=adapter, prompt_model=prompt_model)
+        self._begin(options.replace(session=session), session, None)
 
     @classmethod
     def nested(
@@ -193,25 +239,22 @@ class Frame:
         frame = cls.__new__(cls)
         frame.outer = call
         frame.place = place = call.place.nested_run(number)
-        frame.resources, frame.filesystem = outer.resources, outer.filesystem
-        frame.steps, frame.questions, frame.broker = outer.steps, outer.questions, outer.broker
-        frame.key, frame.log = outer.key, outer.log
-        frame.adapter, frame.prompt_model = outer.adapter, outer.prompt_model
+        frame.people, frame.world, frame.log = outer.people, outer.world, outer.log
         frame.workers, frame.worker, frame.parking = outer.workers, outer.worker, outer.parking
         frame.cancellation = Cancellation(frame._at_work, outer.cancellation)
-        frame.spending = Spending(outer.spending)
         run_id = place.id(ids.request_id)
         frame.run_context = RunContext(
             run_id, ids.request_id, ids.session_id, ids.attempt, ids.worker_id, ids.trace_id, ids.span_id
         )
-        frame._begin(options, outer.session, prompt)
+        model = outer.model
+        frame.model = ModelSide(prompt, adapter=model.adapter, prompt_model=model.prompt_model)
+        frame._begin(options, outer.session, outer.costs)
         if frame.parking is not None:
             frame.parking.add(frame)
         return frame
 
-    def _begin(self, options: RunOptions, session: Session, prompt: PromptView | None) -> None:
+    def _begin(self, options: RunOptions, session: Session, outer: Costs | None) -> None:
         self.options = options
-        self._unbounded = self._given = None
         self.secretive = False
         self.show((), ())
         self.session = session
@@ -219,30 +262,27 @@ class Frame:
         self.publish = session.dispatcher.publish
         plain = type(session.dispatcher).publish is Dispatcher.publish
         self.told: Mapping[type, Any] = session.dispatcher.matching if plain else {}
-        self.environment = options.environment
         self.journal = options.journal
         self.deadline = options.deadline
         budget = options.budget
         self.budget = BudgetTracker(budget) if isinstance(budget, Budget) else budget
+        self.costs = Costs(self.budget, outer)
         self.lease = options.lease
-        self.depth_limit = options.depth_limit
         self.limited = options.deadline is not None or budget is not None
         self.task: asyncio.Task[Any] | None = None
         """The task that runs the loop, if any: a cancellation between calls stops it."""
-        self.prompt = prompt
-        self.rendered_prompt: RenderedPromptView | None = None
-        self.provider: ProviderSide = NO_PROVIDER
-        """The request and the response that led to the current calls."""
-        self.clock = clock = options.clock
+        clock = options.clock
         self.began_at = clock.now()
         self.live: dict[Attempt, asyncio.Task[Any]] = {}
         """The attempts that are running, and the task of each."""
-        self.ending: set[Attempt] = set()
-        """The attempts that are over and whose end has not been published."""
         self.monotonic, self.began = clock.monotonic, clock.monotonic()
         self.call_prefix = f"{self.run_context.run_id}."
         self.counter = itertools.count(1)
         """Numbers the calls, so that a resumed run gives them the same ids."""
+
+    @property
+    def clock(self) -> Clock:
+        return self.options.clock
 
     def show(self, tools: Iterable[Tool[Any, Any]], policies: Iterable[ToolPolicy]) -> None:
         """Let these tools be called from now on, under these policies."""
@@ -257,24 +297,24 @@ class Frame:
         """Mark an attempt as finished; its end has not been published yet."""
         del self.live[call]
         if self.parking is not None:
-            self.ending.add(call)
+            self.parking.ending.add(call)
 
     # Who takes part.
 
     def mode_of(self, tool: Tool[Any, Any]) -> RunMode:
         """The run mode of a tool: its own, else the session's, else the environment's."""
-        environment = self.environment
+        environment = self.people.environment
         default: RunMode = "headless" if environment is None else environment.run_mode
         return tool.run_mode or self.session.run_mode or default
 
     def can_ask(self, tool: Tool[Any, Any]) -> bool:
         """Whether this tool may ask somebody."""
-        environment = self.environment
+        environment = self.people.environment
         return environment is not None and environment.run_mode == "user" and self.mode_of(tool) == "user"
 
     def can_prompt(self, tool: Tool[Any, Any]) -> bool:
         """Whether a model stands in for a person."""
-        return self.prompt_model is not None and self.mode_of(tool) == "agent"
+        return self.model.prompt_model is not None and self.mode_of(tool) == "agent"
 
     def offers(self, tool: Tool[Any, Any]) -> bool:
         """Whether what this tool requires is there, so that the model may be offered it."""
@@ -285,12 +325,12 @@ class Frame:
 
     def _at_work(self) -> Collection[asyncio.Task[Any]]:
         if self.live or self.task is None:
-            return self.live.values()
+            return [task for attempt, task in self.live.items() if not attempt.kind.undoes]
         return (self.task,)
 
     @property
     def left_to_the_record(self) -> bool:
-        """Whether the run goes on elsewhere, because it is parked or another process has it."""
+        """Whether the run continues elsewhere, because it is parked or another process has it."""
         return self.log.closed
 
     @property
@@ -298,21 +338,42 @@ class Frame:
         """Whether it is being parked. Then nothing new begins, and no end is published."""
         return self.parking is not None and self.parking.parked
 
-    @property
-    def tracker(self) -> BudgetTracker:
-        """The spending so far; without a budget, a tracker without limits."""
-        if self.budget is not None:
-            return self.budget
-        if self._unbounded is None:
-            self._unbounded = BudgetTracker()
-        return self._unbounded
 
-    @property
-    def given(self) -> Mapping[type, Callable[[], Any]]:
-        """Resources that its calls find without a binding."""
-        if self._given is None:
-            self._given = {kind: lambda: self.tracker for kind in (BudgetTracker, BudgetTrackerProtocol)}
-        return self._given
+def _world_of(options: RunOptions) -> World:
+    bindings, files, journal = options.resources, options.filesystem, options.journal
+    if files is not None:
+        bindings = (*bindings, given(Filesystem, files))  # pyright: ignore[reportArgumentType]  # a protocol as a key
+    forkable = files if isinstance(files, Forkable) else None
+    return World(RunResources(bindings), forkable, LocalSteps() if journal is None else journal.steps)
+
+
+def _people_of(options: RunOptions) -> People:
+    environment, approvals, journal = options.environment, options.approvals, options.journal
+    questions = LocalQuestions(options.clock) if journal is None else journal.questions
+    if approvals is None or isinstance(approvals, str):
+        approvals = Broker(questions, environment, approvals)
+    mode = approvals.mode if isinstance(approvals, Broker) else None
+    shows_previews = isinstance(approvals, PreviewBroker) and approvals.shows_previews
+    key = new_key() if journal is None else journal.key
+    return People(environment, approvals, mode, shows_previews, questions, key)
+
+
+def open_frame(
+    options: RunOptions,
+    tools: Iterable[Tool[Any, Any]] = (),
+    policies: Iterable[ToolPolicy] = (),
+    *,
+    prompt: PromptView | None = None,
+    log: RunLog | None = None,
+    adapter: Callable[[Any], BoundAdapter] | None = None,
+    prompt_model: Callable[[Any], PromptModel] | None = None,
+) -> Frame:
+    """Open a run of its own, after checking its options."""
+    check_kinds(policies=(policies, Iterable, "a list of policies: [CapabilityPolicy()]"))
+    options.check()
+    frame = Frame(options, prompt=prompt, log=log, adapter=adapter, prompt_model=prompt_model)
+    frame.show(tools, check_policies(policies))
+    return frame
 
 
 def check_tool(given: object) -> None:
@@ -330,4 +391,21 @@ def _by_name(tools: Iterable[Tool[Any, Any]]) -> Mapping[str, Tool[Any, Any]]:
         if tool.name in found and found[tool.name] is not tool:
             raise DefinitionError(f"two tools are called {tool.name!r}. Rename one of them.")
         found[tool.name] = tool
+    return found
+
+
+def check_policies(policies: Iterable[ToolPolicy]) -> tuple[ToolPolicy, ...]:
+    """Check that each policy is complete and has a name of its own."""
+    found = tuple(policies)
+    for policy in found:
+        if not all(hasattr(policy, member) for member in ("name", "check", "on_result")):
+            raise DefinitionError(
+                f"{policy!r} is not a policy. A policy has a `name`, `check` and `on_result`; see ToolPolicy."
+            )
+    names = [policy.name for policy in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise DefinitionError(
+                f"two policies are called {name!r}, and their state would be mixed. Give one another name."
+            )
     return found

@@ -25,9 +25,15 @@ from handrail.context import Approval, ToolContext
 from handrail.dispatch.approvals import ask_approval, diff_of, runs_first
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import Call, new_call
-from handrail.dispatch.compensations import compensate, forget_locals
-from handrail.dispatch.deposits import answer_for_tickets, take_up_tickets
-from handrail.dispatch.failures import Refused, SignatureMismatch, Unsuccessful, failure_of, not_approved
+from handrail.dispatch.effects import compensate
+from handrail.dispatch.failures import (
+    Refused,
+    SignatureMismatch,
+    Unsuccessful,
+    failure_of,
+    forget_locals,
+    not_approved,
+)
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.handlers import (
     begin,
@@ -44,21 +50,17 @@ from handrail.dispatch.policies import (
     close_resources,
     tell_policies,
 )
-from handrail.dispatch.recording import commit_recorded, record_end
-from handrail.dispatch.replaying import (
-    WasDone,
-    decide_interrupted,
-    from_the_record,
-    inner_call,
-    mark_begun,
-    note_attempt,
-    resume_attempt,
-)
+from handrail.dispatch.tickets import answer_for_tickets, take_up_tickets
 from handrail.dispatch.transaction import Transaction, commit_lock_of, new_transaction
 from handrail.errors import Conflict, DefinitionError, RunBusy, TransientError
 from handrail.events import CallStatus, ToolInvoked, ToolRolledBack, ToolStarted
 from handrail.limits import Reservation
 from handrail.operation import Operation
+from handrail.replay.commits import commit_recorded, record_end
+from handrail.replay.finished_calls import replay_call
+from handrail.replay.interrupted_calls import AlreadyDone, decide_interrupted, resume_attempt
+from handrail.replay.marks import mark_begun, note_attempt
+from handrail.replay.records import inner_call
 from handrail.schema import clear_json
 from handrail.threads import run_in_thread
 from handrail.tools import EFFECTS, Tool, ToolResult
@@ -120,7 +122,7 @@ class Gate:
     async def close(self) -> None:
         """End the run: close its resources, last made first."""
         self.frame.cancellation.close()
-        await self.frame.resources.close()
+        await self.frame.world.resources.close()
 
     def pass_through(self, call: Call) -> Coroutine[Any, Any, ToolResult[Any]]:
         """Take a call through the gate and return its result."""
@@ -214,7 +216,7 @@ class Gate:
     async def _replay(self, passage: Passage) -> ToolResult[Any] | None:
         """What is recorded of a call that is over; else continue with the attempt that was under way."""
         passage.left = resume_attempt(passage.attempt)
-        passage.result = await from_the_record(passage.attempt)
+        passage.result = await replay_call(passage.attempt)
         return passage.result
 
     # 4
@@ -298,7 +300,7 @@ class Gate:
         """Apply what the call did to what it was forked from. False: it must run again."""
         call, attempt = passage.call, passage.attempt
         transaction: Any = attempt.transaction
-        if call.parent is not None and call.parent.ended:
+        if call.parent is not None and call.parent.ended and not call.kind.is_auxiliary:
             raise Refused("cancelled", f"{call.name} was not applied: the call around it is over.")
         if transaction.touched:
             lock = self.frame.session.lock
@@ -314,7 +316,7 @@ class Gate:
             finally:
                 lock.release()
             transaction.publish()
-        if transaction.parent is not None:
+        if transaction.parent is not None and not call.kind.is_auxiliary:
             # What an inner call did to the world is the outer one's to answer for, should it fail.
             transaction.parent.inherit(transaction)
             self._remember(attempt, transaction.parent)
@@ -363,7 +365,7 @@ class Gate:
     async def _roll_back(self, passage: Passage, error: BaseException, stopped: bool) -> BaseException | None:
         """Undo the call and settle its outcome. Returns the error that ends the run, if any."""
         attempt, name = passage.attempt, passage.call.name
-        if isinstance(error, WasDone):
+        if isinstance(error, AlreadyDone):
             passage.result = error.result
             return None
         if isinstance(error, RunBusy):
@@ -407,7 +409,7 @@ class Gate:
             await shielded(answer_for_tickets(attempt, transaction))
         compensated, left = tuple[str, ...](), tuple[str, ...]()
         if transaction.settled:
-            compensated, left = await shielded(compensate(self, attempt, transaction.settled))
+            compensated, left = await shielded(compensate(attempt, transaction.settled))
         if attempt.made_resources is not None or attempt.policies_made_resources:
             await close_resources(attempt)
         if attempt.policy_context is not None:
@@ -488,6 +490,5 @@ class Gate:
         if passage.error is not None and passage.status != "cancelled":
             forget_locals(passage.error)
         if parking is not None:
-            frame.ending.discard(attempt)
             parking.ended(attempt)
         return result

@@ -37,7 +37,7 @@ def look_up(attempt: Attempt) -> Tool[Any, Any]:
 
 def check_nesting(call: Call, outer: Attempt) -> None:
     """Calls nest only so deep, and only into effects that the outer one may have."""
-    limit = call.frame.depth_limit
+    limit = call.frame.options.depth_limit
     if call.depth > limit:
         raise DepthExceededError(call.path, limit)
     why_not = refusal(outer.tool.effect, call.tool.effect)

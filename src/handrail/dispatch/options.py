@@ -36,7 +36,7 @@ class SharedArguments(TypedDict, total=False):
     environment: Environment | None
     """Who is on the other side; None: nobody."""
     approvals: ApprovalMode | ApprovalBroker | None
-    """Who decides what has to be approved; None: whoever is there."""
+    """Who decides about approvals; None for the person who is there, if any."""
 
 
 class ResumeArguments(SharedArguments, total=False):
@@ -228,7 +228,7 @@ _A_FILESYSTEM = "a Filesystem: DirectoryFilesystem('folder') or MemoryFilesystem
 
 
 def check_kinds(**given: tuple[object, Any, str]) -> None:
-    """Raise `DefinitionError` for the first value that is not of its kind. None is of every kind."""
+    """Raise `DefinitionError` for the first value of the wrong kind. None is always allowed."""
     for name, (value, kind, wanted) in given.items():
         if value is not None and (isinstance(value, str | bytes) or not isinstance(value, kind)):
             raise DefinitionError(f"{name} is a {type(value).__name__}. Give {wanted}.")
@@ -247,7 +247,7 @@ def _check_environment(environment: Any) -> None:
 
 
 def _frozen(name: str, value: Any) -> Any:
-    """An argument as the options hold it: of what can be given as any iterable, a tuple."""
+    """Return an argument as the options hold it: iterables become tuples."""
     if name == "opened" and isinstance(value, str):
         return (value,)
     return tuple(value) if name in ("resources", "history", "opened", "tools") else value

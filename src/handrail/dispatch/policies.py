@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -11,14 +11,49 @@ from handrail.cancellation import await_foreign, shielded
 from handrail.context import ToolContext
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.failures import Refused
-from handrail.dispatch.views import PolicySession
-from handrail.errors import ContextExpired
+from handrail.dispatch.views import CallSession, reserved
+from handrail.errors import ContextExpired, EventRefused
+from handrail.events import Fact
 from handrail.operation import Home
-from handrail.protocols import Filesystem, Forkable, PolicyDecision
+from handrail.protocols import Filesystem, Forkable, PolicyDecision, Slice
 from handrail.resources.bindings import CallResources
 from handrail.tools import ToolResult
 
+T = TypeVar("T")
+
 log = logging.getLogger("handrail.gate")
+
+
+class PolicySession(CallSession):
+    """The session as a policy sees it.
+
+    Before the call's transaction it reads what the call will start from and may only log; after the
+    handler it reads and writes the call's fork, whatever the tool's own effect.
+    """
+
+    __slots__ = ()
+
+    def __getitem__(self, kind: type[T], /) -> Slice[T]:
+        attempt = self._attempt
+        if attempt.let_through:
+            return attempt.open_transaction.session[kind]
+        outer = attempt.parent.transaction if attempt.parent is not None else None
+        state = attempt.frame.session.state if outer is None else outer.session.state
+        return attempt.frame.session.slice_in(state, kind)
+
+    def dispatch(self, event: object, /) -> None:
+        attempt = self._attempt
+        if isinstance(event, Fact):
+            raise reserved(event)
+        if attempt.let_through:
+            attempt.open_transaction.session.dispatch(event)
+            return
+        session = attempt.frame.session
+        if not all(target.is_log for target in session.targets_of(event)):
+            raise EventRefused(
+                event, "a policy's `check` may only log", "Keep what it counts in a slice of kind 'log'."
+            )
+        session.dispatch(event)
 
 
 class PolicyCall(msgspec.Struct, eq=False):
@@ -41,7 +76,7 @@ class PolicyCall(msgspec.Struct, eq=False):
         return self._home
 
     def check(self) -> None:
-        """Raise `ContextExpired` if the call is over. Policies see its result, so that is later than for the handler."""
+        """Raise `ContextExpired` once the call is over. That is later than for the handler: policies see the result."""
         if self._ended:
             raise ContextExpired(self._attempt.id)
 
@@ -63,12 +98,12 @@ class PolicyCall(msgspec.Struct, eq=False):
         if self._resources is None:
             self._attempt.policies_made_resources = True
             frame = self._attempt.frame
-            self._resources = CallResources(frame.resources, self, frame.given)
+            self._resources = CallResources(frame.world.resources, self, frame.costs.given)
         return self._resources
 
     @property
     def filesystem(self) -> Filesystem:
-        files = self._attempt.frame.filesystem
+        files = self._attempt.frame.world.filesystem
         return self.resources.get(Filesystem) if files is None else self._attempt.fork(Filesystem, files)
 
     def __getattr__(self, name: str) -> Any:
@@ -124,7 +159,7 @@ async def check_policies(attempt: Attempt) -> str | None:
             ) from error
         if kind == "ask":
             asked = asked or decision.reason or f"{policy.name} asks"
-        elif kind != "allow":  # also what is none of the three
+        elif kind != "allow":  # also anything but the three kinds
             raise Refused("denied", f"{name} is not allowed: {decision.reason}")
     attempt.decision = "allow" if asked is None else f"ask: {asked}"
     return asked

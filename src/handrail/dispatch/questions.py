@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +13,6 @@ import pydantic_core
 
 from handrail.context.source import WaitFor
 from handrail.deadline import is_span
-from handrail.dispatch.parking import CallAsker, waiting_for_a_person
-from handrail.dispatch.secrets import has_secret, mark_given
 from handrail.errors import (
     Declined,
     DefinitionError,
@@ -23,11 +24,20 @@ from handrail.errors import (
 from handrail.events import QuestionAnswered, QuestionAsked
 from handrail.journal.digest import digest
 from handrail.operation import Operation
-from handrail.question import Answer, Lasting, Question, QuestionKind
+from handrail.question import Answer, DecisionKeys, Question, QuestionKind
+from handrail.replay.marks import has_secret, mark_given, was_given_secret
+from handrail.replay.parked_run import end_grace
 from handrail.schema import Schema, schema_of, to_json
 
 if TYPE_CHECKING:
+    from handrail.deadline import Deadline
     from handrail.dispatch.attempt import Attempt
+    from handrail.protocols import Environment
+
+_HAS_SECRET = (
+    "a call that was given a secret can't wait until later, since secrets are not recorded. "
+    "Run it where somebody is there to answer"
+)
 
 
 def wait_for(attempt: Attempt) -> WaitFor:
@@ -97,9 +107,76 @@ async def put(attempt: Attempt, question: Question, wanted: Schema[Any]) -> Answ
     """Put a question to the environment. The run may be parked while it is open."""
     frame = attempt.frame
     mask = wanted.hide if wanted.secret else None
-    environment = frame.environment
+    environment = frame.people.environment
     asker = None if environment is None else CallAsker(attempt, environment)
-    return await frame.questions.ask(question, asker, wanted.parse_given, mask)
+    return await frame.people.questions.ask(question, asker, wanted.parse_given, mask)
+
+
+@contextmanager
+def waiting_for_a_person(asks: Attempt) -> Generator[None]:
+    """Pause the timeout, and a deadline that pauses, while a person thinks."""
+    parking = asks.frame.parking
+    if parking is not None:
+        parking.asks()
+    resume: list[Callable[[], None]] = []
+    deadlines: list[Deadline] = []
+    attempt: Attempt | None = asks
+    while attempt is not None:
+        if attempt.scope is not None:
+            resume.append(attempt.scope.pause())
+        deadline = attempt.frame.deadline
+        if deadline is not None and deadline not in deadlines:
+            deadlines.append(deadline)  # outer runs wait as well
+        attempt = attempt.parent
+    for deadline in deadlines:
+        deadline.pause()
+    asks.asking += 1
+    end_grace(asks)
+    try:
+        yield
+    finally:
+        asks.asking -= 1
+        if parking is not None:
+            parking.start_grace(asks)
+        for deadline in deadlines:
+            deadline.resume()
+        for each in resume:
+            each()
+
+
+class CallAsker:
+    """One call that asks an environment, and waits with its run if the question stays open."""
+
+    __slots__ = ("_attempt", "_environment")
+
+    def __init__(self, attempt: Attempt, environment: Environment) -> None:
+        self._attempt = attempt
+        self._environment = environment
+
+    async def ask(self, question: Question, /) -> Answer:
+        """Return what the environment says. A question that it leaves open ends with the run or its answer."""
+        answer = await self._environment.ask(question)
+        if answer is not None:
+            return answer
+        if not self._environment.keeps_secrets and self._is_held_by_secret():
+            raise QuestionCancelled(question.name, _HAS_SECRET)
+        attempt = self._attempt
+        parking = attempt.frame.parking
+        if parking is None:
+            raise QuestionCancelled(question.name)  # without a journal nobody could answer later
+        attempt.waiting += 1
+        try:
+            parking.consider()
+            return await asyncio.get_running_loop().create_future()
+        finally:
+            attempt.waiting -= 1
+
+    def _is_held_by_secret(self) -> bool:
+        """Whether the call, or one around it, was given a secret: then it can't be parked."""
+        attempt: Attempt | None = self._attempt
+        while attempt is not None and not was_given_secret(attempt):
+            attempt = attempt.parent
+        return attempt is not None
 
 
 async def note_verb(attempt: Attempt, number: int, verb: str) -> None:
@@ -127,7 +204,7 @@ def question_of(
     payload: object,
     schema: dict[str, Any],
     timeout: float | None,
-    lasting: Lasting | None = None,
+    decision_keys: DecisionKeys | None = None,
 ) -> Question:
     """The question of an attempt. Its digest binds the answer to everything it is about."""
     frame = attempt.frame
@@ -152,14 +229,14 @@ def question_of(
         message=message,
         payload=pydantic_core.from_json(shown),
         schema=schema,
-        digest=digest(frame.key, kind, name, message, shown.decode(), schema, *covered),
+        digest=digest(frame.people.key, kind, name, message, shown.decode(), schema, *covered),
         principal=principal,
         asked_by=attempt.path,
         call_id=attempt.id,
         asked_at=now,
         expires_at=None if timeout is None else now + timedelta(seconds=timeout),
         run_id=frame.run_context.request_id,
-        lasting=lasting,
+        decision_keys=decision_keys,
     )
 
 

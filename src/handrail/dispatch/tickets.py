@@ -1,26 +1,35 @@
-"""Tickets: a call as a signed text from which another process can run its tool, with a share of its budget."""
+"""Tickets: a call as a signed text from which another process can run its tool, with a share of its budget.
+
+What was done under the tickets of a call is deposited in the journal, and applied when the call ends.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from decimal import ROUND_DOWN, Decimal
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from handrail.cancellation import shielded
 from handrail.context.ticket import Ticket
+from handrail.dispatch.call import Call
+from handrail.dispatch.transaction import Settled, Transaction
 from handrail.errors import NotSupported
 from handrail.limits import BudgetTracker, Reservation
-from handrail.messages import Usage
-from handrail.place import Place
+from handrail.place import Place, inner_call_id
+from handrail.replay.finished_calls import apply_inner, charge, end_as_recorded, settled_by
+from handrail.replay.records import Deposit
+from handrail.tools import EFFECTS
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
-    from handrail.dispatch.frame import Frame
+
+log = logging.getLogger("handrail.gate")
 
 _SMALLEST = Decimal("0.000001")
 """The smallest share of money."""
-_NOBODY = Usage()
 
 
 class GivenTicket:
@@ -35,19 +44,11 @@ class GivenTicket:
         self.share: Mapping[str, int | Decimal] = {}
 
 
-class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """What was spent under a ticket."""
-
-    spent: dict[str, Decimal] = {}
-    usage: Usage = _NOBODY
-    cost: Decimal | None = None
-
-
 def give_ticket(attempt: Attempt) -> str:
     """The verb `ticket` of one call."""
     frame = attempt.frame
-    log = frame.log
-    if not log.is_kept:
+    run_log = frame.log
+    if not run_log.is_kept:
         raise NotSupported(
             "ticket", "Give the run a journal that other processes can reach: Adapter(model, journal=...)."
         )
@@ -57,7 +58,7 @@ def give_ticket(attempt: Attempt) -> str:
     number = attempt.next_verb("ticket")
     given = GivenTicket(number, attempt.place.child(number))
     ticket = Ticket(
-        run_id=log.run_id,
+        run_id=run_log.run_id,
         place=str(given.place),
         call_id=attempt.id,
         session_id=frame.session.id,
@@ -69,14 +70,14 @@ def give_ticket(attempt: Attempt) -> str:
         capabilities=tuple(sorted(attempt.tool.capabilities)),
         effect=attempt.tool.effect,
     )
-    text = ticket.seal(frame.key)
-    first = log.journal.tickets.issue(log.run_id, ticket.place, text)
+    text = ticket.seal(frame.people.key)
+    first = run_log.journal.tickets.issue(run_log.run_id, ticket.place, text)
     if attempt.tickets is None:
         attempt.tickets = []
     attempt.tickets.append(given)
     if first != text:  # the handler was entered before: its share may be in use already
-        ticket = msgspec.structs.replace(ticket, budget=Ticket.open(first, frame.key).budget)
-        text = ticket.seal(frame.key)
+        ticket = msgspec.structs.replace(ticket, budget=Ticket.open(first, frame.people.key).budget)
+        text = ticket.seal(frame.people.key)
     if frame.budget is not None:
         given.share = share_of(ticket)
         given.reserved = frame.budget.reserve(**given.share)
@@ -100,11 +101,94 @@ def _half_of(budget: BudgetTracker) -> dict[str, float]:
     return found
 
 
-def charge(frame: Frame, spent: Spent, given: GivenTicket | None = None) -> None:
-    """Charge what was spent under a ticket, and release the rest of its share."""
-    if spent.usage != _NOBODY:
-        frame.spending.add(spent.usage, spent.cost)
-    if given is not None and given.reserved is not None:
-        given.reserved.settle(**{**dict.fromkeys(given.share, 0), **spent.spent})
-    elif given is None and frame.budget is not None:
-        frame.budget.reserve().settle(**spent.spent)
+# --- deposits ---------------------------------------------------------------------------------------
+
+
+async def take_up_tickets(attempt: Attempt) -> None:
+    """Close the tickets of a call whose handler has succeeded, and apply what was done under them.
+
+    Each is applied as an inner call that has just finished, in the order the tickets were issued. If one no
+    longer fits, this raises, and the call is responsible for all of them.
+    """
+    found = await shielded(_close(attempt))
+    transaction = attempt.open_transaction
+    for number, (given, deposit) in enumerate(found):
+        if deposit is None:
+            log.warning(
+                "a ticket of %s was being redeemed when its call ended, and counts for nothing", attempt.id
+            )
+            _name_unknown(attempt, transaction)
+            continue
+        inner = _inner_of(attempt, given)
+        try:
+            apply_inner(inner, deposit.inner)
+        except BaseException:
+            _settle_all(attempt, transaction, found[number:])
+            raise
+        record = deposit.inner
+        end_as_recorded(inner, record.status, record.result, record.seconds)
+
+
+async def answer_for_tickets(attempt: Attempt, transaction: Transaction) -> None:
+    """Close the tickets of a call that failed: undo or report everything that was done under them."""
+    try:
+        _settle_all(attempt, transaction, await _close(attempt))
+    except Exception:  # whatever else there is to undo is still undone
+        log.exception("the tickets of %s could not be closed", attempt.id)
+
+
+async def _close(attempt: Attempt) -> list[tuple[GivenTicket, Deposit | None]]:
+    """Close the call's tickets and settle their shares. Returns the tickets that somebody redeemed or had begun to."""
+    run_log, tickets = attempt.frame.log, attempt.tickets or []
+    attempt.tickets = None
+    deposits: Mapping[str, bytes] = {}
+    found: list[tuple[GivenTicket, Deposit | None]] = []
+    try:
+        deposits = await run_log.journal.tickets.close(run_log.run_id, [str(each.place) for each in tickets])
+    finally:
+        for given in tickets:
+            body = deposits.get(str(given.place))
+            deposit = msgspec.msgpack.decode(body, type=Deposit) if body else None
+            if deposit is not None:
+                charge(attempt.frame, deposit, given)
+            elif given.reserved is not None:
+                given.reserved.release()
+            if body is not None:
+                found.append((given, deposit))
+    return found
+
+
+def _settle_all(
+    attempt: Attempt, transaction: Transaction, found: Sequence[tuple[GivenTicket, Deposit | None]]
+) -> None:
+    for _, deposit in found:
+        if deposit is None:
+            _name_unknown(attempt, transaction)
+            continue
+        for done in settled_by(attempt, deposit.inner):
+            transaction.settle(done)
+
+
+def _name_unknown(attempt: Attempt, transaction: Transaction) -> None:
+    """Report a redemption that never finished, if its effects can't be rolled back."""
+    if not EFFECTS[attempt.tool.effect].transactional:
+        what = f"{attempt.name} (under a ticket: it is not known whether it was done)"
+        transaction.settle(Settled(what, attempt.id))
+
+
+def _inner_of(attempt: Attempt, given: GivenTicket) -> Attempt:
+    """The call that was made elsewhere, as an inner call of this one."""
+    call = attempt.call
+    inner = Call(
+        call.gate,
+        call.name,
+        call.arguments,
+        inner_call_id(call.id, attempt.number, given.number),
+        call.path,
+        call.loop,
+        given.number,
+        attempt,
+        call.depth,
+        tool=call.tool,
+    )
+    return call.gate.open(inner).attempt

@@ -57,7 +57,7 @@ class Transaction(msgspec.Struct, eq=False):
 
     _root: Session
     owner: str
-    """The name of the tool, said where a fork of the call refuses."""
+    """The name of the tool, for the errors of its forks."""
     writable: bool
     parent: Transaction | None = None
     settled: list[Settled] | None = None
@@ -110,7 +110,7 @@ class Transaction(msgspec.Struct, eq=False):
         return [] if self._session is None else self._session.events
 
     def reads(self) -> list[str]:
-        """The slices and paths the call read, by name: who undoes another call asks."""
+        """The slices and paths the call read, by name. They decide whether an earlier call can be undone."""
         return [place for fork in self.touched for place in fork.read_places()]
 
     def writes(self) -> list[str]:
@@ -131,7 +131,7 @@ class Transaction(msgspec.Struct, eq=False):
         return found
 
     def seal(self) -> None:
-        """Let no fork take any more changes, whoever still holds one: what is shown now is what is applied."""
+        """Refuse further changes in every fork, so that what is shown now is what is applied."""
         for fork in self.touched:
             fork.seal()
 
@@ -142,12 +142,12 @@ class Transaction(msgspec.Struct, eq=False):
             fork.prepare()
 
     def apply(self) -> None:
-        """Apply every fork: nothing here fails or waits. With durable ones it is `apply_all`."""
+        """Apply every fork. Nothing here fails or waits. With durable forks, use `apply_all`."""
         for fork in self.touched:
             fork.apply()
 
     def apply_all(self, call_id: str) -> None:
-        """The same with durable forks: it may fail, and then nothing is applied."""
+        """Apply every fork, including durable ones. It may fail, and then nothing is applied."""
         self.stage(call_id)
         self.apply_durable()
         self.apply_others()
@@ -169,7 +169,7 @@ class Transaction(msgspec.Struct, eq=False):
             raise
 
     def apply_others(self) -> None:
-        """Apply the rest, and let the durable ones stand; they are taken back should it fail."""
+        """Apply the other forks, then confirm the durable ones. If it fails, the durable ones are reverted."""
         durable = self.durable or []
         try:
             for fork in self.touched:

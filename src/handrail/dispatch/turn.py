@@ -77,7 +77,7 @@ async def run_turn(gate: Gate, calls: Sequence[ToolCall], message_id: str | None
 
 
 def _groups(gate: Gate, calls: list[Passage]) -> Iterator[list[Passage]]:
-    """Neighbours run together; a call that runs alone is a group of its own, in its turn."""
+    """Group neighbours that run together. A call that runs alone is a group of its own."""
     group: list[Passage] = []
     for each in calls:
         tool = gate.frame.tools.get(each.call.name)

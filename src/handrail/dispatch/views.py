@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class CallBus:
-    """The bus as a tool sees it: what it publishes is its own, under its name."""
+    """The bus as a tool sees it. A tool publishes its own events only."""
 
     __slots__ = ("_attempt",)
 
@@ -34,7 +34,7 @@ class CallBus:
         self._attempt.emit(event)
 
     def subscribe(self, kind: type[T], listener: Callable[[T], None], /) -> Callable[[], None]:
-        """Listen, also after the call is over; call what is returned to stop."""
+        """Listen, even after the call is over. Returns a function that unsubscribes."""
         self._attempt.home.check()
         return self._attempt.frame.session.dispatcher.subscribe(kind, listener)
 
@@ -84,38 +84,6 @@ class CallSession:
         transaction.session.dispatch(event)
 
 
-class PolicySession(CallSession):
-    """The session as a policy sees it.
-
-    Before the call's transaction it reads what the call will start from and may only log; after the
-    handler it reads and writes the call's fork, whatever the tool's own effect.
-    """
-
-    __slots__ = ()
-
-    def __getitem__(self, kind: type[T], /) -> Slice[T]:
-        attempt = self._attempt
-        if attempt.let_through:
-            return attempt.open_transaction.session[kind]
-        outer = attempt.parent.transaction if attempt.parent is not None else None
-        state = attempt.frame.session.state if outer is None else outer.session.state
-        return attempt.frame.session.slice_in(state, kind)
-
-    def dispatch(self, event: object, /) -> None:
-        attempt = self._attempt
-        if isinstance(event, Fact):
-            raise reserved(event)
-        if attempt.let_through:
-            attempt.open_transaction.session.dispatch(event)
-            return
-        session = attempt.frame.session
-        if not all(target.is_log for target in session.targets_of(event)):
-            raise EventRefused(
-                event, "a policy's `check` may only log", "Keep what it counts in a slice of kind 'log'."
-            )
-        session.dispatch(event)
-
-
 class CallApprovals:
     """The approvals of the run as a tool sees them: nothing here decides, remembers or forgets."""
 
@@ -126,7 +94,7 @@ class CallApprovals:
 
     @property
     def mode(self) -> str | None:
-        return getattr(self._attempt.frame.broker, "mode", None)
+        return self._attempt.frame.people.mode
 
     def list(self) -> tuple[ApprovalRemembered, ...]:
         """What was decided for more than one call of this session, and not revoked."""
@@ -144,11 +112,11 @@ class CallSignal:
 
     @property
     def cancelled(self) -> bool:
-        """True once the call is to stop; also after it ended, for a thread that outlived it."""
+        """Whether the call must stop. It stays true after the call, for a thread that outlives it."""
         return self._attempt.stopped or self._attempt.frame.cancellation.cancelled
 
     def wait(self) -> Operation[None]:
-        """Ends once the call is to stop."""
+        """Wait until the call must stop."""
         attempt = self._attempt
         attempt.home.check()
         return Operation(self._stopped, "signal.wait()", attempt.home)

@@ -59,7 +59,7 @@ class AgentEnvironment(Environment):
 
     def __init__(self, model: Model | str | None = None) -> None:
         if model is not None:
-            from handrail.adapter import Adapter  # only who asks a model needs one
+            from handrail.adapter import Adapter  # only needed to ask a model
 
             adapter = Adapter(model)
             self.prompt_model = adapter.prompt_model_for

@@ -83,7 +83,7 @@ def _describe(question: Question, style: Styler) -> list[str]:
 
 
 def _message(question: Question) -> list[str]:
-    """Why it is asked. A message of several lines has a bar in front, so it can't imitate this form."""
+    """The reason for asking. A message of several lines has a bar in front, so it can't imitate this form."""
     lines = escape(question.message or str(_payload(question).get("reason") or "")).split("\n")
     return [f"  {lines[0]}"] if len(lines) == 1 else [f"  │ {line}" for line in lines]
 

@@ -52,7 +52,7 @@ class Keyboard:
             try:
                 more = os.read(self._fd, _READ_BYTES)
             except OSError:
-                more = b""  # the terminal is gone
+                more = b""  # the terminal was closed
             if not more:
                 self._typed = b""
                 return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
@@ -42,6 +42,14 @@ APPROVAL_SCHEMA: dict[str, Any] = {
     "properties": {"approved": {"type": "boolean"}, "reason": {"type": "string"}},
     "required": ["approved"],
 }
+
+
+@runtime_checkable
+class PreviewBroker(Protocol):
+    """A broker that says whether it is asked about a staged call after it ran in its fork, with a diff."""
+
+    @property
+    def shows_previews(self) -> bool: ...
 
 
 class Broker:
@@ -104,7 +112,7 @@ class Broker:
             answer = await self._ask(request, environment)
             if answer is not None:
                 return decision(answer, request)
-            await self._questions.withdraw(request.question.id)  # nobody waits for its answer
+            await self._questions.withdraw(request.question.id)  # nothing waits for its answer
 
     async def _ask(self, request: ApprovalRequest, environment: Environment) -> Answer | None:
         """The answer to a request; None if it was withdrawn because a new decision covers it."""
@@ -118,7 +126,7 @@ class Broker:
             withdrawn = asking.cancel()
 
         stop = None
-        if request.recall is not None and not request.diff:  # a diff is there to be looked at
+        if request.recall is not None and not request.diff:  # a person may be reading the diff
             stop = request.recall.when_covered(withdraw)
         try:
             await asyncio.wait({asking})

@@ -19,7 +19,7 @@ import pydantic_core
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, SessionError, ToolValidationError
 from handrail.events import ApprovalRemembered, ApprovalRevoked
-from handrail.journal.decisions import lasting, written
+from handrail.journal.decisions import remembered_as, written
 from handrail.journal.digest import digest, new_key
 from handrail.journals import Journal
 from handrail.question import Question
@@ -309,7 +309,7 @@ class Recall:
     def keep(self, approved: bool, reason: str, by: str, scope: str | None = None) -> None:
         """Remember an answer for one of the offered scopes, or for exactly this request."""
         session = self._session
-        fact = lasting(self._question, approved, reason, by, scope, self._clock.now())
+        fact = remembered_as(self._question, approved, reason, by, scope, self._clock.now())
         if fact is None:
             return
         if any(each.id == fact.id for each in session[ApprovalRemembered].all()):

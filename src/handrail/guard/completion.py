@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class CompletionChecker(Protocol):
-    """Decides whether a run may end. One that raises is reported, and the run goes on."""
+    """Decides whether a run may end. An exception in it is reported, and the run continues."""
 
     @property
     def name(self) -> str: ...

@@ -57,7 +57,7 @@ class Trigger:
 
 
 class FeedbackProvider(Protocol):
-    """Gives advice after a call. One that raises is reported, and the run goes on."""
+    """Gives advice after a call. An exception in it is reported, and the run continues."""
 
     @property
     def name(self) -> str: ...

@@ -15,9 +15,10 @@ from typing import Any, Generic, Literal, TypeVar, Union, cast, get_args, get_or
 import pydantic_core
 
 from handrail.context import ToolContext
+from handrail.dispatch.attempt import Attempt
+from handrail.dispatch.call import new_part
 from handrail.dispatch.failures import WrongResult
-from handrail.dispatch.parts import Acting, hand_over
-from handrail.dispatch.secrets import has_secret
+from handrail.dispatch.questions import ask_value, note_verb
 from handrail.errors import (
     ActFailed,
     CallFailed,
@@ -29,12 +30,14 @@ from handrail.errors import (
     LimitError,
     ModelError,
     NoAnswer,
+    NotSupported,
     PromptEvaluationError,
     ToolDefinitionError,
     ToolValidationError,
     TransientError,
     VisibilityExpansionRequired,
 )
+from handrail.replay.marks import has_secret
 from handrail.schema import Schema
 from handrail.schema.problems import describe
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
@@ -67,7 +70,7 @@ class Begun(Generic[PrivateT, PublicT, ResultT]):
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One act of a handoff: its function and the annotations of it."""
+    """One act of a handoff: its function and its annotations."""
 
     function: Callable[..., Any]
     is_async: bool
@@ -168,6 +171,38 @@ _TOLD = (
 """Errors that carry no private data, and are passed on unchanged."""
 
 
+class ActRunner:
+    """Runs the acts of one call, in order.
+
+    Each passes the gate as an inner call whose tool is given. So an act is isolated, commits into the call
+    it is part of, and has its events and its place in the path. It needs no approval and counts as no
+    further call: the one around it was approved and counted.
+    """
+
+    __slots__ = ("_attempt", "_ids")
+
+    def __init__(self, context: ToolContext) -> None:
+        self._attempt = _attempt_of(context)
+        self._ids: dict[str, str] = {}
+
+    async def run(
+        self, act: Tool[Any, Any], *, only_asks: bool = False, has_secret: bool = False
+    ) -> ToolResult[Any]:
+        """Run the next act. Its id is derived from the call's id and the order of acts."""
+        attempt = self._attempt
+        part = new_part(attempt, act, only_asks=only_asks, has_secret=has_secret)
+        self._ids[part.id] = act.name
+        return await attempt.gate.pass_through(part)
+
+    def done(self) -> None:
+        """All acts are over: from now on the call as a whole is responsible for their effects."""
+        transaction = self._attempt.open_transaction
+        if transaction.settled is not None:
+            transaction.settled = [
+                each for each in transaction.settled if self._ids.get(each.call_id) != each.what
+            ]
+
+
 @dataclass(frozen=True, slots=True)
 class Acts:
     """The three acts of a handoff."""
@@ -184,23 +219,23 @@ class Acts:
     ends: Tool[Any, Any]
 
     async def play(self, context: ToolContext) -> ToolResult[Any]:
-        """Run one call of the handoff. It has no effects of its own, so it may be entered again."""
-        acting = Acting(context)
-        begun = await acting.run(_with(self.begins, self.before, None, self._begun, without_words))
+        """Run one call of the handoff. The handler has no effects of its own, so it may be rerun."""
+        runner = ActRunner(context)
+        begun = await runner.run(_with(self.begins, self.before, None, self._begun, without_words))
         if not begun.success:
             return begun
         state = cast("Begun[Any, Any, Any]", begun.value)
         if state.parked is None:
-            acting.done()
+            runner.done()
             return ToolResult(begun.message, state.value, True, begun.exclude_value_from_context)
-        answered = await acting.run(self.asking(state.parked.public), only_asks=True)
+        answered = await runner.run(self.asking(state.parked.public), only_asks=True)
         if not answered.success:
             return answered
         given = (state.parked.private, answered.value)
         ends = _with(self.ends, self.after, given, None, without_words)
-        ended = await acting.run(ends, has_secret=has_secret(self.answer, answered.value))
+        ended = await runner.run(ends, has_secret=has_secret(self.answer, answered.value))
         if ended.success:
-            acting.done()
+            runner.done()
         return ended
 
     def asking(self, public: Any) -> Tool[Any, Any]:
@@ -218,7 +253,7 @@ class Acts:
         shown = self.public.dump(public)
         if context.wait_for is not None:
             plain = pydantic_core.from_json(shown)
-            return await hand_over(context, name, description, plain, self.answer)
+            return await _hand_over(context, name, description, plain, self.answer)
         if context.prompt_model is not None:
             prompt = f"{description}\n\nYou are shown:\n{shown.decode()}"
             return await context.prompt_model(prompt, self.answer.annotation, system=_STANDING_IN)
@@ -230,7 +265,7 @@ class Acts:
         )
 
     def _begun(self, value: Any) -> ToolResult[Any]:
-        """Check what `before` returned now: `after` may run days later."""
+        """Check the result of `before` at once, since `after` may run days later."""
         if isinstance(value, ToolResult):
             done = cast("ToolResult[Any]", value)
             if not done.success:
@@ -253,8 +288,28 @@ class Acts:
             parsed = self.answer.parse_value(value)
         except ToolValidationError as error:
             raise WrongResult(f"its answer does not fit: {error}") from None
-        kind: Any = self.answer.annotation  # what is of the type already keeps its secrets
+        kind: Any = self.answer.annotation  # a value that already has the type keeps its secrets
         return ToolResult("", value if isinstance(kind, type) and isinstance(value, kind) else parsed)
+
+
+async def _hand_over(
+    context: ToolContext, name: str, message: str, public: object, answer: Schema[Any]
+) -> Any:
+    """Put a handoff to a person or an agent, and return their answer."""
+    attempt = _attempt_of(context)
+    attempt.home.check()
+    number = attempt.next_verb(f"handoff {name}")
+    await note_verb(attempt, number, f"handoff {name}")
+    return await ask_value(attempt, number, "handoff", name, message, public, answer)
+
+
+def _attempt_of(context: ToolContext) -> Attempt:
+    attempt: object = context._source  # pyright: ignore[reportPrivateUsage]  # the gate's own
+    if not isinstance(attempt, Attempt):
+        raise NotSupported(
+            "a handoff", "Call it through a gate; with a context made for a test, call its acts one by one."
+        )
+    return attempt
 
 
 def act_tool(
@@ -295,7 +350,7 @@ def _effect(effect: Effect, act: str) -> Effect:
         return effect
     if act == "client":
         return "idempotent"
-    return "irreversible" if effect == "compensable" else effect  # only the whole can be compensated
+    return "irreversible" if effect == "compensable" else effect  # only the whole handoff can be compensated
 
 
 def _without_private(result: ToolResult[Any]) -> ToolResult[Any]:
@@ -364,7 +419,7 @@ def _with(
 
 
 def without_words(error: Exception) -> Exception:
-    """An error of an act with private data, without its words."""
+    """Return an act's error without its message, which may contain private data."""
     if isinstance(error, _TOLD) or _concerns_the_run(error):
         return error
     if isinstance(error, TransientError):
@@ -383,7 +438,7 @@ def _concerns_the_run(error: BaseException) -> bool:
 
 
 def _recorded(what: str, schema: Schema[Any], value: Any) -> Any:
-    """The value as it will be read back. What does not fit is named by its place only."""
+    """Return the value as it will be read back. An invalid part is reported by its place only."""
     places = ""
     try:
         return schema.parse_value(value)

@@ -6,14 +6,15 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any, TypedDict, Unpack
 
+import msgspec
 from typing_extensions import TypeVar
 
 from handrail.clock import Clock
 from handrail.deadline import Deadline
+from handrail.dispatch.call import PART, new_call
+from handrail.dispatch.frame import open_frame
 from handrail.dispatch.gate import Gate
-from handrail.dispatch.opening import open_frame
 from handrail.dispatch.options import RunOptions
-from handrail.dispatch.parts import run_alone
 from handrail.environment import AgentEnvironment
 from handrail.errors import DefinitionError
 from handrail.events import Emitted
@@ -23,9 +24,10 @@ from handrail.ids import NewId
 from handrail.limits import Budget, BudgetTracker
 from handrail.messages import Model
 from handrail.operation import Operation
+from handrail.place import is_in_run
 from handrail.protocols import ToolPolicy
 from handrail.session import Session
-from handrail.tools import Tool
+from handrail.tools import Tool, ToolResult
 
 ParamsT = TypeVar("ParamsT")
 AnswerT = TypeVar("AnswerT")
@@ -86,16 +88,21 @@ def run_as_agent(
         run_id = frame.run_context.run_id
 
         def told(event: Emitted) -> None:
-            of = event.run_context.run_id
-            if on_emit is not None and (of == run_id or of.startswith(f"{run_id}.")):
+            if on_emit is not None and is_in_run(event.run_context.run_id, run_id):
                 on_emit(event.event)
 
         stop = where.dispatcher.subscribe(Emitted, told)
         gate = Gate(frame)
         try:
-            return (await run_alone(gate, act, sent)).unwrap()
+            return (await _run_alone(gate, act, sent)).unwrap()
         finally:
             stop()
             await gate.close()
 
     return Operation(run, f"run_as_agent({handoff.name!r})")
+
+
+async def _run_alone(gate: Gate, act: Tool[Any, Any], arguments: bytes) -> ToolResult[Any]:
+    """Run one act by itself, as a run's only call."""
+    call = new_call(gate, act.name, arguments)
+    return await gate.pass_through(msgspec.structs.replace(call, kind=PART, tool=act))

@@ -53,24 +53,27 @@ _FORMS = {
 
 
 class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
-    """A tool in three acts: `before` here, `client` with whoever is there, `after` here again.
+    """A tool in three acts: `before` here, `client` with the person or model of the environment, `after` here
+    again.
 
         pick_card = Handoff("pick_card", "Let the other side pick a card.", params=Deal)
 
         @pick_card.before
         async def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]: ...
+
         @pick_card.client
         async def choose(offer: Offer, *, context: ToolContext) -> Pick: ...
+
         @pick_card.after
         async def settle(deck: Deck, pick: Pick, *, context: ToolContext) -> ToolResult[Card]: ...
 
-    - The model sees what `after` returns. `before` may return a `ToolResult`: then nobody is asked.
-    - Private data goes from `before` to `after` only. No event and no error shows it: of an exception in
-      `before` or `after` only the type is told. To tell a model more, return `ToolResult.error`.
+    - The model sees the result of `after`. If `before` returns a `ToolResult`, nobody is asked.
+    - Private data goes from `before` to `after` only. No event and no error shows it: an exception in
+      `before` or `after` is reported by its type only. To tell a model more, return `ToolResult.error`.
     - Without a `client`, the person or model of the environment answers; a person gets a form made from the
       answer's type. `client` and `after` may take `params` too.
     - The acts are inner calls of one call: when one fails, all are rolled back.
-    - It is a tool. Put it wherever a tool goes, once its acts are defined.
+    - It is a tool. Use it wherever a tool goes, once its acts are defined.
     """
 
     _acts: Acts | None
@@ -124,7 +127,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     def before(
         self, function: Callable[Concatenate[ParamsT, P], BeforeT], /
     ) -> Callable[Concatenate[ParamsT, P], BeforeT]:
-        """The first act: do what has to be done first, and park what is private and what is public."""
+        """Define the first act: prepare, and park what is private and what is public."""
         act = self._read("before", function)
         taken = act.takes[0]
         if self.params is None and isinstance(taken, type) and taken is not type(None):
@@ -142,7 +145,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     def client(
         self, function: Callable[Concatenate[PublicT, P], ClientT], /
     ) -> Callable[Concatenate[PublicT, P], ClientT]:
-        """The second act: decide, with a person, with a model, or without either."""
+        """Define the second act: decide, with a person, with a model, or without either."""
         act = self._read("client", function)
         if ToolResult in (act.returns, get_origin(act.returns)):
             raise ToolDefinitionError(
@@ -155,7 +158,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     def after(
         self, function: Callable[Concatenate[PrivateT, ClientT, P], AfterT], /
     ) -> Callable[Concatenate[PrivateT, ClientT, P], AfterT]:
-        """The last act: take the answer. What it returns is what the model sees."""
+        """Define the last act: take the answer. The model sees its result."""
         return self._define("after", self._read("after", function), function)
 
     @property
@@ -192,7 +195,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         return function
 
     def _check_between(self, defined: dict[ActName, Act]) -> None:
-        """What one act gives must be what the next one takes."""
+        """Check that each act's result fits the next act's parameter."""
         before, client, after = defined.get("before"), defined.get("client"), defined.get("after")
         if before is not None:
             private, public, _ = parked_types(self.name, before)
@@ -228,7 +231,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         )
 
     def _complete(self) -> Acts:
-        """Build the acts of the functions that were defined."""
+        """Build the acts from the functions that were defined."""
         for name in ("before", "after"):
             if name not in self._defined:
                 raise ToolDefinitionError(

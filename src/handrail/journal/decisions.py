@@ -17,15 +17,15 @@ from handrail.session.serialization import encode_item
 _SAID = frozenset(("approved", "reason", "remember", "scope"))
 
 
-def lasting(
+def remembered_as(
     question: Question, approved: bool, reason: str, by: str, scope: str | None, at: datetime
 ) -> ApprovalRemembered | None:
-    """What is remembered of an answer: for this scope, which was offered, or for exactly this.
+    """Return what to remember of an answer: for an offered scope, or for exactly this request; None for nothing.
 
-    None where nothing can be. One question has one answer, so the same decision has the same id whenever
-    it is heard; a question that is asked again about what has changed is another.
+    One question has one answer, so the same decision always has the same id. A question that is asked again
+    about something that has changed is another question.
     """
-    kept = question.lasting
+    kept = question.decision_keys
     if kept is None or (scope is not None and scope not in kept.scopes):
         return None
     key = kept.scopes[scope] if scope is not None else kept.exact if approved else kept.any_diff
@@ -44,10 +44,10 @@ def lasting(
     )
 
 
-def lasting_in(question: Question, answer: Answer, at: datetime) -> ApprovalRemembered | None:
+def remembered_by(question: Question, answer: Answer, at: datetime) -> ApprovalRemembered | None:
     """Return what an answer is to be remembered as; None for once, or if the answer will be refused."""
     value: Any = answer.value
-    if question.lasting is None or answer.outcome != "answered" or not isinstance(value, Mapping):
+    if question.decision_keys is None or answer.outcome != "answered" or not isinstance(value, Mapping):
         return None
     said = cast("Mapping[str, Any]", value)
     remember, scope, reason = said.get("remember", "once"), said.get("scope"), said.get("reason")
@@ -56,12 +56,12 @@ def lasting_in(question: Question, answer: Answer, at: datetime) -> ApprovalReme
     if type(said.get("approved")) is not bool or not isinstance(reason, str | None):
         return None
     if remember == "scope":
-        scope = next(iter(question.lasting.scopes), None) if scope is None else scope
+        scope = next(iter(question.decision_keys.scopes), None) if scope is None else scope
         if not isinstance(scope, str):
             return None
     elif scope is not None:
         return None
-    return lasting(question, said["approved"], reason or "", answer.by, scope, at)
+    return remembered_as(question, said["approved"], reason or "", answer.by, scope, at)
 
 
 def written(fact: ApprovalRemembered | ApprovalRevoked, session_id: str, principal: str) -> Decision:
@@ -81,7 +81,7 @@ def written(fact: ApprovalRemembered | ApprovalRevoked, session_id: str, princip
 
 def decision_in(question: Question, answer: Answer, now: datetime) -> Decision | None:
     """Return the decision that an answer asks to remember, if any."""
-    fact = lasting_in(question, answer, now)
+    fact = remembered_by(question, answer, now)
     return None if fact is None else written(fact, fact.run_context.session_id, question.principal)
 
 

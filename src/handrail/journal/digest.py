@@ -25,9 +25,9 @@ def new_key() -> bytes:
 
 
 def key_beside(journal: str) -> bytes:
-    """The key that belongs to a journal's file: from the environment, else from a file beside it.
+    """Return the key that belongs to a journal's file: from the environment, else from a file beside it.
 
-    That file is made where there is none, and only its owner can read it.
+    The file is created if it is missing, and only its owner can read it.
     """
     given = os.environ.get(KEY_VARIABLE)
     if given:

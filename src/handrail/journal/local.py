@@ -330,7 +330,7 @@ class LocalQuestions:
             self._close(pending, outcome, getattr(none, "reason", "") or str(none))
         except Exception as error:
             log.error("the environment raised, so question %s is cancelled", question.id, exc_info=error)
-            self._close(pending, "cancelled", f"whoever was to be asked could not be: {type(error).__name__}")
+            self._close(pending, "cancelled", f"nobody could be asked: {type(error).__name__}")
 
 
 def _wake(settled: asyncio.Future[Answer], answer: Answer) -> None:

@@ -1,4 +1,4 @@
-"""The tickets of a journal's database: issued by the owner of a run, redeemed once by whoever holds one."""
+"""The tickets of a journal's database: issued by the owner of a run, redeemed once by another process."""
 
 from __future__ import annotations
 

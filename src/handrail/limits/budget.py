@@ -1,4 +1,4 @@
-"""Budgets: what may be spent, reserved before a spend and settled after it, and what models have spent."""
+"""Budgets: spending limits, reserved before a spend and settled after it, and what models have spent."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Unit = Literal["tokens", "money", "requests", "tool_calls"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
 Amount = int | float | Decimal
 UNKNOWN = None
-"""The amount of a spend nobody can price: refused wherever that unit is limited, else not counted."""
+"""The amount of a spend with an unknown price: refused if its unit is limited, otherwise not counted."""
 
 _Exact = int | Decimal
-"""Whole amounts are kept as such: adding them is quick, and as exact as it gets."""
+"""Integers stay integers: adding them is fast and exact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Upper bounds. None means no bound."""
+    """Spending limits. None means no limit."""
 
     tokens: int | None = None
     money: Amount | None = None
@@ -43,15 +43,15 @@ class Budget:
                 )
 
     def limits(self) -> dict[Unit, int | Decimal]:
-        """The bounds there are, exactly."""
+        """The limits that are set, as exact numbers."""
         found: dict[Unit, Amount | None] = {unit: getattr(self, unit) for unit in UNITS}
         return {unit: _exact(limit) for unit, limit in found.items() if limit is not None}
 
 
 class Reservation:
-    """An upper bound set aside for one spend. Settle it with what was really spent, or release it.
+    """An upper bound reserved for one spend. Settle it with the real amount, or release it.
 
-    Used with `with`, it is released at the end unless it was settled.
+    As a context manager, it is released at the end unless it was settled.
     """
 
     __slots__ = ("_amounts", "_over", "_tracker")
@@ -86,11 +86,12 @@ class Reservation:
 
 
 class BudgetTracker:
-    """What has been spent and may still be, here and in every run above.
+    """What has been spent and what is left, here and in every run above.
 
-    A spend is charged to this tracker and all its ancestors at once, under one lock: whatever runs in
-    parallel, no bound is passed by reserving. What a spend really came to is recorded as it was, also
-    where it is more than was reserved: then less than nothing is left.
+    A spend is charged to this tracker and all its ancestors at once, under one lock, so concurrent
+    reservations
+    never exceed a limit. The real amount of a spend is always recorded, even if it is more than was reserved:
+    then the remaining amount is negative.
     """
 
     __slots__ = ("_above", "_limits", "_reserved", "_spent", "lock")
@@ -103,13 +104,13 @@ class BudgetTracker:
         self._spent: dict[Unit, _Exact] = {}
 
     def share(self, budget: Budget | None = None) -> BudgetTracker:
-        """A tracker for a run below this one, with bounds of its own on top of these."""
+        """Return a tracker for a run below this one, with additional limits."""
         return BudgetTracker(budget, parent=self)
 
     def reserve(self, **amounts: Amount | None) -> Reservation:
-        """Set an upper bound aside, or raise `BudgetExceededError` and set nothing aside.
+        """Reserve an upper bound, or raise `BudgetExceededError` and reserve nothing.
 
-        An amount of None is one that nobody knows (`UNKNOWN`).
+        An amount of None is unknown (`UNKNOWN`).
         """
         exact = _checked(amounts)
         with self.lock:
@@ -122,7 +123,7 @@ class BudgetTracker:
         return Reservation(self, exact)
 
     def remaining(self) -> Mapping[str, float]:
-        """What is left of each bounded unit, the tightest bound of this and every run above."""
+        """Return what is left of each limited unit: the tightest limit of this and every run above."""
         return {unit: float(amount) for unit, amount in self.left().items()}
 
     def left(self) -> Mapping[str, int | Decimal]:
@@ -136,12 +137,12 @@ class BudgetTracker:
         return left
 
     def spent(self) -> Mapping[str, Decimal]:
-        """What was really spent by this run and everything below it."""
+        """Return what was really spent by this run and everything below it."""
         with self.lock:
             return {unit: Decimal(amount) for unit, amount in self._spent.items()}
 
     def settle(self, reserved: Mapping[Unit, _Exact], real: Mapping[Unit, _Exact]) -> None:
-        """Put the real amounts in the place of reserved ones: what a reservation does, under the lock."""
+        """Replace reserved amounts by the real ones, under the lock. Called by a reservation."""
         for tracker in (self, *self._above):
             for unit, amount in reserved.items():
                 tracker._reserved[unit] = _less(tracker._reserved[unit], amount)
@@ -179,7 +180,7 @@ def _add(to: dict[Unit, _Exact], amounts: Mapping[Unit, _Exact]) -> None:
 
 
 def _checked(amounts: Mapping[str, Amount | None]) -> dict[Unit, _Exact]:
-    """The amounts that are known, exactly; a unit or an amount that can't be is refused."""
+    """Return the known amounts as exact numbers. An invalid unit or amount is refused."""
     exact: dict[Unit, _Exact] = {}
     for unit, amount in amounts.items():
         if unit not in UNITS:
@@ -196,14 +197,14 @@ def _checked(amounts: Mapping[str, Amount | None]) -> dict[Unit, _Exact]:
 
 
 def _is_amount(amount: object) -> bool:
-    """Is it a number of at least 0? A bool is none, and neither is one that is not a number."""
+    """Return whether it is a number of at least 0. Neither a bool nor NaN is one."""
     if isinstance(amount, bool) or not isinstance(amount, (int, float, Decimal)):
         return False
     return amount == amount and amount >= 0
 
 
 def _exact(amount: Amount) -> _Exact:
-    """The amount as written: 0.1 dollars are ten cents, not the nearest binary fraction."""
+    """Return the amount as written: 0.1 dollars is ten cents, not the nearest binary fraction."""
     return Decimal(str(amount)) if isinstance(amount, float) else amount
 
 
@@ -211,22 +212,22 @@ _NOTHING = Usage()
 _FREE = Decimal(0)
 
 
-class Spending:
-    """A running sum, which also counts towards every run above.
+class CostTracker:
+    """A running total, which also counts towards every run above.
 
-    The cost is None once a part of it is unknown: an unknown price is not nothing.
+    The cost is None once a part of it is unknown: an unknown price is not zero.
     """
 
     __slots__ = ("_above", "cost", "usage")
 
-    def __init__(self, above: Spending | None = None) -> None:
+    def __init__(self, above: CostTracker | None = None) -> None:
         self._above = above
         self.usage = _NOTHING
         self.cost: Decimal | None = _FREE
 
     def add(self, usage: Usage, cost: Decimal | None) -> None:
-        """One request was answered."""
-        spending: Spending | None = self
+        """Add the usage of one answered request."""
+        spending: CostTracker | None = self
         while spending is not None:
             spending.usage += usage
             if cost is None:
@@ -236,7 +237,7 @@ class Spending:
             spending = spending._above
 
     def spent(self) -> Mapping[str, Decimal]:
-        """The same by unit; money is left out where it is unknown."""
+        """The same by unit; money is left out if it is unknown."""
         found = {"tokens": Decimal(self.usage.tokens), "requests": Decimal(self.usage.requests)}
         if self.cost is not None:
             found["money"] = self.cost

@@ -17,21 +17,20 @@ class Lease(Protocol):
 
     @property
     def interval(self) -> float:
-        """Seconds between two extensions that keep it safely."""
+        """Seconds between extensions, short enough to keep the job."""
         ...
 
     def extend(self) -> None:
-        """Keep the job. Quick and without waiting: it is called on the event loop, or on the
-        thread of a handler that beats for itself."""
+        """Keep the job. Must be quick and must not block: it is called on the event loop, or on a handler's thread."""
         ...
 
 
 class Heartbeat:
-    """The beats of one call.
+    """The heartbeat of one call.
 
-    A handler that never beats is beaten for as long as it runs, until its timeout. From its first
-    own beat on only its own count, so that one that hangs loses the job. Once the call is over
-    nothing keeps the job any more, not even the beat of a thread that outlived it.
+    For a handler that never beats itself, beats are sent for as long as it runs, until its timeout. After its
+    first own beat only its own count, so a handler that hangs loses the job. Once the call has ended nothing
+    keeps the job any more, not even a beat from a thread that outlived it.
     """
 
     __slots__ = ("_clock", "_lease", "_over", "_timer", "beats_itself", "last_beat")
@@ -49,7 +48,7 @@ class Heartbeat:
         self._over = False
 
     def beat(self) -> None:
-        """The handler's own beat. What the lease raises is raised here."""
+        """Record a beat of the handler itself and extend the lease. Raises what the lease raises."""
         if not self._over:
             self.beats_itself = True
             self._extend()
@@ -57,7 +56,7 @@ class Heartbeat:
     def keep(self, loop: asyncio.AbstractEventLoop) -> None:
         """Beat for the handler from now on, until it beats itself or `stop` is called.
 
-        A lease that can't be extended is logged and tried again: the call goes on meanwhile.
+        A failure to extend the lease is logged and retried; the call continues meanwhile.
         """
         self.stop()
         self._over = False
@@ -70,7 +69,7 @@ class Heartbeat:
         self._timer = loop.call_later(self._lease.interval, self.keep, loop)
 
     def stop(self) -> None:
-        """The handler is over."""
+        """Stop, because the handler has ended."""
         self._over = True
         if self._timer is not None:
             self._timer.cancel()

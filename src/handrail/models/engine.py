@@ -123,7 +123,7 @@ class Engine:
 
         with self._turn:
             if take(""):
-                return Ended(True, Usage())  # nobody waits for it any more
+                return Ended(True, Usage())  # no longer awaited
             if not self._closing:
                 self._load()
                 self._server.handle_completions({**body, "stream": True, "return_progress": True}, hear)

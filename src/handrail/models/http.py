@@ -64,7 +64,7 @@ _UNEXPECTED = (KeyError, IndexError, TypeError, AttributeError)
 
 
 class Provider:
-    """Where the requests of one model go, and what they carry.
+    """The address, headers and key of one model's requests.
 
     The key is read from the environment for each request and appears nowhere else: not in a view of the
     request, not in an error, not in a repr.

@@ -26,7 +26,7 @@ def tariff_of(model: str, traits: Traits) -> Tariff:
 
 
 def most_of(tariff: Tariff, input: int, output: int) -> Decimal | None:
-    """Return the maximum cost of so many tokens: writing to a provider's cache costs more than not."""
+    """Return the maximum cost of this many tokens: writing to a provider's cache costs more than not."""
     plain, written = tariff(Usage(input, output)), tariff(Usage(input, output, cache_writes=input))
     return None if plain is None or written is None else max(plain, written)
 

@@ -1,7 +1,7 @@
-"""`Overrides`: tuned words for prompts, kept in files beside the code.
+"""`Overrides`: tuned texts for prompts, kept in files beside the code.
 
-A file holds, for one prompt, other texts for its sections' bodies and summaries and for its tools'
-descriptions and examples. Each names by a hash what it replaces. When the original has changed since, the
+A file has, for one prompt, other texts for its sections' bodies and summaries and for its tools'
+descriptions and examples. Each one identifies its original by a hash. If the original has changed since, the
 override is stale: it is reported and not applied.
 
 What a file can replace, reading it, and writing one to start from are here too.
@@ -78,7 +78,7 @@ class Overrides:
         return self.apply(prompt, prompt.params_type).reports
 
     def apply(self, prompt: Prompt[Any], params_type: Any) -> TunedWords:
-        """The prompt's words with its overrides applied, or the error for one that does not fit."""
+        """Return the prompt's texts with its overrides applied, or raise the error for one that does not fit."""
         return TunedWords(self.file_of(prompt), tuple(originals(prompt)), params_type)
 
     def write_starter(self, prompt: Prompt[Any]) -> Path:
@@ -177,7 +177,7 @@ Kind = Literal["body", "summary", "description", "examples"]
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """A text or a list of examples as it stands in the code, with its hash."""
+    """A text or a list of examples from the code, with its hash."""
 
     kind: Kind
     path: str
@@ -224,7 +224,7 @@ _KINDS: dict[str, tuple[Kind, ...]] = {"sections": ("body", "summary"), "tools":
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One override as it stands in the file."""
+    """One override from the file."""
 
     kind: Kind
     path: str
@@ -234,7 +234,7 @@ class Override:
 
 def read_overrides(file: Path) -> tuple[Override, ...]:
     """Every override in a file; none if there is no file."""
-    import tomllib  # only those who use overrides pay for it
+    import tomllib  # imported only when overrides are used
 
     try:
         text = file.read_bytes().decode()
@@ -327,7 +327,7 @@ _HEAD = """\
 
 
 def starter(prompt: str, known: Iterable[Original]) -> str:
-    """The content of a file of overrides in which every text is still the one in the code."""
+    """Return the content of a file of overrides in which every text is still the one in the code."""
     blocks = [_HEAD.format(prompt=prompt)]
     written: set[tuple[str, str]] = set()
     for original in known:

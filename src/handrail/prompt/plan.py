@@ -70,7 +70,7 @@ class Planned(msgspec.Struct, frozen=True):
 
 
 class Words:
-    """The words of a prompt as they stand in the code. Overrides replace them in a subclass."""
+    """The texts of a prompt as they are in the code. A subclass replaces them with overrides."""
 
     def body(self, path: str, section: Section[Any]) -> str:
         return section.template

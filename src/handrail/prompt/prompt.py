@@ -267,7 +267,7 @@ class _Check:
             object.__setattr__(prompt, field, value)
 
     def having(self, field: str, member: str, hint: str) -> tuple[Any, ...]:
-        """One of the prompt's lists as a tuple, each of which must have this member."""
+        """Return one of the prompt's lists as a tuple. Each item must have this member."""
         found = tuple(getattr(self.prompt, field))
         for index, one in enumerate(found):
             if isinstance(one, type) or not hasattr(one, member):

@@ -24,7 +24,7 @@ from handrail.tools.checks import is_record
 from handrail.tools.signature import body_of
 
 _GIVEN = ("params", "session")
-"""What such a function can take, by these names."""
+"""The parameters such a function may have."""
 
 
 class Condition:

@@ -166,7 +166,7 @@ class CallResources:
         """Whether nothing was created that must be closed with the call."""
         return self._call is None or self._call.empty
 
-    # `within` is the lifetime of whoever asks; `path` is the chain of resources being created.
+    # `within` is the lifetime of the requester; `path` is the chain of resources being created.
 
     def get_for(self, protocol: type, within: Scope, path: tuple[type, ...]) -> Any:
         found = self._there(protocol, within)
@@ -301,7 +301,7 @@ class Inside:
         self.scope: Scope = scope
         """The lifetime of what is being created."""
         self.within: Scope = within
-        """The lifetime of whoever asked for it."""
+        """The lifetime of its requester."""
         self._resources = resources
         self._path = path
         self._handed: list[Any] = []

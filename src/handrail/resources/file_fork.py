@@ -100,7 +100,7 @@ class FileFork(Overlay):
             if self._line and not any(fork._state for fork in self._line):
                 self._line[-1]._adopt(self)
             if self._line and (self._into_sealed() or any(fork._state for fork in self._line)):
-                self._over = None  # what was forked is closed itself and takes nothing more
+                self._over = None  # the parent is closed itself and accepts nothing
             if self._over is not None:
                 self._merge(self._over)
             self._seen = self._listed = self._torn = None

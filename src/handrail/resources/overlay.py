@@ -109,7 +109,7 @@ class Overlay(Layer):
         return self._unless_kept(folder, name, self._parent._look(folder, name))
 
     def _reaches(self, folder: str) -> bool:
-        """Whether the parent's files in a folder are visible: not if the folder, or one above it, is gone here."""
+        """Whether the parent's files in a folder are visible: not if the folder, or one above it, was removed here."""
         node = None
         while folder and node is None:
             folder, name = split(folder)

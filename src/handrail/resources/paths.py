@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol, runtime_checkable
 
 import msgspec
 
@@ -36,6 +36,15 @@ class ParsedPath(msgspec.Struct, frozen=True, gc=False):
     name: str
     as_folder: bool
     """Whether it was written as only a folder can be: `.`, `docs/`, `docs/.`"""
+
+
+@runtime_checkable
+class HasLinks(Protocol):
+    """Files with links among them."""
+
+    def resolved(self, path: str, /) -> str:
+        """Return where a path leads: normalized, with every link resolved."""
+        ...
 
 
 _paths: dict[str, ParsedPath] = {}

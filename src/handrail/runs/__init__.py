@@ -1,4 +1,4 @@
-"""Recorded runs from outside: looked at, ended, forked, undone, replayed, carried elsewhere, forgotten.
+"""Operations on recorded runs: list, show, cancel, fork, undo, replay, export, import, forget.
 
 Everything here works on a journal. None of it needs the process that ran the run.
 """

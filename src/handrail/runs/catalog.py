@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from handrail.adapter.answer import RecordedAnswer
-from handrail.adapter.run_lease import taken
+from handrail.adapter.run_lease import acquire_run
 from handrail.adapter.run_record import RunOutcome, base_of, decode_begin
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, RunBusy, RunUnknown
@@ -50,9 +50,9 @@ async def list_runs(
     before: Mark | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Sequence[RunLine]:
-    """Runs, the newest first, at most `limit`; `standing` names which are wanted, all if it is empty.
+    """List runs, newest first, at most `limit`. `standing` filters by standing; empty means all.
 
-    With `principal` only that one's. The next page is what is `before` the mark of the last one's record.
+    With `principal`, only that principal's runs. For the next page, give the last record's mark as `before`.
     """
     now = clock.now().timestamp()
     found: list[RunLine] = []
@@ -75,11 +75,12 @@ async def list_runs(
 async def forget(
     journal: Journal, *, before: datetime | None = None, keep: int | None = None, dry: bool = False
 ) -> Sequence[str]:
-    """Take runs out of the journal that ended before a time, or are not among the newest `keep`.
+    """Delete runs from the journal that ended before a time, or are not among the newest `keep`.
 
-    Only those that are over, and only whole sessions: each run of a session builds on those before it, so
-    one that is not over, or not to go yet, keeps the others. What a folder keeps for undoing is the folder's.
-    Returns the ids of those that went; with `dry`, that would.
+    Only finished runs and whole sessions are deleted: each run of a session builds on the earlier ones, so an
+    unfinished or newer run keeps the others. Data that a folder keeps for undo stays with the folder. Returns
+    the
+    ids of the deleted runs; with `dry`, of those that would be deleted.
     """
     if before is None and keep is None:
         raise DefinitionError("nothing says which runs to forget. Give `before`, `keep` or both.")
@@ -115,11 +116,10 @@ async def _all_runs(journal: Journal) -> list[RunRow]:
 async def approvals(
     journal: Journal, session_id: str, *, principal: str, clock: Clock = SYSTEM_CLOCK
 ) -> ApprovalMemory:
-    """The approvals and denials that hold for somebody's session: `.list()` them, `.revoke(id)` one.
+    """Return the decisions of a session: `.list()` them, or `.revoke(id)` one.
 
-    What is revoked is recorded, and counts at once for a run of the session, in whichever process that
-    is. Nothing else of the session is read, so its code is not needed. `RunUnknown` where this principal
-    has no run in a session of this id.
+    A revocation is recorded, and applies at once to a run of the session in any process. Nothing else of the
+    session is read, so its code is not needed. `RunUnknown` if the principal has no run in such a session.
     """
     runs = await journal.runs.list(session_id=session_id, principal=principal)
     if not runs:
@@ -157,15 +157,16 @@ UNFINISHED = Unfinished(
 async def cancel(journal: Journal, run_id: str) -> RunRow:
     """End a run.
 
-    One that nobody has is over when this returns, each of its calls with a result, so that later runs of
-    its session can go on. One that another process has is stopped by that process within seconds: until
-    then the row that is returned has `stopping`. One that is over stays as it is.
+    A run without an owner has ended when this returns, and each of its calls has a result, so that later runs
+    of
+    its session can continue. If another process owns it, that process stops it within seconds; until then the
+    returned row has `stopping`. A finished run is left unchanged.
     """
     row = await journal.runs.get(run_id)
     if row.status in OVER:
         return row
     try:
-        async with taken(journal, run_id) as row:
+        async with acquire_run(journal, run_id) as row:
             if row.status not in OVER:
                 await _end(journal, row)
     except RunBusy:

@@ -1,4 +1,4 @@
-"""Copies of runs: forks, which go on by themselves, and files to keep, send or resume elsewhere."""
+"""Copies of runs: forks, which continue independently, and files to keep, send or resume elsewhere."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ def detach(begin: RunBegin, lineage: Lineage, session_id: str, **changes: object
 async def fork(
     journal: Journal, run_id: str, step: int, new_id: str | None = None, *, clock: Clock = SYSTEM_CLOCK
 ) -> RunRow:
-    """A run of its own that has the first `step` answers of the model and what came of them.
+    """Create a run with the first `step` model answers of another run, and their results.
 
-    Resumed, it asks the model for the next one. It has a session of its own, which begins as that of the
-    first did. Files stay as they are: the fork finds them as they are now, whatever the calls it has in
-    common with the first run did to them. Questions that were open in these calls are asked again.
+    When resumed, it asks the model for the next answer. It has its own session, which starts like the first
+    run's. Files are not changed: the fork sees them as they are now, whatever the common calls did to them.
+    Open questions of these calls are asked again.
     """
     row = await journal.runs.get(run_id)
     record, begin = row.record, decode_begin(row.record)
@@ -150,7 +150,7 @@ def _calls_until(run_id: str, entries: Sequence[Entry], step: int) -> int:
 
 
 def _kept(entries: Sequence[Entry], step: int, calls: int, units: Sequence[CommitUnit]) -> Iterator[Entry]:
-    """Return the entries that belong to these calls, and what the run itself heard before the next answer."""
+    """Return the entries of these calls, and what the run itself recorded before the next answer."""
     places = {unit.call_id: unit.place for unit in units}
     after = ("model answer", str(RUN.answer(step + 1)))
     until = next((at for at, entry in enumerate(entries) if (entry.kind, entry.key) == after), len(entries))
@@ -162,7 +162,7 @@ def _kept(entries: Sequence[Entry], step: int, calls: int, units: Sequence[Commi
 
 
 def _detach_unit(unit: CommitUnit, new_id: str) -> CommitUnit:
-    """Return a call as the fork has it: its files belong to the first run, and its paths count there only."""
+    """Return a call as the fork records it: its files belong to the first run, and its paths count only there."""
     return msgspec.structs.replace(
         unit,
         run_id=new_id,
@@ -180,6 +180,12 @@ FORMAT = 1
 """The version of the file format. A newer one is refused, never guessed at."""
 
 
+_AT_PLACES = frozenset(
+    ("model answer", "call begun", "call tried", "inner call", "verb", "advice", "approval")
+)
+"""The entries whose keys are places."""
+
+
 class _Head(msgspec.Struct):
     handrail: str
     version: int
@@ -187,10 +193,11 @@ class _Head(msgspec.Struct):
 
 
 async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> int:
-    """Write a run into one file, in lines of JSON; returns how many.
+    """Write a run to a file, as lines of JSON, and return how many.
 
-    It holds the session as the run found it, so no other run is needed. Not in it: what the journal has
-    not either (secrets are masked there), questions (those that are open are asked again), and what folders keep for undoing.
+    The file has the session as the run found it, so no other run is needed. It does not have secrets (the
+    journal
+    masks them), questions (open ones are asked again), or data that folders keep for undo.
     """
     row = await journal.runs.get(run_id)
     record = row.record
@@ -230,7 +237,7 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
 async def import_(
     journal: Journal, path: str | PathLike[str], *, run_id: str | None = None, session_id: str | None = None
 ) -> RunRow:
-    """Bring a run in that was exported. `run_id` gives it another id, where the journal has one of that id."""
+    """Import an exported run. `run_id` gives it another id, if the journal already has one with its id."""
     copy = _read(Path(path))
     was, record = copy.row.record.id, copy.row.record
     new_id = run_id or was
@@ -287,7 +294,7 @@ def _read(path: Path) -> RunCopy:
     for number, line in enumerate(lines[1:], 2):
         try:
             ((kind, body),) = msgspec.json.decode(line, type=dict[str, msgspec.Raw]).items()
-            found[kind].append(msgspec.json.decode(body, type=kinds[kind]))
+            found[kind].append(_with_place(msgspec.json.decode(body, type=kinds[kind])))
         except (ValueError, KeyError) as error:
             raise RunError(
                 head.run_id, f"line {number} of {name} is damaged: {error}", "Export it again."
@@ -301,3 +308,12 @@ def _read(path: Path) -> RunCopy:
         steps=found["step"],
         blobs=found["blob"],
     )
+
+
+def _with_place(line: Any) -> Any:
+    """Return a line of the file whose place, if it has one, can be parsed; else raise `ValueError`."""
+    if isinstance(line, CommitUnit):
+        Place.parse(line.place)
+    elif isinstance(line, Entry) and line.kind in _AT_PLACES:
+        Place.parse(line.key)
+    return line

@@ -11,19 +11,16 @@ import pydantic_core
 
 from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.response import Output
-from handrail.adapter.run_record import Resumed, go_on, offer_of
+from handrail.adapter.run_record import ResumedRun, load_resumed, offer_of
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.context import ToolContext
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import new_call
 from handrail.dispatch.failures import Refused
-from handrail.dispatch.frame import Frame
+from handrail.dispatch.frame import Frame, open_frame
 from handrail.dispatch.gate import Gate
-from handrail.dispatch.opening import open_frame
 from handrail.dispatch.options import DEPTH_LIMIT, RunOptions
 from handrail.dispatch.policies import check_policies, close_policy_context
-from handrail.dispatch.replaying import read_result
-from handrail.dispatch.secrets import is_masked
 from handrail.dispatch.transaction import new_transaction
 from handrail.errors import (
     HandrailError,
@@ -39,6 +36,8 @@ from handrail.place import RUN, Place
 from handrail.prompt import OPENER, Prompt, RenderedPrompt
 from handrail.protocols import Filesystem
 from handrail.records import CommitUnit
+from handrail.replay.marks import is_masked
+from handrail.replay.records import read_result
 from handrail.resources.bindings import Binding
 from handrail.resources.paths import folder_of
 from handrail.runs.undo import meet
@@ -103,16 +102,18 @@ async def replay(
     tally: Tally | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Divergence | None:
-    """Go through a recorded run with the code of today; None where nothing differs.
+    """Replay a recorded run with today's code. Returns the first difference, or None.
 
-    No model is asked and nothing is changed: calls of effect `pure`, `read` and `staged` run in a
-    transaction that is dropped, of others the recorded result is taken, and so it is of calls that asked
-    somebody, were given a secret, ran a prompt of their own, or worked on files that have changed since.
-    `filesystem` are the files as they were when the run began; without them calls that used files are not
-    run. `params` go before those that were recorded.
+    No model is asked and nothing is changed. Calls of effect `pure`, `read` and `staged` run in a transaction
+    that is dropped. For other calls the recorded result is used, and also for calls that asked somebody, were
+    given a secret, ran a prompt of their own, or worked on files that have changed since. `filesystem` has
+    the
+    files as they were when the run began; without it, calls that used files are not run. `params` override
+    the
+    recorded ones.
     """
     row = await journal.runs.get(run_id)
-    resumed = await go_on(journal, row, session, clock)
+    resumed = await load_resumed(journal, row, session, clock)
     begin = resumed.begin
     try:
         rendered = prompt.render(
@@ -137,11 +138,11 @@ async def replay(
     try:
         return await walk.go([answers[RUN.answer(number)] for number in range(1, len(answers) + 1)])
     finally:
-        await frame.resources.close()
+        await frame.world.resources.close()
 
 
 def _compare_prompt(
-    prompt: Prompt[Any], rendered: RenderedPrompt[Any], resumed: Resumed
+    prompt: Prompt[Any], rendered: RenderedPrompt[Any], resumed: ResumedRun
 ) -> Divergence | None:
     begin = resumed.begin
     if rendered.text != begin.system:
@@ -180,7 +181,7 @@ async def _changed_since(
 
 def _frame(
     prompt: Prompt[Any],
-    resumed: Resumed,
+    resumed: ResumedRun,
     filesystem: Filesystem | None,
     resources: Iterable[Binding[Any]],
     clock: Clock,
@@ -197,7 +198,7 @@ def _frame(
 
 
 class _Dropped(Exception):
-    """Ends the transaction that everything ran in: nothing of it is kept."""
+    """Ends the transaction around the whole replay, so that nothing of it is kept."""
 
 
 class _Walk:
@@ -277,7 +278,7 @@ class _Walk:
             return self._open(step, unit)
         tool = self._frame.tools.get(asked.name)
         if tool is None and asked.name in self._added:
-            self._take(outer, unit)  # the original caller provided it, and nobody does here
+            self._take(outer, unit)  # the original caller provided it, and it is missing here
             return None
         if tool is None:
             return self._missing(step, unit)
@@ -347,7 +348,7 @@ class _Walk:
         was, now = unit.decision or "allow", "allow"
         if self._frame.policies:
             call = new_call(self._gate, tool.name, asked.arguments, parent=outer)
-            outer.inner -= 1  # it is not a call of its own
+            outer.inner -= 1  # it is not a separate call
             call.resolve(tool)
             attempt = self._gate.open(call).attempt
             attempt.params = tool.parse(asked.arguments)
@@ -372,12 +373,12 @@ class _Walk:
         if any(each.attempt_at(place) for each in self._asking):
             return False
         paths = [place[5:] for place in (*unit.reads, *unit.writes) if place.startswith("file ")]
-        if paths and self._frame.filesystem is None:
+        if paths and self._frame.world.filesystem is None:
             return False
         return not any(meet(changed, path) for changed in self._unknown for path in paths)
 
     def _take(self, outer: Attempt, unit: CommitUnit) -> None:
-        """Apply what was recorded of a call."""
+        """Apply the recorded effects of a call."""
         self._tally.taken += 1
         for event in unit.events:
             outer.open_transaction.session.dispatch(decode_item(bytes(event), self._frame.session.id))

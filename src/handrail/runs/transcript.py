@@ -11,13 +11,13 @@ from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.conversation import Conversation, root_conversation
 from handrail.adapter.loop import NO_MESSAGE
 from handrail.adapter.run_record import decode_begin, decode_outcome, session_after, session_before
-from handrail.dispatch.replaying import InnerCall
 from handrail.errors import RunUnknown
 from handrail.events import MessageAdded
 from handrail.journals import Journal
 from handrail.messages import AssistantMessage, CallAnswered, CallAsked, Message, ToolMessage, UserMessage
 from handrail.place import RUN, Place
 from handrail.records import OVER, CommitUnit, Entry, RunRow
+from handrail.replay.records import InnerCall
 from handrail.runs.copies import lineage_of
 from handrail.runs.tree import text_of
 from handrail.session import Session
@@ -34,10 +34,10 @@ class Unfinished(NamedTuple):
 async def session(
     journal: Journal, session_id: str, *, principal: str, session: Session | None = None
 ) -> Session:
-    """Somebody's session as the newest of its runs that is over left it.
+    """Return a principal's session as its newest finished run left it.
 
-    Where none is over yet, as the first one found it. `RunUnknown` where this principal has no run in a
-    session of this id. `session` is an empty one under the id, for slices that have rules of their own.
+    If none has finished yet, it is the session that the first run found. `RunUnknown` if the principal has no
+    run in a session with this id. `session` is an empty session with the id, for slices with their own rules.
     """
     rows = await journal.runs.list(session_id=session_id, principal=principal)
     if not rows:
@@ -49,10 +49,10 @@ async def session(
 
 
 async def said(journal: Journal, run_id: str) -> list[Message]:
-    """What a run has added to the conversation of its session, so far.
+    """Return what a run has added to its session's conversation so far.
 
-    Of one that is not over it is told from the record. Calls that are not over have no result in it, so
-    it can be shown, and is not fit to be sent to a model.
+    For an unfinished run this comes from the record, and open calls have no result. So it can be shown, but
+    can't be sent to a model.
     """
     row = await journal.runs.get(run_id)
     return decode_outcome(row).messages if row.status in OVER else await retold(journal, row)
@@ -82,7 +82,7 @@ _AT_PLACES = ("model answer", "told", "call begun", "inner call")
 
 
 class _Retold:
-    """Walks through a record and repeats what was said."""
+    """Walks through a record and repeats its messages."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class _Retold:
 
 
 def _settled(found: Mapping[tuple[str, Place], bytes], place: Place) -> list[str]:
-    """Return what inner calls of an open call did to the world."""
+    """Return the effects on the world of an open call's inner calls."""
     return [
         done.what
         for (kind, each), body in found.items()

@@ -12,20 +12,20 @@ import pydantic_core
 from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.run_record import RunBegin, RunOutcome, decode_begin, decode_outcome
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.dispatch.replaying import InnerCall
 from handrail.journal.lease import is_free
 from handrail.journals import Journal
 from handrail.messages import Traits, Usage
 from handrail.models.prices import tariff_of
 from handrail.place import RUN, Place
 from handrail.records import CommitUnit, Entry, QuestionRecord, RunRow
+from handrail.replay.records import InnerCall
 
 Standing = Literal["running", "parked", "interrupted", "done", "failed", "cancelled"]
 """A run's status, or `interrupted` for a running one without a live owner."""
 
 
 def standing_of(row: RunRow, now: float) -> Standing:
-    """Return a run's standing: its status, unless its owner is gone."""
+    """Return a run's standing: its status, or `interrupted` if its owner has died."""
     if row.status == "running" and is_free(row.owner, row.leased_until, now, ""):
         return "interrupted"
     return row.status
@@ -211,7 +211,7 @@ class _Builder:
         self._attach(node)
 
     def _attach(self, node: CallNode) -> None:
-        """Attach a call to what it was made in."""
+        """Attach a call to its parent."""
         outer = node.place.outer
         if outer is None:
             return
@@ -257,9 +257,9 @@ _NOTHING = RunBegin(
 
 
 def _reach_back(node: CallNode) -> float | None:
-    """Let a call have begun when the first thing in it did; that time.
+    """Set the start of a call to the start of the first thing inside it, and return that time.
 
-    The record of one that was entered again is of the last time only, and of one that is open there is none.
+    The record of a rerun call has only the last attempt, and an open call has none.
     """
     turns = [turn for run in node.runs for turn in run.turns]
     inner = [*node.calls, *(call for run in node.runs for call in run.calls)]

@@ -33,7 +33,7 @@ class Undoing(msgspec.Struct, frozen=True):
     """The restored files."""
     slices: Sequence[str]
     stands: Sequence[str]
-    """What it did to the world, which can't be undone here."""
+    """Its effects on the world, which can't be undone here."""
 
 
 async def undo(
@@ -45,11 +45,12 @@ async def undo(
     session: Session | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Undoing:
-    """Take back what a call committed: files and state are as if it had not been.
+    """Undo a committed call: files and state are as if it had never run.
 
-    `UndoRefused` where a later commit read or wrote one of the same paths or slices, naming them, and
-    nothing was done. The model is told in the next turn of the session. `session` is the session itself
-    where this process has it in memory: it forgets the call at once, else when it is evaluated next.
+    `UndoRefused` names the paths or slices that a later commit read or wrote; then nothing is changed. The
+    model
+    is told in the next turn of the session. Give the `session` if this process has it in memory, so that it
+    forgets the call at once; otherwise it does so when it is next evaluated.
     """
     row = await journal.runs.get(run_id)
     await _check_nobody_works(journal, row, clock)
@@ -80,7 +81,7 @@ async def undo(
 
 
 async def _check_nobody_works(journal: Journal, row: RunRow, clock: Clock) -> None:
-    """Refuse while a running run of the same session holds what this would change."""
+    """Refuse while an active run of the same session uses what this would change."""
     now = clock.now().timestamp()
     for other in await journal.runs.list(session_id=row.record.session_id):
         if other.owner and not is_free(other.owner, other.leased_until, now, ""):
@@ -104,7 +105,7 @@ def _undo_files(filesystem: UndoesFiles, unit: CommitUnit, begun: bool) -> Seque
     try:
         return filesystem.undo(unit.call_id)
     except UndoRefused as refused:
-        if begun and not refused.places:  # the process ended between the files and the record
+        if begun and not refused.places:  # the process died between the files and the record
             return [place.removeprefix("file ") for place in unit.writes if place.startswith("file ")]
         raise
 
@@ -118,10 +119,11 @@ def _refuse_built_on(unit: CommitUnit, later: Iterable[CommitUnit]) -> None:
 
 
 def built_on(unit: CommitUnit, other: CommitUnit) -> list[str]:
-    """What a later commit read or wrote of what this one wrote.
+    """Return what a later commit read or wrote of this one's changes.
 
-    Slices are a session's; paths are a folder's, whoever works there. A folder that was listed counts as
-    read where something directly in it was changed, and a path counts as changed with the folder it is in.
+    Slices belong to a session; paths belong to a folder, whichever session uses it. A listed folder counts as
+    read
+    if something directly in it changed, and a path counts as changed with its folder.
     """
     touched = (*other.reads, *other.writes)
     found: list[str] = []

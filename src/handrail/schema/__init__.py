@@ -34,7 +34,7 @@ _MASKED = "is masked: secrets are not kept, so the value is not known. Give it a
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One thing wrong with an input: where, and what to do about it."""
+    """One problem in an input: where it is, and how to fix it."""
 
     where: str
     what: str
@@ -102,7 +102,7 @@ class Schema(Generic[T]):
         return self.parse(clear_json(value))
 
     def accepts(self, value: object) -> bool:
-        """Whether this is a value of the type as it stands, without going through JSON."""
+        """Return whether this is already a value of the type, without going through JSON."""
         try:
             self._adapter.validator.validate_python(value, strict=True)
         except pydantic_core.ValidationError:

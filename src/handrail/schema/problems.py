@@ -329,7 +329,7 @@ _DEPTH = 40
 
 
 class Misfit(NamedTuple):
-    """One thing that is plainly wrong with a value."""
+    """One definite mistake in a value."""
 
     where: str
     """`orders[2].price`; "" for the value itself."""

@@ -1,4 +1,4 @@
-"""Sections that are ready to use: files, and commands."""
+"""Ready-made sections for files and commands."""
 
 from handrail.sections.commands import ShellTools
 from handrail.sections.files import FileTools

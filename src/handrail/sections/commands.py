@@ -54,7 +54,7 @@ def run_command_tool(shell: Shell) -> Tool[Any, Any]:
 class ShellTools(MarkdownSection[Any]):
     """A section with the tool `run_command`, for the commands that the shell's rules allow.
 
-    The run's filesystem is where commands work: `evaluate(..., filesystem=DirectoryFilesystem(folder))`.
+    Commands work on the run's filesystem: `evaluate(..., filesystem=DirectoryFilesystem(folder))`.
     """
 
     needs_files: ClassVar[bool] = True

@@ -1,8 +1,11 @@
-"""`FileTools`: reading, searching and changing files, as a section that is ready to use.
+"""`FileTools`: a section with tools that read, search and change files.
 
-A regular expression from a model that could take exponential time is refused before it is tried. Python's engine backtracks and blocks the process meanwhile, so a few characters could hold up everything. That
-happens when a part that matches in several ways is repeated: each repetition multiplies the ways. Many such
-parts in a row do the same.
+A regular expression from a model that could take exponential time is refused before it is tried. Python's
+engine
+backtracks and blocks the process meanwhile, so a few characters could hold up everything. That happens when a
+part
+that matches in several ways is repeated: each repetition multiplies the ways. Many such parts in a row do the
+same.
 """
 
 from __future__ import annotations
@@ -25,10 +28,10 @@ from handrail.protocols import ToolPolicy
 from handrail.tools import PathArg, Tool, ToolResult, tool
 
 PAGE_LINES = 400
-"""The most lines of a file that are shown at once."""
+"""Maximum lines of a file shown at once."""
 _LONG_LINE = 2000
 _PAGE_ITEMS = 200
-"""The most entries or matches that are shown at once."""
+"""Maximum entries or matches shown at once."""
 
 ReadPath = Annotated[str, PathArg("read"), Field(description="A path relative to the folder, with `/`.")]
 WritePath = Annotated[str, PathArg("write"), Field(description="A path relative to the folder, with `/`.")]
@@ -165,10 +168,11 @@ _TEMPLATE_WRITING = (
 
 @dataclasses.dataclass(frozen=True, init=False)
 class FileTools(MarkdownSection[Any]):
-    """A section with tools for the run's files: read, list, find, search; and, with `writes`, write,
-    edit, delete, move, under `ReadBeforeWritePolicy`.
+    """A section with tools for the run's files: read, list, find, search; and, with `writes`, write, edit,
+    delete,
+    move, under `ReadBeforeWritePolicy`.
 
-    The run's filesystem is what they work on: `evaluate(..., filesystem=DirectoryFilesystem(folder))`.
+    The tools work on the run's filesystem: `evaluate(..., filesystem=DirectoryFilesystem(folder))`.
     """
 
     needs_files: ClassVar[bool] = True

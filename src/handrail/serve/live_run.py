@@ -8,7 +8,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from handrail.dispatch.parking import Parking
 from handrail.errors import HandrailError, JournalError, PromptEvaluationError, RunParked
 from handrail.events import ApprovalDecided, PromptRendered, QuestionAnswered, ToolInvoked
 from handrail.messages import Message
@@ -16,6 +15,7 @@ from handrail.place import is_in_run
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.records import CommitUnit
+from handrail.replay.parked_run import Parking
 from handrail.serve.agui.translator import Translator
 from handrail.serve.feed import Event, Feed
 from handrail.tools import RunMode
@@ -68,11 +68,11 @@ class BrowserEnvironment(Environment):
         self._on_question(question)
         return None
 
-    def begins(self, parking: Parking) -> None:
+    def run_started(self, parking: Parking) -> None:
         """The run has started."""
         self.parking = parking
 
-    def rests(self, parking: Parking) -> None:
+    def run_waiting(self, parking: Parking) -> None:
         """Everything in the run waits for an answer."""
         self.go_on()
         self._at_rest = True

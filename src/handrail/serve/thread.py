@@ -168,7 +168,7 @@ class Thread:
             if row is None or row.status in OVER:
                 return
             ended = await runs.cancel(self._journal, row.record.id)
-            self._session = None  # the journal has more than it
+            self._session = None  # outdated: the journal has the cancellation
             if ended.status in OVER and (live is None or live.parked):
                 told = Translator(self.id, row.record.id)
                 self.feed.append([*told.begin_leg(self._setup.new_id()), *told.cancel()])

@@ -9,12 +9,12 @@ import msgspec
 
 from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.conversation import ROOT, Conversation
-from handrail.dispatch.replaying import InnerCall
 from handrail.events import MessageAdded
 from handrail.journals import Journal
 from handrail.messages import AssistantMessage, CallAnswered, Message, ToolMessage, UserMessage
 from handrail.place import Place, split_run_id
 from handrail.records import Entry, RunRow
+from handrail.replay.records import InnerCall
 from handrail.runs.tree import text_of
 from handrail.serve.agui.message_writer import call_json, result_id, shorten
 from handrail.serve.agui.wire_events import Event, clean

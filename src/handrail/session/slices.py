@@ -79,7 +79,7 @@ def kept(
     key: Callable[[Any], Hashable] | None = None,
     reducers: Mapping[type, Reducer] | None = None,
 ) -> Callable[[F], F]:
-    """Declare on the type itself how a session keeps it: `@kept(key=lambda todo: todo.id)`."""
+    """Declare on a type how a session keeps it: `@kept(key=lambda todo: todo.id)`."""
     rules = SliceRules(kind, key, dict(reducers or {}))
 
     def mark(type_: F) -> F:

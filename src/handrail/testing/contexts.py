@@ -1,11 +1,11 @@
-"""Contexts for unit tests of a handler: made by hand, with answers laid out beforehand.
+"""Contexts for unit tests of a handler: made by hand, with prepared answers.
 
     context = user_context({"pick": {"selected": "tea"}})
     result = await make_choice.handler(params, context=context)
 
-Answers are found by the kind of a `wait_for`, or by a piece of the prompt of a `prompt_model`. They
-are validated as a real answer would be. Session and files are in memory and a context's own, unless
-given. Nothing is undone here: to test what the gate does around a handler, call the tool through it.
+Answers are found by the kind of a `wait_for`, or by a piece of the prompt of a `prompt_model`. They are
+validated as a real answer would be. Session and files are in memory and belong to one context, unless given.
+Nothing is rolled back here: to test what the gate does around a handler, call the tool through a gate.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ T = TypeVar("T")
 ContextT = TypeVar("ContextT", bound=ToolContext)
 
 Answers = Mapping[str, Any]
-"""What to answer, by kind or by a piece of the prompt: a value, an exception to raise, or a function
-of the payload or prompt."""
+"""Prepared answers, by kind or by a piece of the prompt: a value, an exception to raise, or a function of the
+payload or prompt.
+"""
 
 TICKET_KEY = b"a key for tests only"
-"""What tickets of these contexts are sealed with: `Ticket.open(context.ticket(), TICKET_KEY)`."""
+"""The key that seals tickets of these contexts: `Ticket.open(context.ticket(), TICKET_KEY)`."""
 
 
 @dataclass
@@ -81,7 +82,7 @@ def agent_context(replies: Answers | None = None, **given: Any) -> AgentContext:
 
 
 def headless_context(**given: Any) -> ToolContext:
-    """A context with nobody there and no model."""
+    """A context with neither a person nor a model."""
     return _context(ToolContext, None, None, given)
 
 
@@ -94,8 +95,10 @@ def worker_context(
     message_callback: MessageCallback | None = None,
     **given: Any,
 ) -> WorkerContext:
-    """A context as a worker's tools get it. `workers` are those it may call, with their descriptions;
-    what they answer is laid out in `results`."""
+    """A context as a worker's tools get it. `workers` are those it may call, with their descriptions; `results`
+    has
+    their answers.
+    """
     listed = RegistryView(dict(workers or {}))
     facts = WorkerFacts(name, listed, creation_defaults or {}, tuple(attachments), message_callback)
     return _context(WorkerContext, None, None, {**given, "worker": facts})
@@ -131,7 +134,10 @@ def _context(
 
 
 class MockCall:
-    """A call with nothing behind it but rules. Members not given refuse with what to give."""
+    """A call with nothing behind it but rules.
+
+    Members that were not given raise an error that says how to give them.
+    """
 
     def __init__(
         self,
@@ -251,7 +257,7 @@ class MockCall:
 
 
 class _Rules:
-    """Finds the answer laid out for a question, and checks it as a real one would be."""
+    """Finds the prepared answer to a question, and validates it as a real one."""
 
     def __init__(self, call: MockCall, answers: Answers) -> None:
         self._call = call
@@ -304,7 +310,7 @@ _IN_MEMORY: dict[str, Callable[[MockCall], Any]] = {
     "budget_tracker": lambda call: BudgetTracker(),
     "cost_tracker": lambda call: call.budget_tracker,
 }
-"""What is made, in memory, for a member that was not given."""
+"""In-memory defaults for members that were not given."""
 
 _START = datetime(2030, 1, 1, tzinfo=UTC)
 

@@ -1,9 +1,9 @@
-"""Who is on the other side, for tests: a person who answers by rule, a model in their place, nobody.
+"""People for tests: a person who answers by rule, a model in their place, or nobody.
 
     person = Person(approve="not on a Friday", answers={"pick": {"selected": "tea"}})
     gate = open_gate([deploy], policies=[CapabilityPolicy()], environment=person)
 
-And `RecordingSubscriber`, which keeps every event of a session for a test to look at.
+`RecordingSubscriber` keeps every event of a session for a test to inspect.
 """
 
 from __future__ import annotations
@@ -25,24 +25,26 @@ T = TypeVar("T")
 Says = bool | str | tuple[bool, str] | Mapping[str, Any]
 """Yes, no, no with a reason, either with a reason, or the whole answer: `{"approved": True, "remember": "exact"}`."""
 Approves = Says | Callable[[Question], Says]
-"""What is said to every approval, or a function of the question that says it."""
+"""The answer to every approval, or a function of the question that returns it."""
 
 Forgery = Literal["digest", "principal", "question"]
-"""What is wrong with an answer: made for something else, by somebody else, or to another question."""
+"""How an answer is forged: made for something else, by somebody else, or for another question."""
 
 
 class Person(Environment):
-    """An environment with somebody there who answers by rule.
+    """An environment with a person who answers by rule.
 
-    - `approve` decides approvals; nobody who was not told to approves.
-    - `answers` has what to answer by the kind of a `wait_for`: a value, an exception to raise, or a
-      function of the payload. `Declined`, `QuestionCancelled` and `QuestionTimedOut` are such outcomes;
-      any other exception is that of an environment that broke. What has no answer is declined.
-    - `after` makes them slow: they answer once the event is set, or so many seconds later.
-    - `wrong_first` is what they answer the first time a question is put to them.
-    - `forge` makes every answer of theirs a forged one.
+    - `approve` decides approvals; by default everything is denied.
+    - `answers` has the answers by the kind of a `wait_for`: a value, an exception to raise, or a function of
+    the
+      payload. `Declined`, `QuestionCancelled` and `QuestionTimedOut` are such outcomes; any other exception
+    means
+      that the environment broke. A question without an answer is declined.
+    - `after` delays the answers until the event is set, or by this many seconds.
+    - `wrong_first` is the answer to a question the first time it is asked.
+    - `forge` makes every answer a forged one.
 
-    `questions` has every question they were asked, each time it was put.
+    `questions` has every question that was asked, each time it was asked.
     """
 
     run_mode: RunMode = "user"
@@ -64,7 +66,7 @@ class Person(Environment):
         self.questions: list[Question] = []
 
     async def ask(self, question: Question, /) -> Answer:
-        """What this person says to a question."""
+        """Return this person's answer to a question."""
         first = all(each.id != question.id for each in self.questions)
         self.questions.append(question)
         if isinstance(self.after, asyncio.Event):
@@ -126,7 +128,7 @@ class Agent(Person):
 
 
 class Nobody(Agent):
-    """An environment with nobody there. Whoever asks all the same is found in `questions`."""
+    """An environment with nobody there. Questions that were asked anyway are in `questions`."""
 
     run_mode: RunMode = "headless"
 
@@ -143,11 +145,11 @@ class RecordingSubscriber:
         return [event for event in self.events if isinstance(event, kind)]
 
     def statuses(self) -> list[tuple[str, CallStatus]]:
-        """Each call that is over and how it ended, in the order they ended."""
+        """Return each finished call and its status, in the order they ended."""
         return [(ended.tool, ended.status) for ended in self.of(ToolInvoked)]
 
     def assert_paired(self) -> None:
-        """Every call has exactly one start and, after it, exactly one end."""
+        """Check that every call has exactly one start and, after it, exactly one end."""
         started: list[str] = []
         ended: list[str] = []
         for event in self.events:
@@ -161,7 +163,7 @@ class RecordingSubscriber:
         assert set(started) == set(ended), f"never ended: {sorted(set(started) - set(ended))}"
 
     def close(self) -> None:
-        """Listen no more; what was recorded stays."""
+        """Stop recording. The recorded events stay."""
         self._stop()
 
     def __enter__(self) -> RecordingSubscriber:

@@ -1,4 +1,4 @@
-"""A shell that runs nothing and says what it was told to say."""
+"""A shell that runs nothing and returns scripted results."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Scripted = str | int | CommandResult | Callable[[tuple[str, ...], Layers], "str 
 
 
 class FakeShell(Shell):
-    """Answers by the longest scripted beginning of a command: `FakeShell({"git status": "clean", "make": 2})`.
+    """Answers with the script of the longest matching prefix: `FakeShell({"git status": "clean", "make": 2})`.
 
-    Rules hold as in a real shell. A command without a script is a missing program.
+    Rules apply as in a real shell. A command without a script is a missing program.
     """
 
     def __init__(self, answers: Mapping[str, Scripted], rules: Iterable[Allow] = (Allow(...),)) -> None:

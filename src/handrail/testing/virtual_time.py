@@ -22,15 +22,16 @@ _THREAD_GRACE = 0.05
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop on which sleeping is free.
 
-    Time stands still while anything can run and jumps to the next timer when nothing can. Threads
-    live in real time: while one begun by a handler is at work, a jump waits for it a moment.
+    Time stands still while anything can run and jumps to the next timer when nothing can. Threads live in
+    real
+    time: while a handler's thread is working, a jump waits for it a moment.
     """
 
     def __init__(self) -> None:
         self._virtual_now = 0.0
         super().__init__(_JumpingSelector(self))
-        # Timers this near are due together. With asyncio's own nanosecond none would be any more once
-        # the time is so large (after 100 days) that a float can't tell the next nanosecond from it.
+        # Timers this close together are due at once. After 100 days of virtual time asyncio's own resolution
+        # of a nanosecond would be lost: a float that large can't represent the next nanosecond.
         self._clock_resolution = 1e-6
 
     def time(self) -> float:
@@ -40,7 +41,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._virtual_now += seconds
 
     def meet_threads(self) -> bool:
-        """Called before time may jump: has a thread brought something that is to run first?"""
+        """Return whether a thread has scheduled something that must run before time may jump."""
         return False
 
 
@@ -53,7 +54,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         if self._loop.meet_threads():
             timeout = 0
         if timeout is None:
-            return super().select(None)  # no timer: only a thread or a socket can go on
+            return super().select(None)  # no timer: only a thread or a socket can wake the loop
         grace = _THREAD_GRACE if timeout > 0 and threads_at_work(self._loop) else 0
         ready = super().select(grace)
         if not ready and timeout > 0:

@@ -273,7 +273,7 @@ def _check_default(
         )
     schema = _schema(name, parameter.name, annotation, namespace)
     try:
-        if not schema.accepts(default):  # also what no JSON can say: nobody has to send it
+        if not schema.accepts(default):  # it need not be JSON: a model never has to send it
             schema.parse_value(default)
     except ToolValidationError as error:
         raise ToolDefinitionError(
@@ -317,7 +317,7 @@ def _handler(function: Any, signature: Signature, context_name: str | None) -> A
 
 
 def _by_name(function: Any, signature: Signature) -> Any:
-    """The function as one that takes all of its arguments by name."""
+    """Return the function as one that takes all of its arguments by name."""
     parameters = signature.parameters.items()
     names = [name for name, parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY]
     if not names:

@@ -1,4 +1,4 @@
-"""Signatures and docstrings: what a function takes and gives, which context it wants, what it says of itself."""
+"""Signatures and docstrings: a function's parameters, result, context and descriptions."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def body_of(function: Callable[..., Any]) -> Any:
 
 
 def context_type_of(annotation: Any) -> type[ToolContext] | None:
-    """The context that an annotation asks for, also as `ToolContext | None`; None where it asks for none."""
+    """Return the context type that an annotation requires, also as `ToolContext | None`; None if it requires none."""
     if get_origin(annotation) is Annotated:
         return context_type_of(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
@@ -156,7 +156,7 @@ def context_parameter(tool: str, signature: Signature, what: str) -> type[ToolCo
 
 
 def positional(tool: str, signature: Signature, count: int, what: str, form: str) -> list[str]:
-    """The names of the positional parameters of a handler, which must be so many beside its context."""
+    """Return the names of a handler's positional parameters. There must be this many besides its context."""
     names: list[str] = []
     for name, parameter in signature.parameters.items():
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
@@ -188,7 +188,7 @@ def value_type(returns: Any) -> Any:
 
 
 def result_of(tool: str, signature: Signature) -> Any:
-    """The `R` of a handler annotated `-> ToolResult[R]`; `Any` where it is not annotated."""
+    """Return the `R` of a handler annotated `-> ToolResult[R]`; `Any` if it is not annotated."""
     returns = signature.returns
     is_union = get_origin(returns) in (Union, types.UnionType)
     kinds = get_args(returns) if is_union else (returns,)
@@ -224,7 +224,7 @@ def summary(docstring: str) -> str:
 
 
 def parameter_descriptions(docstring: str) -> dict[str, str]:
-    """What a docstring says of each parameter, in the Google, NumPy or Sphinx style."""
+    """Return a docstring's description of each parameter, in the Google, NumPy or Sphinx style."""
     found = _PARAMETERS.search(docstring)
     if found is None:
         return {}  # most docstrings: the parser is not even imported

@@ -45,7 +45,7 @@ Input = Annotated[
 
 @dataclass(frozen=True)
 class WorkerCall:
-    # For a worker without attachments. They are parsed all the same, to be refused in words.
+    # For a worker without attachments. They are parsed anyway, so that the error can explain the refusal.
     input: Input
     attachments: SkipJsonSchema[list[FileOrPath]] = field(default_factory=list["str | FileArgument"])
 

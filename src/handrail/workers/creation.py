@@ -25,9 +25,9 @@ def _key(made: Any) -> tuple[str, str]:
 
 @kept(key=_key)
 class WorkerCreated(msgspec.Struct, frozen=True):
-    """A worker that another one created. Its file exists in the session only.
+    """A worker that another worker created. Its file exists in the session only.
 
-    It is state like any other: rolled back with the call that made it, gone with the session.
+    It is state like any other: rolled back with the call that made it, and lost with the session.
     """
 
     creator: str

@@ -113,7 +113,7 @@ class CapabilityRules(Part):
 
 
 class RateRule(Part):
-    """So many calls in so many seconds."""
+    """A rate: at most this many calls in this many seconds."""
 
     most: Annotated[int, Field(ge=1)]
     per_seconds: Annotated[float, Field(gt=0)]
@@ -140,7 +140,7 @@ class ShellEntry(Part):
 
 
 class CreationDefaults(Part):
-    """What a worker that this one creates gets where its maker leaves it out."""
+    """Defaults for a worker that this one creates."""
 
     model: str | None = None
     tools: list[str] | None = None
@@ -149,7 +149,7 @@ class CreationDefaults(Part):
 
 
 class FrontMatter(Part):
-    """What stands between the two `---` lines of a worker's file."""
+    """The settings between the two `---` lines of a worker's file."""
 
     name: Annotated[
         Name | None, Field(description="What it is called by; left out, the file's name without `.md`.")
@@ -199,7 +199,7 @@ def front_matter_schema() -> JsonSchema:
 
 
 def schema_text() -> str:
-    """The same as the file has it."""
+    """Return the schema as the text of `worker.schema.json`."""
     return json.dumps(front_matter_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -287,7 +287,7 @@ def _validated(data: Any, places: dict[Place, int], find: Finder) -> FrontMatter
         return FRONT_MATTER.parse(pydantic_core.to_json(data, inf_nan_mode="constants"))
     except ToolValidationError as error:
         said: dict[str, str] = {}
-        for problem in error.problems:  # where one of several forms is taken, each says why not: one problem
+        for problem in error.problems:  # each form of a union reports its own error: show them as one problem
             where = _AS.sub("", problem.where)
             said[where] = f"{said[where]}; or {problem.what}" if where in said else problem.what
     for where, what in said.items():

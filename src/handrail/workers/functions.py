@@ -1,4 +1,4 @@
-"""`Functions`: the `tools.py` beside a worker, of which a worker gets the functions it lists."""
+"""`Functions`: the `tools.py` beside the workers. A worker gets the functions that its file lists."""
 
 from __future__ import annotations
 

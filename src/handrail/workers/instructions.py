@@ -19,9 +19,9 @@ NAMES = ("input", "attachments", "worker")
 """The names a template may use."""
 MOST_OUTPUT = 200_000
 MOST_ROUNDS = 10_000
-"""Rounds of all loops of one rendering together."""
+"""Maximum rounds of all loops in one rendering."""
 MOST_WORK = 20_000_000
-"""Characters one rendering may process; the body of a loop counts in each round."""
+"""Maximum characters that one rendering may process; the body of a loop counts in each round."""
 _DEEPEST_LOOPS = 3
 _METER = "a meter"
 """The name of the meter in the context; no template can write it."""
@@ -147,7 +147,7 @@ class _Meter:
         self._work = MOST_WORK
 
     def each(self, values: Iterable[Any], steps: int) -> Iterator[Any]:
-        """The rounds of one loop."""
+        """Iterate over a loop's items, counting its rounds."""
         for value in values:
             self._rounds -= 1
             if self._rounds < 0:
@@ -251,7 +251,7 @@ def _is_constant(node: Any) -> bool:
 
 
 _EACH, _WITHIN = "handrail_each", "handrail_within"
-"""Filters that no file can name: `_metered` puts them in."""
+"""Filters that only `_metered` inserts: no file can name them."""
 
 
 def _each(context: Any, values: Iterable[Any], steps: int) -> Iterator[Any]:
@@ -269,7 +269,7 @@ def _is_in(context: Any, value: Any, values: Any) -> bool:
 
 
 def _text(context: Any, value: Any) -> str:
-    """A value as a text, which has its length on the meter."""
+    """Convert a value to text, and count its length."""
     text = str(value)
     context[_METER].take(len(text))
     return text
@@ -294,7 +294,7 @@ def _tojson(context: Any, value: Any) -> str:
 
 
 def _changed(change: Callable[[str], str]) -> Callable[[Any, Any], str]:
-    """One of Jinja's own filters from text to text, on the meter."""
+    """Wrap one of Jinja's text filters so that its work is counted."""
     return lambda context, value: change(_text(context, value))
 
 

@@ -185,7 +185,7 @@ class _Builder:
         for number, (name, each) in enumerate(named.items()):
             kind = self.type_of(each, f"{where}.properties.{name}")
             said = cast("Mapping[str, Any]", each).get("description") if isinstance(each, Mapping) else None
-            # What may be left out has no default that a model would be shown.
+            # An optional field has no default in the schema that a model is shown.
             default: Any = {} if name in required else {"default_factory": lambda: None}
             fields[f"field_{number}"] = (kind, Field(alias=name, description=said, **default))
         made: Any = create_model("Answer", __base__=base, **fields)

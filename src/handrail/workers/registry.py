@@ -66,11 +66,10 @@ class WorkerRunArguments(WorkerArguments, RunArguments, total=False):
 
 
 class WorkerRegistry:
-    """The workers of a folder: each `*.md` in it is one, `tools.py` beside them has their functions.
+    """The workers of a folder: each `*.md` in it is one, and `tools.py` beside them has their functions.
 
-    Hidden files are left out, and a README without front matter. The folder is read once, when it is
-    first asked for something; `check()` says everything that is wrong in it. A worker with something
-    wrong can't be got or run, the others can.
+    Hidden files are ignored, and so is a README without front matter. The folder is read once, on first use.
+    `check()` returns every problem in it. A worker with a problem can't be used, but the others can.
     """
 
     def __init__(
@@ -107,9 +106,10 @@ class WorkerRegistry:
 
     @classmethod
     def worker_at(cls, path: str | Path) -> Worker:
-        """The worker that a path stands for.
+        """Return the worker that a path names.
 
-        Its file, its name behind its folder (`folder/main`), or a folder: then its `main`, or its only one.
+        The path is its file, its folder with its name (`folder/main`), or a folder with a `main` or only one
+        worker.
         """
         place = Path(path)
         if place.is_file():
@@ -263,7 +263,7 @@ class WorkerRegistry:
     @contextmanager
     def enter(self, frame: Frame, /) -> Generator[None]:
         """Let every run call all workers: `Adapter(model, workers=registry)`."""
-        prompt: Any = frame.prompt
+        prompt: Any = frame.model.prompt
         offered = (
             [] if prompt is None else [*prompt.tools, *(t for _, s in walk(prompt.sections) for t in s.tools)]
         )
@@ -320,10 +320,11 @@ class WorkerRegistry:
     ) -> Operation[PromptResponse[Any]]:
         """Run a worker until it is done.
 
-        `model` runs the workers whose files name none; `models` goes before what the files say, by name.
-        An attachment is a path of the machine (`Path`), a path among the run's files (a text), or an
-        `Attachment`. `message_callback` hears every message of this worker and of those below it. With
-        a `journal` the run outlives its process: `resume` goes on with it.
+        `model` runs the workers whose files name no model; `models` has models by worker name, and takes
+        precedence
+        over the files. An attachment is a path on disk (`Path`), a path among the run's files (`str`), or an
+        `Attachment`. `message_callback` receives every message of this worker and of those below it. With a
+        `journal` the run is recorded, and `resume` can continue it in another process.
         """
         runner, prompt, rendered, rest = self._prepare(name, input, arguments)
         return runner.evaluate(prompt, rendered, **rest)

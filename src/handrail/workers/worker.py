@@ -105,16 +105,16 @@ class Worker:
     """The names of the workers it may call."""
     locked: bool
     create: bool
-    """May its model create workers?"""
+    """Whether its model may create workers."""
     creation_defaults: CreationDefaults
     instructions: str
     """The template, as in the file."""
     output_schema: JsonSchema | None
     front: FrontMatter = dataclasses.field(repr=False)
     prompt: Prompt[Any] = dataclasses.field(repr=False)
-    """Instructions, tools and policies. It takes `Rendered`, which `render` gives."""
+    """Instructions, tools and policies. Its params are `Rendered`, which `render` returns."""
     effect: Effect
-    """The strongest effect a call of it can have."""
+    """The strongest effect that a call of it can have."""
     registry: WorkerRegistry = dataclasses.field(repr=False)
     _template: Instructions = dataclasses.field(repr=False)
 
@@ -134,7 +134,7 @@ class Worker:
         return None if seconds is None else Deadline.after(seconds, clock=clock)
 
     def without_model(self) -> WorkerError:
-        """The error for a run without a model."""
+        """Return the error for a run without a model."""
         return WorkerError(
             f"nothing says which model runs the worker {self.name!r}. Write `model: provider:name` into "
             f"{self.path}, or give one: model='provider:name'; on the command line, --model provider:name."
@@ -291,7 +291,7 @@ class Draft:
         creation_tools: Callable[[Effect], Sequence[Tool[Any, Any]]],
         defaults: CreationDefaults,
     ) -> Worker | None:
-        """Make the worker. None where something is wrong with it, which is then reported."""
+        """Make the worker. Returns None if it has problems, which are then reported."""
         text = self.text
         if text is None:
             return None
@@ -350,7 +350,10 @@ def _over(defaults: CreationDefaults, own: CreationDefaults | None) -> CreationD
 
 
 def policies_of(worker: str, given: list[Any] | None, refuse: Refuse) -> tuple[ToolPolicy, ...]:
-    """The policies of one worker. A policy's state is kept by name, so each name has the worker's in it."""
+    """Return the policies of one worker.
+
+    Their state is stored by name, so each name includes the worker's.
+    """
     if given is None:
         return (CapabilityPolicy(name=f"{worker}.capability"),)
     made: list[ToolPolicy] = []

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-from handrail.adapter.bound import Bound
+from handrail.adapter.call_adapter import CallAdapter
 from handrail.agent import AgentTool, result_of
 from handrail.context import (
     Attachment,
@@ -41,12 +41,12 @@ class WorkerSettings(msgspec.Struct, frozen=True):
 
 
 class Reach:
-    """The workers that calls of one run may reach by name: `Workers` of its frame."""
+    """The workers that calls of one run may reach by name: the `Workers` of its frame."""
 
     def __init__(self, registry: WorkerFolder, worker: Worker | None, given: WorkerSettings) -> None:
         self.registry = registry
         self.worker = worker
-        """The worker this run belongs to; None: a run of no worker, which may call all of the folder."""
+        """The worker this run belongs to; None for a run without a worker, which may call all of the folder."""
         self.given = given
 
     def find(self, name: str, attempt: Attempt, /) -> Tool[Any, Any] | None:
@@ -159,5 +159,7 @@ async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolR
         workers=WorkerRun(registry, worker, attachments, given, path),
     )
     model = given.models.get(worker.name) or worker.model
-    response = await cast(Bound, context.adapter).run(worker.prompt, options, model, worker.limits.depth)
+    response = await cast(CallAdapter, context.adapter).run(
+        worker.prompt, options, model, worker.limits.depth
+    )
     return result_of(worker.name, response, worker.output_schema is not None)

@@ -290,9 +290,7 @@ while True:  # the folder and a link out of it trade places as fast as they can
 
 
 def test_no_race_between_a_check_and_a_use_leads_out(world: World):
-    """A second process keeps swapping a folder for a link that leads outside: nothing outside is read or
-    changed.
-    """
+    """A second process keeps swapping a folder for a link that leads outside: nothing outside is read or changed."""
     (world.root / "race").mkdir()
     (world.root / "race" / "secret.txt").write_text("inside")
     racer = subprocess.Popen(

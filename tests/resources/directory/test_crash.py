@@ -25,12 +25,10 @@ DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
 KILLED = -9
 
 
-class Crashes:
-    """Runs commits in a process that can be killed."""
+class Killed:
+    """A process that forks one to be killed for each order it is given."""
 
-    def __init__(self, base: Path) -> None:
-        self.base = base
-        self.kills = 0
+    def __init__(self) -> None:
         self._server = subprocess.Popen(
             [sys.executable, str(SUPPORT / "crashing.py")],
             stdin=subprocess.PIPE,
@@ -38,6 +36,26 @@ class Crashes:
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
         )
+
+    def run(self, order: dict[str, Any]) -> int:
+        stdin, stdout = self._server.stdin, self._server.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(json.dumps(order) + "\n")
+        stdin.flush()
+        return json.loads(stdout.readline())
+
+    def close(self) -> None:
+        self._server.communicate()
+
+
+class Crashes:
+    """Runs commits in a process that can be killed."""
+
+    def __init__(self, base: Path, killed: Killed) -> None:
+        self.base = base
+        self.kills = 0
+        self._killed = killed
 
     def fresh(self) -> None:
         """Reset the folder to its state before any call, without a journal."""
@@ -52,12 +70,7 @@ class Crashes:
     def run(self, at: int = 0, **order: Any) -> int:
         """Run, killed at this point (0 is never), and return the exit status."""
         order = {"base": str(self.base), "at": at, "seed": 0, "edited": "", "durability": "process", **order}
-        stdin, stdout = self._server.stdin, self._server.stdout
-        assert stdin is not None
-        assert stdout is not None
-        stdin.write(json.dumps(order) + "\n")
-        stdin.flush()
-        status = json.loads(stdout.readline())
+        status = self._killed.run(order)
         self.kills += status == KILLED
         return status
 
@@ -80,20 +93,18 @@ class Crashes:
 
         return asyncio.run(main())
 
-    def close(self) -> None:
-        assert self._server.stdin is not None
-        self._server.stdin.close()
-        self._server.wait()
-        assert self._server.stdout is not None
-        self._server.stdout.close()
+
+@pytest.fixture(scope="module")
+def killed() -> Iterator[Killed]:
+    made = Killed()
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def crashes(tmp_path: Path) -> Iterator[Crashes]:
+def crashes(tmp_path: Path, killed: Killed) -> Crashes:
     """A place for a folder and a journal, and a process to kill."""
-    made = Crashes(tmp_path)
-    yield made
-    made.close()
+    return Crashes(tmp_path, killed)
 
 
 def before_and_after(crashes: Crashes, **order: Any) -> tuple[Any, Any, int]:

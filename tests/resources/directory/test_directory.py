@@ -137,9 +137,7 @@ def test_only_what_was_touched_is_touched(folders: Folders):
 
 
 def test_a_delete_takes_only_what_was_seen(folders: Folders):
-    """If another program adds something to the folder before the commit, it is a conflict and nothing is
-    deleted.
-    """
+    """If another program adds something to the folder before the commit, it is a conflict and nothing is deleted."""
     files = folders({"d/x": "1", "d/e/y": "1"})
     for late in ("d/new", "d/e/new"):
         fork = files.fork("call")
@@ -393,7 +391,7 @@ def test_undo_outlives_the_process(folders: Folders):
 
 
 def test_what_is_kept_is_bounded(folders: Folders):
-    """By number of calls and by bytes, oldest first; the folder itself is unaffected."""
+    """Kept data is limited by number of calls and by bytes, oldest first; the folder itself is unaffected."""
     files = folders({"a": "x" * 1000}, keep_calls=3, keep_bytes=5000)
     for number in range(6):
         committed(files, f"call{number}", lambda f, number=number: f.write("a", str(number) * 1000))
@@ -577,9 +575,7 @@ def test_areas_are_numbered_apart(folders: Folders):
 
 
 def test_diff_says_what_a_commit_changes(folders: Folders):
-    """Text as a unified diff, the rest by name: binary files, modes, moves, links, folders, additions,
-    removals.
-    """
+    """Text as a unified diff, the rest by name: binary files, modes, moves, links, folders, additions, removals."""
     files = folders({"a.py": "one\ntwo\nthree\n", "bin": b"\0", "old": "moved\n", "gone": "bye\n", "d/x": ""})
     (files.root / "link").symlink_to("a.py")
     fork = files.fork("call")

@@ -297,7 +297,7 @@ def test_calls_in_parallel_lose_no_update(folders: Folders, tmp_path: Path, reco
 
 
 def test_a_call_that_only_reads_writes_nothing_down(folders: Folders):
-    """Neither beside the folder nor as a manifest."""
+    """It writes neither beside the folder nor into a manifest."""
 
     @tool(effect="read", description="Look.")
     async def look(context: ToolContext) -> str:

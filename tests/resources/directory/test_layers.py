@@ -211,8 +211,8 @@ def test_what_a_sibling_committed_since_the_mount_is_a_conflict(folders: Folders
         fork.absorb(found.mounted_at)
 
 
-def test_what_was_committed_before_the_mount_is_none(folders: Folders, at: Path):
-    """Even immediately before: successive calls do not disturb each other."""
+def test_a_commit_before_the_mount_is_no_conflict(folders: Folders, at: Path):
+    """This holds even immediately before the mount: successive calls do not disturb each other."""
     files = folders({"a": "0\n"})
     for number in range(20):
         files.write("a", f"{number}\n")

@@ -106,7 +106,7 @@ def test_layers_themselves_can_not_be_written(folder: Folder, backend: str):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a device")
 @pytest.mark.usefixtures("walls")
-def test_a_device_that_lies_about_is_none(backend: str):
+def test_a_stray_device_file_can_not_be_opened(backend: str):
     """Device files outside /dev can't be opened, in the folder or elsewhere."""
     with tempfile.TemporaryDirectory(dir=outside_tmp(), prefix=".shell-") as place:
         folder = Folder(Path(place))
@@ -277,7 +277,7 @@ socket.create_connection(server.getsockname()); print("own loopback")
 
 @pytest.mark.usefixtures("walls")
 def test_the_network_is_off(folder: Folder, backend: str, listener: Listener):
-    """Not even the machine's loopback, abstract sockets or those in /run; its own loopback works."""
+    """Even the machine's loopback, abstract sockets and sockets in /run are unreachable; its own loopback works."""
     arguments = [str(listener.port), f"handrail-{os.getpid()}", listener.path.getsockname()]
     finished = folder.run(anything(backend), PYTHON, "-c", CONNECT, *arguments)
     assert (

@@ -236,9 +236,7 @@ def test_a_command_ends_while_others_go_on(tmp_path: Path, line: Line, first: in
 
 
 def test_shells_on_one_layer_take_turns(tmp_path: Path, line: Line):
-    """The second starts when the first has ended, and sees its writes; one cancelled while waiting never
-    runs.
-    """
+    """The second starts when the first has ended, and sees its writes; one cancelled while waiting never runs."""
     shell = anything(network=True)
     folder, other = Folder(tmp_path / "one"), Folder(tmp_path / "two")
     said: list[bytes] = []

@@ -16,7 +16,7 @@ def fed(limit: int, *parts: bytes) -> tuple[str, int]:
 
 
 def test_output_within_the_limit_is_kept_whole():
-    """Up to the last byte."""
+    """Output of exactly the limit is not cut."""
     assert fed(10, b"12345", b"67890") == ("1234567890", 0)
 
 

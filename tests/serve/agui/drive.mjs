@@ -1,8 +1,9 @@
-// Drives the HttpAgent of one version of @ag-ui/client, as it is told line by line, and prints what it has and sees.
+// Drives HttpAgents of one version of @ag-ui/client, as it is told line by line, and prints what each has and sees.
 //
-//   node drive.mjs FOLDER URL THREAD
+//   node drive.mjs FOLDER
 //
-// FOLDER has the client in its node_modules. On stdin comes a JSON object a line, on stdout goes one a line:
+// FOLDER has the client in its node_modules. On stdin comes a JSON object a line, on stdout goes one a line. Each
+// names the `client` it is for, and a client's first also says `url` and `thread`:
 //   {do: "say", text}            add a user message, then run
 //   {do: "run", resume, tools}   run with what there is
 //   {do: "answer", call, content, error}   add a tool message, then run
@@ -15,7 +16,7 @@ import { createInterface } from "node:readline";
 import { pathToFileURL } from "node:url";
 import { join, resolve } from "node:path";
 
-const [folder, url, thread] = process.argv.slice(2);
+const [folder] = process.argv.slice(2);
 const require = createRequire(pathToFileURL(join(resolve(folder), "here.js")));
 const { HttpAgent, runHttpRequest, transformHttpEventStream } = require("@ag-ui/client");
 
@@ -26,32 +27,41 @@ console.error = () => {}; // it says what is in `error` too
 class Agent extends HttpAgent {
   // The client leaves to each server how a conversation is joined that goes on already.
   connect() {
-    const where = `${url}/threads/${thread}/events${this.older ? "?v=0" : ""}`;
+    const where = `${this.server}/threads/${this.threadId}/events${this.older ? "?v=0" : ""}`;
     const headers = { Accept: "text/event-stream", ...this.headers };
     return transformHttpEventStream(runHttpRequest(() => fetch(where, { headers })));
   }
 }
 
-function made() {
+function made(url, thread) {
   const agent = new Agent({ url: `${url}/agent`, threadId: thread });
+  agent.server = url;
   agent.older = process.env.OLDER === "1";
   return agent;
 }
 
-let agent = made();
-let runs = 0;
-let tools = [];
+const clients = new Map();
 
-function input(told) {
-  runs += 1;
-  const asked = { runId: told.run ?? `leg-${process.pid}-${runs}` };
-  if (told.tools) tools = told.tools;
-  if (tools.length) asked.tools = tools;
+function clientOf(told) {
+  if (!clients.has(told.client)) {
+    const { client: name, url, thread } = told;
+    clients.set(name, { name, url, thread, agent: made(url, thread), runs: 0, tools: [] });
+  }
+  return clients.get(told.client);
+}
+
+function input(client, told) {
+  client.runs += 1;
+  const asked = { runId: told.run ?? `leg-${process.pid}-${client.name}-${client.runs}` };
+  if (told.tools) client.tools = told.tools;
+  if (client.tools.length) asked.tools = client.tools;
   if (told.resume) asked.resume = told.resume;
   return asked;
 }
 
 async function done(told) {
+  const client = clientOf(told);
+  let agent = client.agent;
   const events = [];
   let left = false;
   const seen = {
@@ -67,18 +77,18 @@ async function done(told) {
   let error = null;
   try {
     if (told.do === "connect") {
-      agent = made();
-      await agent.connectAgent(input(told), seen);
+      agent = client.agent = made(client.url, client.thread);
+      await agent.connectAgent(input(client, told), seen);
     } else {
       if (told.text !== undefined) {
-        agent.messages.push({ id: `u-${process.pid}-${runs}`, role: "user", content: told.text });
+        agent.messages.push({ id: `u-${process.pid}-${client.name}-${client.runs}`, role: "user", content: told.text });
       }
       if (told.do === "answer") {
-        const answer = { id: `t-${runs}`, role: "tool", toolCallId: told.call, content: told.content };
+        const answer = { id: `t-${client.runs}`, role: "tool", toolCallId: told.call, content: told.content };
         agent.messages.push(told.error ? { ...answer, error: told.error } : answer);
       }
       if (told.forget) agent.pendingInterrupts = []; // to see what the server says to it
-      await agent.runAgent(input(told), seen);
+      await agent.runAgent(input(client, told), seen);
     }
   } catch (raised) {
     if (!left) error = String(raised?.message ?? raised);

@@ -16,14 +16,14 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support import ROOT, SUPPORT, importing_support
+from support import ROOT, SUPPORT, importing_support, warm_python
 from support.agui_app import source_of
 from support.agui_grammar import Checker
 from support.served import GATES, serving
@@ -75,9 +75,61 @@ class Came:
         }
 
 
+class Driver:
+    """A node process with one version of the client, for all clients of that version."""
+
+    def __init__(self, version: str) -> None:
+        folder = ROOT / ".components" / f"agui-{version}"
+        if not (folder / "node").exists():
+            raise AssertionError("AG-UI's client is not installed: run scripts/components")
+        self.clients = 0
+        self._process = subprocess.Popen(
+            [folder / "node", DRIVER, folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OLDER": "1" if version != "1.0.0" else "0", "NO_PROXY": "*"},
+        )
+
+    def tell(self, command: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+_drivers: dict[str, Driver] = {}
+
+
+def driver_of(version: str) -> Driver:
+    """The process of this version, started when a client first needs it."""
+    if version not in _drivers:
+        _drivers[version] = Driver(version)
+    return _drivers[version]
+
+
+def close_drivers() -> None:
+    while _drivers:
+        _drivers.popitem()[1].close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def drivers() -> Iterator[None]:
+    """What the tests started ends with them."""
+    yield
+    close_drivers()
+
+
 @dataclass
 class Client:
-    """A client of one version, in a node process, on one thread."""
+    """A client of one version, on one thread."""
 
     version: str
     url: str
@@ -86,17 +138,10 @@ class Client:
     checked: bool = True
 
     def __post_init__(self) -> None:
-        folder = ROOT / ".components" / f"agui-{self.version}"
-        if not (folder / "node").exists():
-            raise AssertionError("AG-UI's client is not installed: run scripts/components")
-        self.checker = Checker(older=self.version != "1.0.0")
-        self._process = subprocess.Popen(
-            [folder / "node", DRIVER, folder, self.url, self.thread],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OLDER": "1" if self.older else "0", "NO_PROXY": "*"},
-        )
+        self.checker = Checker(older=self.older)
+        self._driver = driver_of(self.version)
+        self._driver.clients += 1
+        self._number = self._driver.clients
 
     @property
     def older(self) -> bool:
@@ -105,14 +150,12 @@ class Client:
     def do(
         self, what: str, *, left: bool = False, joined: Callable[[], object] | None = None, **told: Any
     ) -> Came:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"do": what, "joined": joined is not None, **told}) + "\n")
-        self._process.stdin.flush()
+        who = {"client": self._number, "url": self.url, "thread": self.thread}
+        self._driver.tell({"do": what, "joined": joined is not None, **told, **who})
         if joined is not None:
-            assert json.loads(self._process.stdout.readline()) == {"joined": True}
+            assert self._driver.hear() == {"joined": True}
             joined()
-        came = Came(**json.loads(self._process.stdout.readline()))
+        came = Came(**self._driver.hear())
         assert came.warnings == [], came.warnings
         if what == "connect":
             self.checker = Checker(older=self.older)
@@ -134,13 +177,6 @@ class Client:
         ]
         return self.do("run", resume=entries, **told)
 
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._process.wait(300)
-
 
 @dataclass
 class Place:
@@ -149,12 +185,9 @@ class Place:
     version: str
     folder: Path
     url: str
-    clients: list[Client] = field(default_factory=list[Client])
 
     def client(self, thread: str = "thread-1") -> Client:
-        client = Client(self.version, self.url, thread)
-        self.clients.append(client)
-        return client
+        return Client(self.version, self.url, thread)
 
     @property
     def older(self) -> bool:
@@ -171,19 +204,15 @@ class Place:
         with urllib.request.urlopen(made, timeout=120) as answer:
             return json.loads(answer.read() or b"null")
 
-    def close(self) -> None:
-        for client in self.clients:
-            client.close()
-
 
 @contextlib.contextmanager
 def place(version: str, folder: Path) -> Generator[Place]:
     with serving(folder, source=source_of(folder)) as server:
-        found = Place(version, folder, server.url)
         try:
-            yield found
-        finally:
-            found.close()
+            yield Place(version, folder, server.url)
+        except BaseException:
+            close_drivers()  # it may send more, which the next client would mistake for its own
+            raise
 
 
 # --- scenarios --------------------------------------------------------------------------------------------
@@ -505,10 +534,8 @@ def test_a_client_of_either_version_plays_every_scenario(scenario: str, version:
 
 
 @contextlib.contextmanager
-def process(folder: Path, port: int) -> Generator[subprocess.Popen[bytes]]:
-    started = subprocess.Popen(
-        [sys.executable, SUPPORT / "agui_app.py", folder, str(port)], env=importing_support()
-    )
+def process(folder: Path, port: int) -> Generator[warm_python.Program]:
+    started = warm_python.start([SUPPORT / "agui_app.py", folder, str(port)], env=importing_support())
     try:
         while True:
             assert started.poll() is None, "the server ended"
@@ -517,8 +544,7 @@ def process(folder: Path, port: int) -> Generator[subprocess.Popen[bytes]]:
             time.sleep(0.05)
         yield started
     finally:
-        started.kill()
-        started.wait()
+        started.close()
 
 
 def restart(version: str, folder: Path) -> None:
@@ -526,28 +552,18 @@ def restart(version: str, folder: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    for says, answers in (("research", {"approved": True}), ("map", None)):
-        found = Place(version, folder, f"http://127.0.0.1:{port}")
-        thread = f"thread-{says}"
-        try:
-            with process(folder, port) as server:
-                client = found.client(thread)
-                came = client.say(says, tools=[MAP])
-                server.send_signal(signal.SIGKILL)
-                server.wait()
-            with process(folder, port):
-                if answers is None:
-                    came = client.do("answer", call="map-1", content="seen")
-                    assert came.text == "You have seen it."
-                else:
-                    joined = found.client(thread).do("connect")
-                    assert [each["id"] for each in joined.interrupts] == [
-                        each["id"] for each in came.interrupts
-                    ]
-                    came = client.resume((came.interrupts[0], answers))
-                    assert came.text == "It is known now."
-        finally:
-            found.close()
+    found = Place(version, folder, f"http://127.0.0.1:{port}")
+    with process(folder, port) as server:
+        asking, calling = found.client("thread-research"), found.client("thread-map")
+        asked = asking.say("research", tools=[MAP])
+        calling.say("map", tools=[MAP])
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+    with process(folder, port):
+        joined = found.client("thread-research").do("connect")
+        assert [each["id"] for each in joined.interrupts] == [each["id"] for each in asked.interrupts]
+        assert asking.resume((asked.interrupts[0], {"approved": True})).text == "It is known now."
+        assert calling.do("answer", call="map-1", content="seen").text == "You have seen it."
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -575,6 +591,7 @@ def main() -> int:
                     cells.append("FAILS")
                     wrong.append(f"{name} with {version}: {type(raised).__name__}: {str(raised)[:600]}")
         print(f"{name:34}" + "".join(f"{cell:>10}" for cell in cells), flush=True)
+    close_drivers()
     print(*wrong, sep="\n")
     return bool(wrong)
 

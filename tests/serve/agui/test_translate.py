@@ -243,7 +243,7 @@ class Small(Environment):
         self.tell(self.now.ask(question))
         return None
 
-    def rests(self, parking: Any) -> None:
+    def run_waiting(self, parking: Any) -> None:
         """Everything in the run waits for an answer.
 
         Reported at once, since the run may continue the next moment.
@@ -462,9 +462,7 @@ def test_a_run_that_is_cut_anywhere_is_told_to_its_end(plan: Plan, after: int) -
 
 
 async def test_what_the_page_is_told_of_calls() -> None:
-    """Each call begins, waits, continues and ends; inner calls have their path, and nested costs belong to
-    the call.
-    """
+    """Each call begins, waits, continues and ends; inner calls have their path, and nested costs belong to the call."""
     small = Small(Stage())
     inner = Plan((Turn(acts=(Act(("ask",)),)),))
     await small.run("a", Plan((Turn(acts=(Act(("inner", inner)), Act(ends="raises"))),)), answers(), False)

@@ -111,7 +111,7 @@ def test_side_by_side_is_remembered(shown: Widgets):
 
 
 def test_files_fold(shown: Widgets):
-    """By mouse and by keyboard."""
+    """Files fold and unfold by mouse and by keyboard."""
     shown.show("diff", diff=changed())
     head = file(shown.page, "new.txt").get_by_role("button")
     expect(head).to_have_attribute("aria-expanded", "true")
@@ -199,7 +199,7 @@ def test_what_is_undone_or_can_not_be(shown: Widgets):
 
 
 def test_no_panel_is_wider_than_a_phone(shown: Widgets):
-    """At 390 pixels, with long names and the confirmation open."""
+    """The panel fits 390 pixels, with long names and the confirmation open."""
     shown.page.set_viewport_size({"width": 390, "height": 800})
     shown.show("files", changes=[change(paths=["folder/" * 40])])
     shown.page.get_by_role("button", name="Undo write_file").click()

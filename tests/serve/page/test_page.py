@@ -265,7 +265,7 @@ def test_nested_agents_are_a_tree_that_opens(page: Page):
     expect(outer).to_contain_text("$0.01")
 
 
-def test_whoever_comes_later_sees_the_same(page: Page):
+def test_a_later_viewer_sees_the_same(page: Page):
     """After a reload in the middle of a run, its progress, agents and questions are there."""
     begin(page)
     say(page, "sheep")
@@ -399,7 +399,7 @@ def test_a_form_is_filled_and_its_errors_stand_beside_its_fields(page: Page):
 
 
 def test_a_question_is_declined(page: Page):
-    """With an optional reason."""
+    """A person can decline, with or without a reason."""
     say(page, "book")
     asked = page.locator("[data-question]")
     asked.get_by_role("button", name=re.compile("Decline")).click()

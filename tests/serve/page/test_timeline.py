@@ -133,7 +133,7 @@ def test_status_is_not_colour_alone(shown: Widgets):
 
 
 def test_the_pointer_shows_a_span(shown: Widgets):
-    """In any row."""
+    """Hovering over any row shows the span's details."""
     shown.show("timeline", tree=RUN)
     shown.page.locator("svg .bar").nth(2).locator(".body").hover()
     expect(shown.page.locator(".timeline-detail")).to_have_text("search · ok · 3 s · after 2 s")

@@ -216,7 +216,7 @@ def test_errors_wait_until_a_field_is_left(shown: Widgets):
 
 
 def test_what_the_server_says_stands_there_too(shown: Widgets):
-    """At its field, until that is edited; above the form if it concerns no field."""
+    """A server's error is at its field until that is edited; above the form if it concerns no field."""
     form(shown, Address, value={"street": "Main", "number": 7})
     page = shown.page
     errors = [

@@ -280,7 +280,7 @@ class Linked(Layer):
 
 
 def _can_be_said(path: str) -> bool:
-    """Whether a path on disk can be written as one of ours."""
+    """Return whether a path on disk can be expressed as a Handrail path."""
     try:
         return parse_path(path).path == path
     except PathRefused:
@@ -323,7 +323,7 @@ def _holding(program: str, root: Path, text: str, paths: list[str]) -> set[str] 
         ran = subprocess.run(
             [program, *told, *names], cwd=root, stdin=subprocess.DEVNULL, capture_output=True, check=False
         )
-    except (OSError, UnicodeError):  # ripgrep is gone, or the text can't be passed on a command line
+    except (OSError, UnicodeError):  # ripgrep was removed, or the text can't be passed on a command line
         return None
     if ran.returncode not in (0, 1):  # 2: something failed, so the output is not reliable
         return None

@@ -70,7 +70,7 @@ class Keeper:
             theirs.close()
 
     def send(self, request: Request, descriptors: list[int]) -> None:
-        """Ask for a process and pass its descriptors. Raises `OSError` if the keeper is gone."""
+        """Ask for a process and pass its descriptors. Raises `OSError` if the keeper has died."""
         kind = f"{request.isolation} {'on' if request.network else 'off'}".encode()
         socket.send_fds(self._requests, [kind], descriptors, socket.MSG_NOSIGNAL)
 

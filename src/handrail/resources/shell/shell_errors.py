@@ -17,7 +17,7 @@ from handrail.errors import DefinitionError, StateError
 
 
 class RuleError(DefinitionError):
-    """A rule about commands can't be what was meant."""
+    """A rule about commands is invalid."""
 
     def __init__(self, rule: str, problem: str, hint: str) -> None:
         super().__init__(f"rule {rule}: {problem}. {hint}")
@@ -50,7 +50,7 @@ class CommandMissing(ShellError, FileNotFoundError):
 
 
 class ShellUnavailable(ShellError):
-    """What holds a command in is not to be had on this machine, so nothing was run."""
+    """The machine lacks what a sandbox needs, so nothing was run."""
 
     def __init__(self, problem: str, hint: str) -> None:
         super().__init__("", f"{problem}. {hint}")

@@ -1,1 +1,1 @@
-"""AG-UI: the events of a run as a client reads them, and what it sends as a run takes it."""
+"""AG-UI: a run's events as AG-UI events, and a client's input as messages and answers for a run."""

@@ -36,7 +36,7 @@ FRONTEND_TOOL = "frontend_tool"
 def question_json(question: Question) -> dict[str, Any]:
     """A question as the page takes it."""
     shown: dict[str, Any] = plain_json(msgspec.to_builtins(question))
-    del shown["principal"], shown["lasting"]
+    del shown["principal"], shown["decision_keys"]
     return shown
 
 

@@ -1,11 +1,11 @@
-"""Deterministic simulation: a run is crashed at every point there is, resumed, and held to the laws.
+"""Deterministic simulation: a run is crashed at every possible point, resumed, and checked against the laws.
 
     report = simulate(Scenario(name="a payment", play=play))
     report.assert_kept()
 
-A scenario is played on virtual time by real processes: one ends at its crash point as after `kill -9`,
-others go on with what it left. `play(stage)` makes adapter, prompt and tools from the stage, anew in each
-of them. From a shell: `python -m handrail.testing.simulation module:scenario`.
+A scenario is played in virtual time by real processes: one dies at its crash point as after `kill -9`, and
+others continue with what it left. `play(stage)` makes the adapter, prompt and tools from the stage, again in
+each process. From a shell: `python -m handrail.testing.simulation module:scenario`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 
 
 class SimulationError(HandrailError, RuntimeError):
-    """The process that tries the crash points ended by itself."""
+    """The process that runs the trials ended unexpectedly."""
 
     def __init__(self, status: int | None) -> None:
         super().__init__(
@@ -73,8 +73,9 @@ def simulate(
     """Crash the scenario at every point, resume it, and check the laws.
 
     - `write_every`, `step_every`: only every Nth write of the journal, or step of the loop.
-    - `overtaken_every`: at every Nth write the process does not die: it stops, another takes its
-      run, and then it goes on; 0 leaves that out.
+    - `overtaken_every`: at every Nth write the process pauses instead of dying, another process takes its
+    run, and
+      then it continues. 0 leaves this out.
     - `parked_every`: at every Nth step the process is told to stop, parks its run by force, and ends.
     - `again`: the restarted process crashes as well, at some later point.
     - `connected`: the person is there and answers at once, so that the run is never parked.
@@ -91,7 +92,7 @@ def simulate(
         Wanted(write_every, step_every, overtaken_every, parked_every, again, connected, at, part, jobs)
         for part in range(jobs)
     ]
-    # A new interpreter each: this one may have threads, and forking it would not be safe.
+    # Each in a new interpreter: this one may have threads, so forking it would not be safe.
     context = multiprocessing.get_context("spawn")
     running: list[tuple[BaseProcess, Connection]] = []
     for wanted in parts:

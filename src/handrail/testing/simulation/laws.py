@@ -1,4 +1,4 @@
-"""The laws that hold for every run, wherever its process ended. Each returns what is broken, in words."""
+"""The laws that hold for every run, wherever its process died. Each returns its violations as text."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from handrail.adapter.conversation import check_well_formed
+from handrail.dispatch.effects import is_auxiliary
 from handrail.errors import DefinitionError
 from handrail.messages import Message
 from handrail.place import Place
@@ -111,10 +112,10 @@ class Trial(NamedTuple):
     """Return everything the journal's files contain."""
 
     def doubtful(self) -> frozenset[str]:
-        """The ids of the calls whose results may be other than without a crash.
+        """Return the ids of the calls whose results may differ from the uncrashed run.
 
-        Those that were cut, and those that were about to be entered: it was recorded that they began, or
-        that they were asked for with a secret, which is not recorded.
+        These are the interrupted calls, and those about to be entered: their start was recorded, or they were
+        asked for with a secret, which is not recorded.
         """
         found = list(self.seen.cut)
         for _, began in self.seen.restarts():
@@ -128,7 +129,7 @@ class Trial(NamedTuple):
         return frozenset(id for call in found for id in call["ids"])
 
     def _lost(self, call: Details, began: Details) -> bool:
-        """Whether it was asked for with a secret in a recorded answer."""
+        """Return whether the call was asked for with a secret in a recorded answer."""
         ended = self.uncrashed.ended
         if not call["secret"] or ended is None:
             return False
@@ -352,8 +353,9 @@ def _ids(history: History) -> Iterator[tuple[str, str]]:
     for call in history.of("entered"):
         yield call["ids"][0], call["run"]
     for ended in history.of("ended"):
-        for id, _, run in ended["calls"]:
-            yield id, run
+        for id, path, run in ended["calls"]:
+            if not is_auxiliary(path):  # those of a crash are not in the uncrashed run
+                yield id, run
 
 
 def _may_have_lost(trial: Trial) -> bool:

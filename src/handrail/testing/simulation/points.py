@@ -18,9 +18,10 @@ from handrail.threads import threads_at_work
 PointKind = Literal[
     "before write", "after write", "step", "overtaken before write", "overtaken at step", "parked at step"
 ]
-"""The process ends just before a write, or when it is durable but nobody has heard of it, or before a
-step of its event loop; or it stops there so long that another process takes its run, and then goes on; or
-it is told to stop there, parks its run by force, and ends."""
+"""What happens at a point. The process dies just before a write, just after a write that nothing has reacted to
+yet, or before a step of its event loop; or it pauses there until another process has taken its run, and then
+continues; or it is told to stop there, parks its run by force, and ends.
+"""
 
 CRASHED = 137
 """The exit status of a process that ended at its point, as after `kill -9`."""
@@ -45,7 +46,7 @@ class Point(NamedTuple):
 
     @property
     def moment(self) -> str:
-        """The moment itself, whatever is to happen there."""
+        """The moment itself, whatever happens there."""
         return self.kind.removeprefix("overtaken ").removeprefix("parked ").removeprefix("at ")
 
     @classmethod
@@ -118,10 +119,9 @@ _PATIENCE_ASKED = 0.002
 
 
 class SimulatedLoop(VirtualTimeLoop):
-    """A loop on virtual time that counts what it runs, and waits for threads before anything else.
+    """A loop in virtual time that counts its callbacks, and waits for threads before anything else.
 
-    So a run takes the same steps each time. Only the order of threads that are at work at once is the
-    machine's.
+    So a run takes the same steps each time. Only the order of concurrent threads depends on the machine.
     """
 
     def __init__(self, points: Points, start: float) -> None:
@@ -161,7 +161,7 @@ class SimulatedLoop(VirtualTimeLoop):
             if len(self._arrived) < at_work and not self._arrival.wait(
                 _PATIENCE_ASKED if self._asked else _PATIENCE
             ):
-                self._asked = True  # nobody waits that long for it twice
+                self._asked = True  # do not wait that long for it again
                 break
         if not at_work:
             self._asked = False

@@ -15,14 +15,14 @@ import msgspec
 from handrail.adapter.conversation import Conversation
 from handrail.adapter.run_record import decode_outcome
 from handrail.dispatch.gate import Gate
-from handrail.dispatch.parking import Parking
-from handrail.dispatch.secrets import had_secret
 from handrail.environment import LaterEnvironment
 from handrail.errors import AnswerRefused, RunParked, RunUnknown
 from handrail.events import ToolInvoked
 from handrail.journal.sqlite import SqliteJournal
 from handrail.protocols import Asker, Environment
 from handrail.question import Answer, Question
+from handrail.replay.marks import had_secret
+from handrail.replay.parked_run import Parking
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.session import Session
 from handrail.session.serialization import encode_item
@@ -47,9 +47,9 @@ def live(
     connected: bool = False,
     stops: bool = False,
 ) -> None:
-    """Play the scenario in this process, from wherever its journal is. What comes of it is in the world.
+    """Play the scenario in this process, from the current state of its journal. The world has the outcome.
 
-    With `connected` the person is there and answers at once, so that the run is never parked. One that
+    With `connected` the person is there and answers at once, so that the run is never parked. A process that
     `stops` parks its run by force at its point, and ends when that is done.
     """
     world = World(folder / WORLD, process)
@@ -146,7 +146,7 @@ class _Stopping(LaterEnvironment):
         self._parking: Parking | None = None
         self.stopped = False
 
-    def begins(self, parking: Parking) -> None:
+    def run_started(self, parking: Parking) -> None:
         self._parking = parking
 
     def stop(self) -> None:
@@ -260,6 +260,8 @@ def _watch_handlers(world: World) -> None:
     run_handler = getattr(Gate, name)
 
     async def watched(gate: Any, call: Any, *rest: Any) -> Any:
+        if call.kind.is_auxiliary:
+            return await run_handler(gate, call, *rest)  # a compensation or a probe may run twice
         tool, outer, ids = call.tool, call, list[str]()
         while outer is not None:
             ids.append(outer.id)

@@ -135,15 +135,17 @@ class Seen(NamedTuple):
 
 
 Law = Callable[[Seen], str | None]
-"""Returns what is broken, in words; None if nothing is."""
+"""Returns what is broken, as text; None if nothing is."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """A run to be crashed at every point there is.
+    """A run to be crashed at every possible point.
 
-    `play` is called in every process and makes all of it anew: adapter, prompt, tools. It must be a
-    function that another process can import, and it must do the same each time: no chance, no time
-    but the stage's clock, no ids but the stage's.
+    `play` is called in every process and makes everything again: adapter, prompt, tools. It must be a
+    function
+    that another process can import, and it must be deterministic: no randomness, no time but the stage's
+    clock,
+    no ids but the stage's.
     """
 
     name: str
@@ -153,9 +155,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     laws: Sequence[Law] = ()
     """The scenario's own laws, beside those that always hold."""
     secrets: Sequence[str] = ()
-    """Texts that nobody who is asked may see."""
+    """Texts that no person may be shown."""
     unrecorded: Sequence[str] = ()
-    """Texts that no journal may contain either: secrets that a model writes or somebody answers."""
+    """Texts that no journal may contain either: secrets in a model's arguments or a person's answers."""
 
 
 class SimulatedModel:

@@ -134,8 +134,9 @@ class Trials:
     def _measure(self, broken: list[Broken]) -> Path | None:
         """Run it without a crash: it must end, keep the laws, and take the same steps each time.
 
-        Where somebody answers, it is run with that person there as well: a run that is parked and
-        gone through again must come to the same.
+        If a person answers, it also runs with that person connected: a run that is parked and replayed must
+        have
+        the same outcome.
         """
         measured: list[tuple[Sequence[int], int]] = []
         for name in ("connected", "uncrashed", "again"):

@@ -21,7 +21,6 @@ from handrail import (
     ToolContext,
     tool,
 )
-from handrail.dispatch.parking import Parking
 from handrail.errors import RunParked
 from handrail.events import (
     ApprovalDecided,
@@ -36,8 +35,9 @@ from handrail.guard.policy import CapabilityPolicy
 from handrail.journal.sqlite import MemoryJournal
 from handrail.journals import Journal
 from handrail.messages import ModelPart, ModelRequest, ToolMessage
+from handrail.replay.parked_run import Parking
 from handrail.session import Dispatcher
-from support.resting import Resting, answer_to
+from support.parked_runs import Resting, answer_to
 from support.rig import Note
 
 ENDS = (ToolInvoked, QuestionAnswered, ApprovalDecided, PromptExecuted)
@@ -91,7 +91,7 @@ async def phone(context: ToolContext) -> int:
     return (await context.wait_for("pick", {}, Pick)).number
 
 
-async def test_a_run_at_rest_is_told_and_goes_on_in_memory():
+async def test_a_run_at_rest_is_reported_and_continues_in_memory():
     """If nothing parks the run, the answer reaches the waiting handler, which runs once."""
     going = Going([ask], [ToolCall("ask"), ToolCall("ask")], "done")
     run = going.begin()
@@ -212,9 +212,7 @@ async def test_a_thread_that_waits_rests_too():
 
 
 async def test_parked_at_rest_it_says_nothing_that_looks_like_an_end():
-    """With nested runs, parallel calls and an approval, listeners receive ends only when something really
-    ended.
-    """
+    """With nested runs, parallel calls and an approval, listeners receive ends only when something really ended."""
 
     @tool
     async def send() -> str:
@@ -260,10 +258,10 @@ async def test_parked_at_rest_it_says_nothing_that_looks_like_an_end():
 async def test_an_environment_that_raises_at_rest_has_its_run_parked(caplog: pytest.LogCaptureFixture):
     going = Going([ask], ToolCall("ask"), "done")
 
-    def rests(parking: Parking) -> None:
+    def run_waiting(parking: Parking) -> None:
         raise ValueError("no")
 
-    going.there.rests = rests
+    going.there.run_waiting = run_waiting
     with pytest.raises(RunParked):
         await going.begin()
     assert "told of a run at rest raised" in caplog.text
@@ -331,8 +329,8 @@ async def test_by_force_what_is_at_work_is_cut_and_follows_its_effect():
 
 async def test_by_force_before_it_has_begun_and_while_the_model_is_asked():
     class Forced(Resting):
-        def begins(self, parking: Parking) -> None:
-            super().begins(parking)
+        def run_started(self, parking: Parking) -> None:
+            super().run_started(parking)
             parking.park(by_force=True)
 
     going = Going([], "done")
@@ -431,7 +429,7 @@ class Moments:
 
 @settings(max_examples=40, deadline=None)
 @given(at=st.integers(1, 60), again=st.integers(1, 40))
-def test_parked_by_force_at_any_two_moments_it_comes_to_the_same(at: int, again: int):
+def test_parking_by_force_at_any_two_moments_gives_the_same_result(at: int, again: int):
     """Recorded work is not repeated, repeatable work is not lost, and no call ends twice."""
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(_park_by_force_twice(Path(folder), at, again))

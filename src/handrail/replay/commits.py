@@ -1,18 +1,15 @@
-"""Recorded commits: what a journal stores of a call, and in which order record and files are written."""
+"""Commits with a record: in which order the journal and the files are written."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from handrail.cancellation import shielded
-from handrail.dispatch.replaying import inner_call, write_result
 from handrail.events import CallStatus
 from handrail.journals import Journal
-from handrail.records import CommitUnit
-from handrail.resources.paths import folder_of
-from handrail.session.serialization import encode_item
+from handrail.replay.records import commit_unit, inner_call
 from handrail.threads import run_in_thread
 from handrail.tools import ToolResult
 
@@ -21,54 +18,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("handrail.gate")
 
-_LONGEST_DIFF = 64 * 1024
-"""Maximum characters of a recorded diff; the files themselves are kept whole."""
-
-
-def commit_unit(
-    attempt: Attempt,
-    result: ToolResult[Any],
-    charged: bool,
-    status: CallStatus = "ok",
-    files: Sequence[Mapping[str, Any]] = (),
-    diff: str = "",
-) -> CommitUnit:
-    """Return a finished call and everything it changed as plain data."""
-    transaction = attempt.transaction if result.success else None
-    frame = attempt.frame
-    session = frame.session
-    return CommitUnit(
-        run_id=attempt.run_context.request_id,
-        call_id=attempt.id,
-        events=[]
-        if transaction is None
-        else [encode_item(event, session.id) for event in transaction.events],
-        result=write_result(result),
-        effects=[] if transaction is None else [done.what for done in transaction.settled or ()],
-        files=files,
-        session_id=session.id,
-        place=str(attempt.call.place),
-        tool=attempt.name,
-        arguments=_text(attempt),
-        status=status,
-        at=frame.began_at.timestamp() + attempt.started,
-        seconds=attempt.elapsed,
-        reads=[] if transaction is None else transaction.reads(),
-        writes=[] if transaction is None else transaction.writes(),
-        diff=diff[:_LONGEST_DIFF],
-        charged=charged,
-        root=folder_of(frame.filesystem),
-        decision=attempt.decision,
-    )
-
-
-def _text(attempt: Attempt) -> str:
-    """Return the arguments as they can be shown, with secrets masked."""
-    try:
-        return attempt.tool.dump(attempt.params).decode()
-    except Exception:  # they could not be parsed
-        return ""
-
 
 async def record_end(attempt: Attempt, result: ToolResult[Any], status: CallStatus, charged: bool) -> bool:
     """Record the end of a call that changed nothing, unless it ended because the whole run does.
@@ -76,7 +25,7 @@ async def record_end(attempt: Attempt, result: ToolResult[Any], status: CallStat
     Returns whether it is recorded.
     """
     log = attempt.frame.log
-    if not log.is_kept or log.closed or attempt.kind.undoes:
+    if not log.is_kept or log.closed:
         return False
     if status == "cancelled" or attempt.frame.cancellation.cancelled:
         return False

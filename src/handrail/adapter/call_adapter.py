@@ -30,7 +30,7 @@ OutputT = TypeVar("OutputT")
 _NO_SYSTEM = "You are part of a program. Answer exactly what is asked."
 
 
-class Bound:
+class CallAdapter:
     """The adapter as one call sees it: what it evaluates is part of the call.
 
     It has the call's session, bus, resources, broker, journal, deadline, budget and place in the tree;
@@ -88,7 +88,7 @@ class Bound:
 
         async def evaluate() -> PromptResponse[OutputT]:
             frame, conversation = await _nest(attempt, number, verb, prompt, given, levels)
-            frame.adapter = self._bind  # an agent's own, which may be another than the caller's
+            frame.model.adapter = self._bind  # an agent's own, which may be another than the caller's
             with nullcontext() if given.workers is None else given.workers.enter(frame):
                 rendered = prompt.render(
                     given.params, session=attempt.session, opened=given.opened, deadline=frame.deadline
@@ -100,9 +100,9 @@ class Bound:
 
         return Operation(evaluate, f"evaluate({prompt.name!r})", attempt.home)
 
-    def _bind(self, attempt: Attempt) -> Bound:
+    def _bind(self, attempt: Attempt) -> CallAdapter:
         """The same adapter for a call of a run inside this call."""
-        return Bound(self._adapter, self._settings, attempt)
+        return CallAdapter(self._adapter, self._settings, attempt)
 
 
 def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> PromptModel:
@@ -157,7 +157,7 @@ def _check_bound(attempt: Attempt, prompt: Prompt[Any]) -> None:
     unbound = [
         each.protocol.__name__
         for each in prompt.resources
-        if not attempt.frame.resources.binds(each.protocol)
+        if not attempt.frame.world.resources.binds(each.protocol)
     ]
     if unbound:
         raise DefinitionError(
@@ -176,7 +176,7 @@ async def _nest(
 ) -> tuple[Frame, Conversation]:
     """Create a frame and a conversation inside the call, with ids derived from the call's own."""
     outer = attempt.frame
-    options = outer.options.nested(given, outer.tracker, attempt.depth + 1, levels)
+    options = outer.options.nested(given, outer.costs.tracker, attempt.depth + 1, levels)
     frame = Frame.nested(attempt, number, options, prompt)
     await frame.log.note_verb(attempt.place.child(number), verb)
     return frame, Conversation(frame.session, frame.run_context.run_id)

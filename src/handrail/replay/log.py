@@ -1,4 +1,4 @@
-"""`RunLog`: one run as its journal has it, for whoever goes through it the first time or again."""
+"""`RunLog`: what a journal has recorded of one run, and what the run adds to it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ class _Verb(msgspec.Struct):
     verb: str
 
 
+class _Ended(msgspec.Struct):
+    status: str
+
+
 class RunLog:
-    """What was recorded of a run, found by its place in it, and what is added.
+    """The records of a run, found by place, and the records it adds.
 
     Places are counted, so a resumed run finds its records under the same places. A verb that finds
     another verb's record at its place has diverged.
@@ -60,9 +64,9 @@ class RunLog:
         """Whether there is a journal. A run without one is recorded in `NO_LOG`."""
         self._closed = False
         self.untold: Mapping[str, Any] = {}
-        """The calls of the session that were undone, and of which its model has not heard."""
+        """The undone calls of the session that its model has not been told of."""
         self.asked: Mapping[str, QuestionRecord] = {each.question.id: each for each in asked}
-        """The questions that lay open when the record was loaded, or had been answered."""
+        """The questions that were open or answered when the record was loaded."""
         self._clock = clock
         self._found: dict[tuple[EntryKind, str], bytes] = {
             (each.kind, each.key): each.body for each in entries
@@ -123,6 +127,16 @@ class RunLog:
     def is_over(self, call: Place) -> bool:
         """Whether the call at this place was over when the record was loaded."""
         return str(call) in self._finished or self.has("inner call", call)
+
+    def was_being_undone(self, call: Place) -> bool:
+        """Whether a compensation of this call had begun when the record was loaded."""
+        return self.has("call begun", call.compensation.attempt(1))
+
+    def was_undone(self, call: Place) -> bool:
+        """Whether a compensation of this call had succeeded when the record was loaded."""
+        unit = self._finished.get(str(call.compensation))
+        ended = unit or self.find("inner call", call.compensation, _Ended)
+        return ended is not None and ended.status == "ok"
 
     def finished(self, call: Place) -> CommitUnit | None:
         """The record of a call of the run itself that is over."""

@@ -1,20 +1,16 @@
-"""Parking: a run that waits only for answers is left to its journal."""
+"""Parked runs: a run that waits only for answers is left to its journal."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from handrail.dispatch.secrets import was_given_one
-from handrail.errors import QuestionCancelled
-from handrail.question import Answer, Question
+from handrail.replay.marks import was_given_secret
 
 if TYPE_CHECKING:
-    from handrail.deadline import Deadline
     from handrail.dispatch.attempt import Attempt
     from handrail.dispatch.frame import Frame
     from handrail.protocols import Environment
@@ -25,78 +21,6 @@ log = logging.getLogger("handrail.dispatch")
 _GRACE = 0.1
 """Seconds a handler has to continue, with one of several answers or after an inner call, before it rests."""
 
-_HELD = (
-    "a call that was given a secret can't wait until later, since secrets are not recorded. "
-    "Run it where somebody is there to answer"
-)
-
-
-@contextmanager
-def waiting_for_a_person(asks: Attempt) -> Generator[None]:
-    """Pause the timeout, and a deadline that pauses, while a person thinks."""
-    parking = asks.frame.parking
-    if parking is not None:
-        parking.asks()
-    resume: list[Callable[[], None]] = []
-    deadlines: list[Deadline] = []
-    attempt: Attempt | None = asks
-    while attempt is not None:
-        if attempt.scope is not None:
-            resume.append(attempt.scope.pause())
-        deadline = attempt.frame.deadline
-        if deadline is not None and deadline not in deadlines:
-            deadlines.append(deadline)  # outer runs wait as well
-        attempt = attempt.parent
-    for deadline in deadlines:
-        deadline.pause()
-    asks.asking += 1
-    _has_gone_on(asks)
-    try:
-        yield
-    finally:
-        asks.asking -= 1
-        if parking is not None:
-            parking.let_go_on(asks)
-        for deadline in deadlines:
-            deadline.resume()
-        for each in resume:
-            each()
-
-
-class CallAsker:
-    """One call that asks an environment, and waits with its run if the question stays open."""
-
-    __slots__ = ("_attempt", "_environment")
-
-    def __init__(self, attempt: Attempt, environment: Environment) -> None:
-        self._attempt = attempt
-        self._environment = environment
-
-    async def ask(self, question: Question, /) -> Answer:
-        """Return what the environment says. A question that it leaves open ends with the run or its answer."""
-        answer = await self._environment.ask(question)
-        if answer is not None:
-            return answer
-        if not self._environment.keeps_secrets and self._is_held_by_secret():
-            raise QuestionCancelled(question.name, _HELD)
-        attempt = self._attempt
-        parking = attempt.frame.parking
-        if parking is None:
-            raise QuestionCancelled(question.name)  # without a journal nobody could answer later
-        attempt.waiting += 1
-        try:
-            parking.consider()
-            return await asyncio.get_running_loop().create_future()
-        finally:
-            attempt.waiting -= 1
-
-    def _is_held_by_secret(self) -> bool:
-        """Whether the call, or one around it, was given a secret: then it can't be parked."""
-        attempt: Attempt | None = self._attempt
-        while attempt is not None and not was_given_one(attempt):
-            attempt = attempt.parent
-        return attempt is not None
-
 
 class Parking:
     """Watches one run and the runs nested in it.
@@ -106,10 +30,10 @@ class Parking:
     process had: nothing is undone, nothing is recorded, nothing that looks like an end is published, and
     a later resume continues from the record.
 
-    The environment decides what happens to a quiet run: see `Environment.begins` and `Environment.rests`.
+    The environment decides what happens to a quiet run: see `Environment.run_started` and `Environment.run_waiting`.
     """
 
-    __slots__ = ("_environment", "_frames", "_root", "_told", "parked")
+    __slots__ = ("_environment", "_frames", "_root", "_told", "ending", "parked")
 
     def __init__(self, root: Frame, environment: Environment) -> None:
         self._root = root
@@ -117,6 +41,8 @@ class Parking:
         self._frames: WeakSet[Frame] = WeakSet((root,))
         self._told = False
         """Whether the environment has been told of this rest."""
+        self.ending: set[Attempt] = set()
+        """The attempts that are over and whose end has not been published."""
         self.parked = False
 
     @property
@@ -127,7 +53,7 @@ class Parking:
     def quiet(self) -> bool:
         """Whether everything in the run waits for answers."""
         live, around = self._at_work()
-        if not live or self._asks_a_model() or any(frame.ending for frame in self._frames):
+        if not live or self._asks_a_model() or self.ending:
             return False
         return all(_rests(attempt, attempt in around) for attempt in live)
 
@@ -157,7 +83,7 @@ class Parking:
 
     def begin(self) -> None:
         """The run is about to begin or continue."""
-        self._environment.begins(self)
+        self._environment.run_started(self)
 
     def add(self, frame: Frame) -> None:
         """A run was nested in this one."""
@@ -176,27 +102,28 @@ class Parking:
         if not self._told:
             self._told = True
             try:
-                self._environment.rests(self)
+                self._environment.run_waiting(self)
             except Exception:
                 log.exception("an environment that was told of a run at rest raised; the run is parked")
                 self.park()
 
     def ended(self, attempt: Attempt) -> None:
         """A call ended: the call around it may continue."""
+        self.ending.discard(attempt)
         if attempt.parent is None:
             self.consider()
         else:
-            self.let_go_on(attempt.parent)
+            self.start_grace(attempt.parent)
 
-    def let_go_on(self, attempt: Attempt) -> None:
-        """Something this call waited for ended: its handler may continue without the rest, and has time to."""
+    def start_grace(self, attempt: Attempt) -> None:
+        """Something this call waited for has ended: give its handler time to continue without the rest."""
 
         def over() -> None:
             attempt.grace = None
             self.consider()
 
         self._told = False
-        _has_gone_on(attempt)
+        end_grace(attempt)
         with suppress(RuntimeError):  # closed from outside, without a running loop
             attempt.grace = asyncio.get_running_loop().call_later(_GRACE, over)
 
@@ -210,7 +137,7 @@ class Parking:
         return any(frame.task is not None and not frame.live for frame in self._frames)
 
 
-def _has_gone_on(attempt: Attempt) -> None:
+def end_grace(attempt: Attempt) -> None:
     """A new question means that its handler has heard all earlier answers."""
     if attempt.grace is not None:
         attempt.grace.cancel()
@@ -230,4 +157,4 @@ def _enters_again(attempt: Attempt) -> bool:
 
     A call that was given a secret can't: the record has a mask in its place.
     """
-    return not was_given_one(attempt) and (attempt.token is None or attempt.tool.enters_again)
+    return not was_given_secret(attempt) and (attempt.token is None or attempt.tool.enters_again)

@@ -1,5 +1,6 @@
 """The effect table's column *rerun after a crash*, one test per cell, with processes that are really killed."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from handrail import SqliteJournal
 from support import SUPPORT
 
 pytestmark = pytest.mark.once  # processes and terminals are slow, and do not depend on the Python version
@@ -86,6 +88,72 @@ def test_what_is_compensable_is_probed_else_compensated(
     assert told in text
 
 
+def recorded(folder: Path) -> list[tuple[str, str]]:
+    """The place and the status of every finished call of the run, as its journal has them."""
+
+    async def load() -> list[tuple[str, str]]:
+        journal = SqliteJournal(folder / "runs.db")
+        units = [(unit.place, unit.status) for unit in await journal.calls.load("run")]
+        journal.close()
+        return units
+
+    return asyncio.run(load())
+
+
+def test_a_compensation_that_was_cut_runs_again(program: Program, tmp_path: Path):
+    """Nothing of the first time stands in the files, and the second is recorded."""
+    assert program.start(tmp_path, "compensable", "crash")["code"] == 137
+    assert program.start(tmp_path, "compensable", "crash in compensation")["code"] == 137
+    assert recorded(tmp_path) == []
+    assert "was undone" in program.start(tmp_path, "compensable", "resume")["text"]
+    world = (tmp_path / "world").read_text().splitlines()
+    assert world == ["asked", "begin compensable", "compensated", "compensated", "asked"]
+    assert (tmp_path / "files" / "taken back.txt").exists()
+    assert recorded(tmp_path) == [(".1-", "ok"), (".1", "error")]
+
+
+def test_a_compensation_that_had_finished_does_not_run_again(program: Program, tmp_path: Path):
+    """Although the call that it undid was not ended before the process was."""
+    assert program.start(tmp_path, "compensable", "crash")["code"] == 137
+    assert program.start(tmp_path, "compensable", "crash after compensation")["code"] == 137
+    assert recorded(tmp_path) == [(".1-", "ok")]
+    assert "was undone" in program.start(tmp_path, "compensable", "resume")["text"]
+    world = (tmp_path / "world").read_text().splitlines()
+    assert world == ["asked", "begin compensable", "compensated", "asked"]
+    assert recorded(tmp_path) == [(".1-", "ok"), (".1", "error")]
+
+
+def test_a_call_that_was_being_undone_is_not_replayed_as_done(program: Program, tmp_path: Path):
+    """Its compensation is finished first, and the handler that is entered again hears that it was undone."""
+    world, told, _ = crashed_and_resumed(program, tmp_path, "trip_entered_again")
+    booked = ["booked flight", "booked hotel"]
+    assert world == ["asked", *booked, "undone hotel", "undone flight", "undone flight", "asked"]
+    assert "flight was undone when the process ended" in told
+    assert (tmp_path / "files" / "hotel undone.txt").exists()
+    assert (tmp_path / "files" / "flight undone.txt").exists()
+
+
+def test_what_was_undone_does_not_stand(program: Program, tmp_path: Path):
+    """For a call that is not rerun, the model is told what was certainly not undone."""
+    world, told, _ = crashed_and_resumed(program, tmp_path, "trip_not_entered_again")
+    assert world == ["asked", "booked flight", "booked hotel", "undone hotel", "undone flight", "asked"]
+    assert "It had done: flight." in told
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_probe_that_fails_is_rolled_back_and_does_not_know(program: Program, tmp_path: Path, cut: bool):
+    """Cut, it is asked again. Either way the call is undone, and nothing the probe did stands."""
+    tool = "compensable_failing_probe"
+    assert program.start(tmp_path, tool, "crash")["code"] == 137
+    if cut:
+        assert program.start(tmp_path, tool, "crash in probe")["code"] == 137
+    assert "was undone" in program.start(tmp_path, tool, "resume")["text"]
+    world = [line.split()[0] for line in (tmp_path / "world").read_text().splitlines()]
+    assert world == ["asked", "begin", *["probed"] * (2 if cut else 1), "compensated", "asked"]
+    assert not (tmp_path / "files" / "probed.txt").exists()
+    assert recorded(tmp_path) == [(".1=", "error"), (".1-", "ok"), (".1", "error")]
+
+
 def test_what_is_irreversible_is_not_run_again(program: Program, tmp_path: Path):
     """The outcome is unknown, and the model is told so."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "irreversible")
@@ -94,7 +162,7 @@ def test_what_is_irreversible_is_not_run_again(program: Program, tmp_path: Path)
 
 
 def test_a_settled_once_is_not_repeated(program: Program, tmp_path: Path):
-    """Neither when the handler is entered again, nor when it is not."""
+    """This holds whether or not the handler is entered again."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "once_again")
     assert world == ["asked", "paid", "asked"]
     assert told == "it says: done"

@@ -8,8 +8,8 @@ from typing import Any
 from handrail import (
     LaterEnvironment,
 )
-from handrail.dispatch.parking import Parking
 from handrail.question import Answer, Question
+from handrail.replay.parked_run import Parking
 
 
 class Resting(LaterEnvironment):
@@ -23,10 +23,10 @@ class Resting(LaterEnvironment):
         """For each time a run came to rest: whether it could be parked."""
         self._next = asyncio.Event()
 
-    def begins(self, parking: Parking) -> None:
+    def run_started(self, parking: Parking) -> None:
         self.parking = parking
 
-    def rests(self, parking: Parking) -> None:
+    def run_waiting(self, parking: Parking) -> None:
         assert parking is self.parking
         self.rested.append(parking.may_park)
         self._next.set()

@@ -1,0 +1,225 @@
+"""Effects on the world that no transaction covers: `once` settles them once, compensations undo them, probes find them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel
+
+from handrail.cancellation import shielded
+from handrail.context import ToolContext
+from handrail.dispatch.call import Call, new_auxiliary
+from handrail.dispatch.failures import in_short
+from handrail.dispatch.questions import put, question_of, waiting_for_a_person
+from handrail.dispatch.transaction import Settled
+from handrail.errors import EffectRefused, OutcomeUnknown
+from handrail.operation import Operation
+from handrail.schema import Schema
+from handrail.threads import call_either
+from handrail.tools import EFFECTS, Tool, ToolResult
+from handrail.tools.definition import Handler
+
+if TYPE_CHECKING:
+    from handrail.dispatch.attempt import Attempt
+    from handrail.dispatch.gate import Passage
+
+log = logging.getLogger("handrail.gate")
+
+OnUnknown = Literal["ask", "fail"]
+
+_SECONDS = 30.0
+"""How long one compensation or probe may take."""
+
+
+# --- once -------------------------------------------------------------------------------------------
+
+
+def once(
+    attempt: Attempt,
+    key: str,
+    function: Callable[[], Any],
+    probe: Callable[[], Any] | None,
+    on_unknown: OnUnknown,
+) -> Operation[Any]:
+    """The verb `once` of one call."""
+    if EFFECTS[attempt.tool.effect].transactional:
+        raise EffectRefused(
+            attempt.name, attempt.tool.effect, f"it may not use `once` ({key!r}), which can't be rolled back"
+        )
+    return Operation(lambda: _once(attempt, key, function, probe, on_unknown), f"once({key!r})", attempt.home)
+
+
+async def _once(
+    attempt: Attempt,
+    key: str,
+    function: Callable[[], Any],
+    probe: Callable[[], Any] | None,
+    on_unknown: OnUnknown,
+) -> Any:
+    frame = attempt.frame
+    value = await frame.world.steps.run(
+        f"{attempt.invocation.idempotency_key}/{key}",
+        lambda: call_either(function),
+        run_id=frame.log.run_id,
+        unsettled=lambda: _settle_unknown(attempt, key, function, probe, on_unknown),
+    )
+    done = Settled(f"{attempt.name}: once({key!r})", attempt.id)
+    if all(each.what != done.what for each in attempt.open_transaction.settled or ()):
+        attempt.open_transaction.settle(done)
+    return value
+
+
+class _Asked(BaseModel):
+    """The answer to whether something happened."""
+
+    happened: bool
+
+
+async def _settle_unknown(
+    attempt: Attempt,
+    key: str,
+    function: Callable[[], Any],
+    probe: Callable[[], Any] | None,
+    on_unknown: OnUnknown,
+) -> Any:
+    """Decide a `once` that began and never finished: probe it, or ask. Its value is None if it happened."""
+    happened: Any = None if probe is None else await call_either(probe)
+    if happened is None and on_unknown == "ask":
+        happened = await _ask_whether(attempt, key)
+    if happened is None:
+        raise OutcomeUnknown(f"{attempt.name}: once({key!r})")
+    return None if happened else await call_either(function)
+
+
+async def _ask_whether(attempt: Attempt, key: str) -> bool | None:
+    environment = attempt.frame.people.environment
+    if environment is None or environment.run_mode != "user":
+        return None
+    wanted: Schema[Any] = Schema(_Asked)
+    question = question_of(
+        attempt,
+        attempt.question_id(f"once {key}"),
+        "input",
+        f"did {key!r} happen",
+        f"The process ended while {attempt.name} did {key!r}, and it is not known whether it happened. Did it?",
+        {"tool": attempt.name, "key": key},
+        wanted.json_schema,
+        None,
+    )
+    with waiting_for_a_person(attempt):
+        answer = await put(attempt, question, wanted)
+    return wanted.parse_value(answer.value).happened if answer.outcome == "answered" else None
+
+
+# --- compensations and probes ----------------------------------------------------------------------------------
+
+
+class _AuxiliaryTool(Tool[Any, Any]):
+    """A function of a tool, its `compensate` or its `probe`, as a tool that only the gate can call."""
+
+    given: Any
+    """The params, which are parsed already."""
+
+    def parse(self, arguments: Any) -> Any:
+        return self.given
+
+    def mask(self, arguments: Any) -> str:
+        return self.dump(self.given).decode()
+
+
+def is_auxiliary(path: Sequence[str]) -> bool:
+    """Whether the call with this path is a compensation or a probe, or inside one."""
+    return any(name.endswith((".undo", ".probe")) for name in path)
+
+
+def _auxiliary_tool(
+    tool: Tool[Any, Any], name: str, params: Any, handler: Handler[Any, Any]
+) -> Tool[Any, Any]:
+    made = object.__new__(_AuxiliaryTool)
+    made.__dict__.update(
+        tool.__dict__,
+        name=f"{tool.name}.{name}",  # no model and no `context.call` can use such a name
+        handler=handler,
+        is_async=True,
+        timeout=_SECONDS,
+        given=params,
+        needs=frozenset[Any](),
+        reenters=False,
+        result=None,
+        result_class=None,
+        _result_schema=None,
+        shown=None,
+    )
+    return made
+
+
+async def compensate(attempt: Attempt, settled: Sequence[Settled]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Compensate what a call that failed has done, last first. Returns what was compensated and what still stands.
+
+    Each compensation passes the gate beside the call. One that fails is rolled back, and the others still run.
+    """
+    compensated: list[str] = []
+    left: list[str] = []
+    for done in reversed(settled):
+        if done.tool is None:
+            left.append(done.what)
+            continue
+        error = await _compensate(attempt, done, done.tool)
+        if error is None:
+            compensated.append(done.what)
+        else:
+            log.error("compensating %s (%s) raised", done.what, done.call_id, exc_info=error)
+            left.append(f"{done.what} (compensating it failed: {in_short(error)})")
+    return tuple(compensated), tuple(left)
+
+
+async def _compensate(attempt: Attempt, done: Settled, tool: Tool[Any, Any]) -> BaseException | None:
+    """Take one compensation through the gate. Returns the error if it fails."""
+    function = tool.compensate
+    assert function is not None
+
+    async def undo(params: Any, *, context: ToolContext) -> ToolResult[Any]:
+        await call_either(function, params, done.value, context=context)
+        return ToolResult.ok(None, "It was undone.")
+
+    undoing = _auxiliary_tool(tool, "undo", done.params, undo)
+    call = new_auxiliary(attempt, f"{done.call_id}.undo", undoing, done.place.compensation)
+    return (await _carry(call)).error
+
+
+async def probe(attempt: Attempt) -> bool | None:
+    """Ask the tool's probe whether an interrupted call happened. None if there is no probe, or it does not know.
+
+    The probe passes the gate beside the call. One that fails is rolled back, and does not know.
+    """
+    tool, function = attempt.tool, attempt.tool.probe
+    if function is None:
+        return None
+
+    async def ask(params: Any, *, context: ToolContext) -> ToolResult[Any]:
+        happened = await call_either(function, params, context=context)
+        return ToolResult.ok(happened if happened is False else True if happened else None)
+
+    probing = _auxiliary_tool(tool, "probe", attempt.params, ask)
+    passage = await _carry(new_auxiliary(attempt, f"{attempt.id}.probe", probing, attempt.call.place.probe))
+    if passage.result is None or passage.error is not None:
+        log.error(
+            "the probe of %s raised, so it is not known whether it happened",
+            attempt.name,
+            exc_info=passage.error,
+        )
+        return None
+    return passage.result.value
+
+
+async def _carry(call: Call) -> Passage:
+    """Take a compensation or a probe through the gate. `error` of what is returned says why it failed."""
+    passage = call.gate.open(call)
+    try:
+        await shielded(call.gate.carry(passage))
+    except (Exception, asyncio.CancelledError) as error:
+        passage.error = passage.error or error
+    return passage

@@ -1,0 +1,212 @@
+"""Finished calls: a resumed run takes their results, effects and costs from the record."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from handrail.dispatch.effects import compensate
+from handrail.dispatch.transaction import Settled, new_transaction
+from handrail.errors import Conflict, Diverged, OutcomeUnknown
+from handrail.events import ToolInvoked
+from handrail.messages import Usage
+from handrail.place import Place
+from handrail.records import CommitUnit
+from handrail.replay.log import RunLog
+from handrail.replay.marks import NOT_KEPT, Tried, had_secret
+from handrail.replay.records import (
+    NO_USAGE,
+    InnerCall,
+    Spent,
+    fingerprint,
+    read_result,
+    read_value,
+    write_result,
+)
+from handrail.session.serialization import decode_item
+from handrail.tools import EFFECTS, ToolResult
+
+if TYPE_CHECKING:
+    from handrail.dispatch.attempt import Attempt
+    from handrail.dispatch.frame import Frame
+    from handrail.dispatch.tickets import GivenTicket
+
+CALL_AGAIN = "Call it again if it is still wanted."
+"""What the model is told of a call that was undone."""
+
+
+async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
+    """Return the recorded outcome of this call, and apply everything it left; None if it has to run."""
+    log = attempt.frame.log
+    if attempt.kind.undoes:
+        return None
+    if attempt.parent is None:
+        unit = log.finished(attempt.call.place)
+        if unit is None:
+            return None
+        await bill_tickets(attempt, log)
+        return _replay_unit(attempt, unit)
+    try:
+        log.check_verb(attempt.call.place, fingerprint(attempt))
+        inner = log.find("inner call", attempt.call.place, InnerCall)
+        if inner is None:
+            return None
+        if inner.lost and _is_asked_again(attempt, log):
+            return None
+        attempt.call.resolve(attempt.frame.tools.get(attempt.name, attempt.tool))
+        if any(log.was_being_undone(Place.parse(done.place)) for done in inner.settled if done.tool):
+            return await _replay_undone(attempt, inner, log)
+        apply_inner(attempt, inner)
+        await bill_tickets(attempt, log)
+    except Conflict as error:
+        if attempt.has_secret:
+            raise  # and its secret is no longer available
+        if EFFECTS[attempt.tool.effect].transactional:
+            return None  # what it worked on has changed since, and it can simply run again
+        raise OutcomeUnknown(f"{attempt.name} ({error})") from error
+    except Diverged as error:
+        raise OutcomeUnknown(f"{attempt.path[-2]} ({error})") from error
+    bill_nested(attempt)
+    return end_as_recorded(attempt, inner.status, inner.result, inner.seconds)
+
+
+def _replay_unit(attempt: Attempt, unit: CommitUnit) -> ToolResult[Any]:
+    """Replay a call of the run itself. Its changes are in the session already."""
+    frame = attempt.frame
+    attempt.call.resolve(frame.tools.get(attempt.name, attempt.tool))
+    if unit.charged and frame.budget is not None:
+        frame.budget.reserve().settle(tool_calls=1)
+    bill_nested(attempt)
+    return end_as_recorded(attempt, unit.status, unit.result, unit.seconds)
+
+
+async def _replay_undone(attempt: Attempt, inner: InnerCall, log: RunLog) -> ToolResult[Any]:
+    """Replay a call that was being undone, because the call around it had failed: finish that, and say so."""
+    pending = [done for done in settled_by(attempt, inner) if not log.was_undone(done.place)]
+    assert attempt.parent is not None
+    _, left = await compensate(attempt.parent, pending)
+    if left:
+        raise OutcomeUnknown(f"{attempt.name} (could not be undone: {', '.join(left)})")
+    bill_nested(attempt)
+    result = ToolResult.error(f"{attempt.name} was undone when the process ended. {CALL_AGAIN}")
+    return end_as_recorded(attempt, "error", write_result(result), inner.seconds)
+
+
+def _is_asked_again(attempt: Attempt, log: RunLog) -> bool:
+    """Whether a handoff asks again for a secret that is gone.
+
+    Not if `after` has finished: it comes from the record. If `after` had begun with the secret and may
+    have done something that stands, the outcome is unknown.
+    """
+    handoff = attempt.parent
+    assert handoff is not None
+    after = handoff.place.child(attempt.call.number + 1)
+    if log.has("inner call", after):
+        return False
+    tried = log.find("call tried", after, Tried)
+    begun = log.has("call begun", after.attempt(1 if tried is None else tried.number))
+    if begun and not EFFECTS[handoff.tool.effect].transactional:
+        raise OutcomeUnknown(handoff.name, f"{NOT_KEPT}Find out what stands before you do it again.")
+    return True
+
+
+def end_as_recorded(attempt: Attempt, status: Any, written: bytes, seconds: float) -> ToolResult[Any]:
+    """Give the call its recorded end. Listeners have heard of it before, so it is only kept."""
+    result = read_result(attempt.tool, written)
+    attempt.close()
+    frame = attempt.frame
+    frame.session.keep(
+        ToolInvoked(
+            attempt.id,
+            attempt.name,
+            attempt.path,
+            status,
+            result,
+            None,
+            seconds,
+            1,
+            (),
+            None,
+            frame.run_context,
+        )
+    )
+    return result
+
+
+# --- effects ------------------------------------------------------------------------------------------
+
+
+def apply_inner(attempt: Attempt, inner: InnerCall) -> None:
+    """Apply what an inner call did to the call around it, from the record or a deposit."""
+    transaction = attempt.transaction = new_transaction(attempt, attempt.tool)
+    transaction.writable = True
+    for event in inner.events:
+        transaction.session.dispatch(decode_item(event, attempt.frame.session.id))
+    files = attempt.frame.world.filesystem
+    if inner.files and files is not None:
+        transaction.fork_of(files).redo(inner.files)
+    for done in settled_by(attempt, inner):
+        transaction.settle(done)
+    transaction.prepare()
+    transaction.apply()
+    if transaction.parent is not None:
+        transaction.parent.inherit(transaction)
+
+
+def settled_by(attempt: Attempt, inner: InnerCall) -> list[Settled]:
+    """Return what an inner call did to the world, to be undone or named if the outer call fails."""
+    found: list[Settled] = []
+    for done in inner.settled:
+        tool = attempt.frame.tools.get(done.tool) if done.tool else None
+        if tool is not None and tool.secret and had_secret(tool, done.params):
+            tool = None  # what is needed to undo it was not recorded
+        params = tool.parse(done.params) if tool is not None else None
+        value = read_value(tool, done.value) if tool is not None else None
+        found.append(Settled(done.what, done.call_id, tool, params, value, Place.parse(done.place)))
+    return found
+
+
+# --- costs --------------------------------------------------------------------------------------------
+
+
+class _AnswerCost(msgspec.Struct, frozen=True):
+    """What a recorded model answer is charged."""
+
+    usage: Usage | None
+    cost: Decimal | None = None
+
+
+def bill_nested(attempt: Attempt, before: int | None = None) -> None:
+    """Charge the model answers of runs nested in this call, although they are not replayed.
+
+    With `before`, only those of earlier attempts.
+    """
+    frame = attempt.frame
+    for body in frame.log.answers_under(attempt.call.place, before):
+        spent = msgspec.msgpack.decode(body, type=_AnswerCost)
+        frame.costs.models.add(spent.usage or Usage(), spent.cost)
+        if frame.budget is not None:
+            told = {} if spent.usage is None else {"tokens": spent.usage.tokens, "money": spent.cost}
+            frame.budget.reserve().settle(requests=1, **told)
+
+
+async def bill_tickets(attempt: Attempt, log: RunLog) -> dict[str, bytes]:
+    """Charge what was spent under the tickets of a finished call. Returns the deposits."""
+    places = log.tickets_under(attempt.call.place)
+    found = dict(await log.journal.tickets.close(log.run_id, places)) if places else {}
+    for body in found.values():
+        if body:
+            charge(attempt.frame, msgspec.msgpack.decode(body, type=Spent))
+    return found
+
+
+def charge(frame: Frame, spent: Spent, given: GivenTicket | None = None) -> None:
+    """Charge what was spent under a ticket, and release the rest of its share."""
+    if spent.usage != NO_USAGE:
+        frame.costs.models.add(spent.usage, spent.cost)
+    if given is not None and given.reserved is not None:
+        given.reserved.settle(**{**dict.fromkeys(given.share, 0), **spent.spent})
+    elif given is None and frame.budget is not None:
+        frame.budget.reserve().settle(**spent.spent)

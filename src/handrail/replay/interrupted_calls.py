@@ -1,0 +1,128 @@
+"""Interrupted calls: what happens to a call that had begun when its process ended, by its effect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from handrail.dispatch.effects import compensate, probe
+from handrail.dispatch.failures import Unsuccessful
+from handrail.dispatch.transaction import Settled
+from handrail.errors import OutcomeUnknown
+from handrail.place import Place
+from handrail.replay.finished_calls import CALL_AGAIN, bill_nested, bill_tickets
+from handrail.replay.log import RunLog
+from handrail.replay.marks import GIVEN_SECRET, NOT_KEPT, Tried, had_secret, is_masked
+from handrail.replay.records import Deposit, InnerCall
+from handrail.tools import EFFECTS, ToolResult
+
+if TYPE_CHECKING:
+    from handrail.dispatch.attempt import Attempt
+
+
+class AlreadyDone(Exception):
+    """The call happened before the process ended: this is its result."""
+
+    def __init__(self, result: ToolResult[Any]) -> None:
+        self.result = result
+
+
+def resume_attempt(attempt: Attempt) -> tuple[str, ...]:
+    """Turn the first attempt at a call into the interrupted one. Returns what earlier ones left."""
+    log = attempt.frame.log
+    if attempt.kind.undoes or attempt.number > 1:
+        return ()
+    place = attempt.call.place
+    found = log.find("call tried", place, Tried)
+    if found is None:
+        return ()
+    attempt.number, attempt.retries = found.number, found.retries
+    if not log.is_over(place):
+        bill_nested(attempt, before=attempt.number)
+    return found.left
+
+
+async def decide_interrupted(attempt: Attempt) -> None:
+    """Decide about a call that had begun when the process ended and must not run again.
+
+    Returns if it can run after all. `AlreadyDone` and `Unsuccessful` carry its result. A call with a secret
+    can't run again: a model's text comes masked from the record, which parsing refuses, and a person's
+    answer would have to be asked for again after the call may have used the first.
+    """
+    if attempt.kind.is_auxiliary:
+        return
+    log, tool, arguments = attempt.frame.log, attempt.tool, attempt.arguments
+    begun = log.find("call begun", attempt.place, str)
+    if tool.enters_again and not tool.secret and begun != GIVEN_SECRET:
+        return
+    secret = tool.secret and had_secret(tool, arguments)
+    if tool.enters_again and not secret and begun != GIVEN_SECRET:
+        return
+    lost = secret and is_masked(arguments)
+    if begun is None:
+        if lost:
+            await _withdraw(attempt, log)
+        return
+    attempt.params = None if lost else tool.parse(arguments)
+    if log.was_undone(attempt.call.place):
+        raise Unsuccessful(ToolResult.error(_undone(attempt)))
+    happened = None if lost else await probe(attempt)
+    if happened is False:
+        return  # it never began, so there is nothing to repeat
+    bill_nested(attempt)
+    if happened:
+        raise AlreadyDone(
+            ToolResult.ok(
+                None,
+                f"{attempt.name} was done before the process ended; what it returned was not recorded.",
+            )
+        )
+    left = _left_by(attempt, await bill_tickets(attempt, log))
+    await _withdraw(attempt, log)
+    why = NOT_KEPT if secret or begun == GIVEN_SECRET else ""
+    if EFFECTS[tool.effect].transactional:
+        hint = (
+            "with the secret, if it is still wanted" if secret else "if it is still wanted, and it asks again"
+        )
+        raise Unsuccessful(
+            ToolResult.error(
+                f"{attempt.name} was interrupted when the process ended, and nothing of it stands. {why}"
+                f"Call it again, {hint}.{left}"
+            )
+        )
+    if tool.effect == "compensable" and not lost:
+        own = Settled(attempt.name, attempt.id, tool, attempt.params, None, attempt.call.place)
+        undone, _ = await compensate(attempt, [own])
+        if undone:
+            raise Unsuccessful(ToolResult.error(f"{_undone(attempt)}{left}"))
+    raise OutcomeUnknown(attempt.name, f"{why}Find out what stands before you do it again.{left}")
+
+
+def _undone(attempt: Attempt) -> str:
+    return (
+        f"{attempt.name} was interrupted when the process ended, and what it may have done was "
+        f"undone. {CALL_AGAIN}"
+    )
+
+
+async def _withdraw(attempt: Attempt, log: RunLog) -> None:
+    """Withdraw the questions of this call and the questions about it."""
+    await log.journal.questions.withdraw_all(attempt.call.place.prefix(log.run_id))
+
+
+def _left_by(attempt: Attempt, deposited: Mapping[str, bytes]) -> str:
+    """Return what inner calls of an interrupted call, and others under its tickets, did to the world."""
+    log = attempt.frame.log
+    inner = [msgspec.msgpack.decode(body, type=InnerCall) for body in log.under(attempt.call.place)]
+    inner += [msgspec.msgpack.decode(body, type=Deposit).inner for body in deposited.values() if body]
+    done = list(
+        dict.fromkeys(
+            each.what
+            for record in inner
+            for each in record.settled
+            if not (each.tool and log.was_undone(Place.parse(each.place)))
+        )
+    )
+    return f" It had done: {', '.join(done)}." if done else ""

@@ -1,0 +1,254 @@
+"""Records: results, inner calls and deposits in the form in which a journal keeps them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pydantic_core
+
+from handrail.dispatch.failures import WrongResult
+from handrail.dispatch.transaction import Settled, Transaction
+from handrail.errors import ToolValidationError
+from handrail.events import CallStatus
+from handrail.messages import Usage
+from handrail.records import CommitUnit
+from handrail.replay.marks import has_secret
+from handrail.resources.paths import folder_of
+from handrail.schema import to_json
+from handrail.session.serialization import encode_item
+from handrail.tools import Tool, ToolResult
+
+if TYPE_CHECKING:
+    from handrail.dispatch.attempt import Attempt
+
+NO_USAGE = Usage()
+
+_LONGEST_DIFF = 64 * 1024
+"""Maximum characters of a recorded diff. The files themselves are kept whole."""
+
+
+# --- results ------------------------------------------------------------------------------------------
+
+
+class RecordedResult(ToolResult[Any], frozen=True):
+    """A recorded result, which keeps what the model was told."""
+
+    text: str = ""
+
+    def render(self) -> str:
+        return self.text or super().render()  # an act's result has no text, and may become the handoff's
+
+
+class _Written(msgspec.Struct, frozen=True):
+    """A result in its recorded form."""
+
+    message: str
+    value: msgspec.Raw
+    success: bool
+    excluded: bool
+    text: str
+
+
+def write_result(result: ToolResult[Any], text: str | None = None) -> bytes:
+    """Encode a result, with what the model is told of it."""
+    value = msgspec.Raw(to_json(result.value))
+    told = result.render() if text is None else text
+    return msgspec.json.encode(
+        _Written(result.message, value, result.success, result.exclude_value_from_context, told)
+    )
+
+
+def read_result(tool: Tool[Any, Any], written: bytes) -> RecordedResult:
+    """Decode a recorded result; its value has the declared type if it still fits."""
+    found = msgspec.json.decode(written, type=_Written)
+    written = bytes(found.value)
+    value = read_value(tool, written) if found.success else pydantic_core.from_json(written)
+    return RecordedResult(found.message, value, found.success, found.excluded, found.text)
+
+
+def read_value(tool: Tool[Any, Any], written: bytes) -> Any:
+    """Convert a value to the declared type; plain data if there is none, or the type has changed."""
+    schema = tool.result_schema
+    try:
+        return pydantic_core.from_json(written) if schema is None else schema.parse(written)
+    except ToolValidationError:
+        return pydantic_core.from_json(written)
+
+
+# --- calls of the run ---------------------------------------------------------------------------------
+
+
+def commit_unit(
+    attempt: Attempt,
+    result: ToolResult[Any],
+    charged: bool,
+    status: CallStatus = "ok",
+    files: Sequence[Mapping[str, Any]] = (),
+    diff: str = "",
+) -> CommitUnit:
+    """Return a finished call and everything it changed as plain data."""
+    transaction = attempt.transaction if result.success else None
+    frame = attempt.frame
+    session = frame.session
+    return CommitUnit(
+        run_id=attempt.run_context.request_id,
+        call_id=attempt.id,
+        events=[]
+        if transaction is None
+        else [encode_item(event, session.id) for event in transaction.events],
+        result=write_result(result),
+        effects=[] if transaction is None else [done.what for done in transaction.settled or ()],
+        files=files,
+        session_id=session.id,
+        place=str(attempt.call.place),
+        tool=attempt.name,
+        arguments=_text(attempt),
+        status=status,
+        at=frame.began_at.timestamp() + attempt.started,
+        seconds=attempt.elapsed,
+        reads=[] if transaction is None else transaction.reads(),
+        writes=[] if transaction is None else transaction.writes(),
+        diff=diff[:_LONGEST_DIFF],
+        charged=charged,
+        root=folder_of(frame.world.filesystem),
+        decision=attempt.decision,
+    )
+
+
+def _text(attempt: Attempt) -> str:
+    """Return the arguments as they can be shown, with secrets masked."""
+    try:
+        return attempt.tool.dump(attempt.params).decode()
+    except Exception:  # they could not be parsed
+        return ""
+
+
+# --- inner calls --------------------------------------------------------------------------------------
+
+
+class RecordedEffect(msgspec.Struct, frozen=True):
+    """An effect of an inner call that a rollback of the outer one must know of."""
+
+    what: str
+    call_id: str
+    tool: str
+    """The compensable tool; "" for what can't be undone."""
+    params: bytes
+    value: bytes
+    place: str
+
+
+class InnerCall(msgspec.Struct, frozen=True):
+    """A call that finished inside one that is still open, and everything it left there."""
+
+    verb: str
+    status: CallStatus
+    result: bytes
+    events: Sequence[bytes] = ()
+    files: Sequence[Any] = ()
+    settled: Sequence[RecordedEffect] = ()
+    seconds: float = 0.0
+    act: bool = False
+    """Whether it is an act of a handoff: its result is for the next act only."""
+    lost: bool = False
+    """Whether an answer contained a secret: it is not recorded, and is asked for again."""
+
+
+class Spent(msgspec.Struct, frozen=True, kw_only=True):
+    """What was spent under a ticket."""
+
+    spent: dict[str, Decimal] = {}
+    usage: Usage = NO_USAGE
+    cost: Decimal | None = None
+
+
+class Deposit(Spent, frozen=True, kw_only=True):
+    """What was done under a ticket for the issuing call, and what it cost."""
+
+    inner: InnerCall
+
+
+def fingerprint(attempt: Attempt) -> str:
+    """Return the fingerprint of an inner call, for when the handler around it is re-entered.
+
+    Secrets are masked first: a digest of a password can be guessed, and a model's text comes masked
+    from the record.
+    """
+    tool = attempt.tool if attempt.kind.is_part else attempt.frame.tools.get(attempt.name, attempt.tool)
+    arguments: Any = attempt.arguments
+    if tool.secret:
+        arguments = tool.mask(arguments)
+    elif not isinstance(arguments, str | bytes):
+        arguments = to_json(arguments)
+    text = arguments if isinstance(arguments, bytes) else arguments.encode("utf-8", "surrogatepass")
+    return f"call {attempt.name} {hashlib.sha256(text).hexdigest()[:16]}"
+
+
+def inner_call(attempt: Attempt, result: ToolResult[Any], status: CallStatus = "ok") -> InnerCall:
+    """Return the record of an inner call, taken before its forks are merged."""
+    own = attempt.own_effect(result)
+    transaction = attempt.transaction if result.success else None
+    return record_of(attempt, result, transaction, status, () if own is None else (own,))
+
+
+def record_of(
+    attempt: Attempt,
+    result: ToolResult[Any],
+    transaction: Transaction | None,
+    status: CallStatus,
+    also: Sequence[Settled] = (),
+) -> InnerCall:
+    """Encode what a transaction contains as the work of a call, with its effects on the world."""
+    files: list[Any] = []
+    events: list[bytes] = []
+    settled: list[Settled] = []
+    if transaction is not None:
+        for fork in transaction.touched:
+            files += fork.file_changes()
+        events = [encode_item(event, attempt.frame.session.id) for event in transaction.events]
+        settled = [*(transaction.settled or ())]
+    return InnerCall(
+        fingerprint(attempt),
+        status,
+        _write_act(attempt, result) if attempt.kind.is_part else write_result(result),
+        events,
+        files,
+        [_write_effect(done) for done in (*settled, *also)],
+        attempt.elapsed,
+        attempt.kind.is_part,
+        _is_lost(attempt, result),
+    )
+
+
+def _is_lost(attempt: Attempt, result: ToolResult[Any]) -> bool:
+    """Whether this is an answer with a secret, which the record can't give back."""
+    return attempt.kind.only_asks and result.success and has_secret(attempt.tool.result_schema, result.value)
+
+
+def _write_act(attempt: Attempt, result: ToolResult[Any]) -> bytes:
+    """Encode the result of an act, which no model sees and which must come back exactly."""
+    if _is_lost(attempt, result) and attempt.tool.shown is not None:
+        return write_result(attempt.tool.shown(result), "")
+    written = write_result(result, "")
+    if result.success and read_result(attempt.tool, written).value != result.value:
+        raise WrongResult(
+            "what it returned is not the same after being recorded, and this run is journaled: "
+            "give plain data, and nothing that is masked"
+        )
+    return written
+
+
+def _write_effect(done: Settled) -> RecordedEffect:
+    tool = done.tool
+    return RecordedEffect(
+        done.what,
+        done.call_id,
+        "" if tool is None else tool.name,
+        b"{}" if tool is None else tool.dump(done.params),
+        b"null" if tool is None else to_json(done.value),
+        str(done.place),
+    )
