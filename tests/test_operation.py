@@ -199,7 +199,7 @@ def test_asyncios_gather_wait_for_and_shield_take_it():
 
     async def main() -> None:
         assert await asyncio.gather(value_of(1), value_of(2)) == [1, 2]
-        assert await asyncio.wait_for(value_of(3), 5) == 3
+        assert await asyncio.wait_for(value_of(3), 120) == 3
         assert await asyncio.shield(value_of(4)) == 4
 
     run(main)

@@ -393,8 +393,7 @@ class Environment(ABC):
     """Who is on the other side: browser, terminal, MCP client, model, nobody.
 
     Subclass it, and define whose place it takes (`run_mode`) and how it asks (`ask`). The other members
-    declare
-    what else it can do.
+    declare what else it can do.
     """
 
     run_mode: RunMode = "headless"

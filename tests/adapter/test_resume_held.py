@@ -261,7 +261,7 @@ async def test_one_of_two_answers_is_enough_for_a_handler_that_takes_the_first(t
     with pytest.raises(
         RunParked
     ):  # this one needs the other answer as well, and is not kept in memory for it
-        await asyncio.wait_for(adapter.resume("run", prompt), 5)
+        await asyncio.wait_for(adapter.resume("run", prompt), 120)
     journal.questions.answer(answer_to(of_both[0], 1))
     assert (await adapter.resume("run", prompt)).text == "done"
     assert script.requests[-1].messages[-1].results[0].text == "[1, 2]"  # type: ignore[union-attr]

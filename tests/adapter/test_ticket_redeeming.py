@@ -546,7 +546,7 @@ async def test_one_who_could_not_keep_a_ticket_once_keeps_it_all_the_same(
     async def here(context: ToolContext) -> str:
         return (await stage.redeem(context.ticket(), acting(there))).message
 
-    await asyncio.wait_for(stage.run(acting(here)), 10)
+    await asyncio.wait_for(stage.run(acting(here)), 120)
     assert stage.notes == ["there"]
     assert "the ticket run.1~1.1 could not be kept; it is tried again" in caplog.text
 

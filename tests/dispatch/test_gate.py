@@ -295,7 +295,7 @@ def test_sync_handler_that_outlives_its_timeout_writes_into_nothing() -> None:
         result = await rig.call("slow")
         assert "took longer than 0.02 seconds" in result.message
         go_on.set()
-        assert await asyncio.to_thread(done.wait, 5)
+        assert await asyncio.to_thread(done.wait, 120)
         assert len(refused) == 11
         rig.assert_untouched()
         rig.assert_paired()

@@ -81,7 +81,7 @@ def test_answers_from_elsewhere_reach_every_thread(tmp_path: Path):
 
 
 async def _within(going: Any) -> Any:
-    return await asyncio.wait_for(going, 10)
+    return await asyncio.wait_for(going, 120)
 
 
 async def test_a_file_that_is_locked_for_a_while_does_not_end_the_looking(
@@ -99,7 +99,7 @@ async def test_a_file_that_is_locked_for_a_while_does_not_end_the_looking(
     holder.execute("ROLLBACK")
     holder.close()
     other.questions.answer(answer_to(questions[0]))
-    assert (await asyncio.wait_for(running, 10)).text == "done"
+    assert (await asyncio.wait_for(running, 120)).text == "done"
     journal.close()
     other.close()
 

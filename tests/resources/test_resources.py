@@ -173,7 +173,7 @@ def test_another_name_for_a_thing_does_not_close_it():
 def test_threads_make_one_of_the_runs_scope():
     """Sync handlers that ask at the same moment get the same resource."""
     log: list[str] = []
-    together = threading.Barrier(4, timeout=5)
+    together = threading.Barrier(4, timeout=120)
 
     @tool
     def grab(context: ToolContext) -> str:

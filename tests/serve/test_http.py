@@ -291,7 +291,7 @@ async def test_a_server_that_stops_says_so_parks_and_ends_its_streams(tmp_path: 
         await client.asked("a")
         async with client.stream("GET", "/threads/a/events?follow=1") as stream:
             await client.app.stop()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(120):
                 await stream.all()
         said = await client.ask("POST", "/threads/b/messages", {"text": "hello"})
         assert (said.status, said.kind) == (503, "Stopping")

@@ -100,10 +100,10 @@ async def test_a_run_that_rests_within_the_grace_period_is_parked_then(tmp_path:
         thread = app.thread()
         run_id = await thread.say(plan([["hold", {}]], [["choose", {}]], "ok"))
         await held.has_begun.wait()
-        stopping = asyncio.ensure_future(app.threads.stop(30))
+        stopping = asyncio.ensure_future(app.threads.stop(300))
         await asyncio.sleep(0)
         held.may_end.set()
-        await asyncio.wait_for(stopping, 10)
+        await asyncio.wait_for(stopping, 120)
         assert (held.ended, held.cut) == (1, 0)
         assert (await app.journal.runs.get(run_id)).status == "parked"
         assert kinds(thread.feed) == ["started", "interrupt"]

@@ -296,9 +296,9 @@ class Served:
 
     def stop(self) -> None:
         self._server.should_exit = True
-        self._thread.join(20)
+        self._thread.join(120)
         if self._thread.is_alive():
-            raise AssertionError("the server did not stop within 20 s")
+            raise AssertionError("the server did not stop within 120 s")
 
     def _run(self) -> None:
         asyncio.run(self._server.serve(sockets=[self._socket]))

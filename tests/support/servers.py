@@ -76,7 +76,7 @@ from typing import IO, Any
 from support import ROOT, SUPPORT
 
 COMPONENTS = ROOT / ".components"
-START_SECONDS = 40.0
+START_SECONDS = 300.0
 END_SECONDS = 5.0
 
 CHAT, RESPONSES, MESSAGES = "chat", "responses", "messages"

@@ -177,7 +177,7 @@ class Client:
     ) -> Any:
         """Return the thread's snapshot once the condition holds."""
         said = Said(0, {}, b"")
-        for _ in range(400):
+        for _ in range(6000):
             said = await self.ask("GET", f"/threads/{thread}", headers=headers)
             if said.status == 200 and ready(said.json):
                 return said.json

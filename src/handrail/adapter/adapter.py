@@ -67,6 +67,11 @@ class Adapter:
         """The files of its runs, where they are given no others."""
         return self._options.filesystem
 
+    @property
+    def workers(self) -> WorkerSource | None:
+        """The workers that its runs may call, if any."""
+        return self._options.workers
+
     def with_workers(
         self, workers: WorkerSource, model: Model | None = None, levels: int | None = None
     ) -> Adapter:

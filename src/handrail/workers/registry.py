@@ -320,10 +320,9 @@ class WorkerRegistry:
         """Run a worker until it is done.
 
         `model` runs the workers whose files name no model; `models` has models by worker name, and takes
-        precedence
-        over the files. An attachment is a path on disk (`Path`), a path among the run's files (`str`), or an
-        `Attachment`. `message_callback` receives every message of this worker and of those below it. With a
-        `journal` the run is recorded, and `resume` can continue it in another process.
+        precedence over the files. An attachment is a path on disk (`Path`), a path among the run's files
+        (`str`), or an `Attachment`. `message_callback` receives every message of this worker and of those
+        below it. With a `journal` the run is recorded, and `resume` can continue it in another process.
         """
         runner, prompt, rendered, rest = self._prepare(name, input, arguments)
         return runner.evaluate(prompt, rendered, **rest)

@@ -135,10 +135,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """A run to be crashed at every possible point.
 
     `play` is called in every process and makes everything again: adapter, prompt, tools. It must be a
-    function
-    that another process can import, and it must be deterministic: no randomness, no time but the stage's
-    clock,
-    no ids but the stage's.
+    function that another process can import, and it must be deterministic: no randomness, no time but the
+    stage's clock, no ids but the stage's.
     """
 
     name: str
