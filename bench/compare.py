@@ -3,10 +3,8 @@
     python bench/compare.py COMMIT
 
 Each side is a process that measures with its own bench/run.py, and they take turns, so a busy machine slows
-both.
-The cost of a side is divided by its own floor in the same round. The bare gate may be at most 1 µs slower
-than at
-COMMIT.
+both. The cost of a side is divided by its own floor in the same round. The bare gate may be at most 1 µs
+slower than at COMMIT.
 """
 
 from __future__ import annotations

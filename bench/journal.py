@@ -3,8 +3,7 @@
     python bench/journal.py [CALLS [LONGEST]]
 
 The bare insert is one row of the same size in its own transaction, in a file opened in the same way: the
-minimum
-cost of any record with that durability.
+minimum cost of any record with that durability.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The cost of a call through the gate, compared with the same work written by hand, in one run.
 
 CPU time, medians over interleaved rounds, so that a busy machine slows both sides. Each row has a limit, and
-says
-whether it was met.
+says whether it was met.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
     python bench/serving.py [RUNS] [VIEWERS] [SECONDS]
 
 The server is a separate process on loopback; the clients are this one. Each run has two turns of tool calls
-and a
-streamed answer, from a scripted model, and is recorded in a journal. It ends by itself. The exit status is 1
-if a
-run did not complete, or if idle viewers cost more than 1 % of a core.
+and a streamed answer, from a scripted model, and is recorded in a journal. It ends by itself. The exit status
+is 1 if a run did not complete, or if idle viewers cost more than 1 % of a core.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """A form, filled in by a person at a terminal or by a model in their place: the same tool, the same checks.
 
-    python examples/form.py                                   # at a terminal you fill it in; piped, a rule
-does
+    python examples/form.py                                   # at a terminal you fill it in; piped, a rule does
     python examples/form.py --by model                        # a model fills it in from a note (scripted)
     python examples/form.py --by model --model openai:gpt-5   # a real one
 
 The form is generated from the answer's type, with its nested parts, choices and bounds. The person or model
-does
-not see the limits that are checked afterwards.
+does not see the limits that are checked afterwards.
 """
 
 from __future__ import annotations

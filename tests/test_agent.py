@@ -40,6 +40,7 @@ from handrail.serve.sources import PromptSource, load
 from handrail.testing import Person
 from support import warm_python
 from support.serving import serving
+from support.worker_folders import PLAIN, sound
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,6 +309,42 @@ def test_it_needs_no_adapter_around_it() -> None:
     """A gate without a model can call it too."""
     result = open_gate([desk().as_tool()]).invoke("desk", {"message": "Rome?"}).wait()
     assert result.value == "It is 129 euros."
+
+
+def test_its_workers_are_its_own(tmp_path: Path) -> None:
+    """An agent whose adapter has workers has them as a tool too."""
+
+    @tool
+    async def ask(context: ToolContext) -> str:
+        """Ask a worker."""
+        return str(await context.call_worker("helper", "Rome?"))
+
+    model = ScriptedModel([ToolCall("ask", {}), "129 euros", "It is 129 euros."])
+    inner = desk(Adapter(model, workers=sound(tmp_path, helper=PLAIN)), tools=[ask])
+    session = Session()
+    outer(calls(), inner).run("go", session=session).wait()
+    done = {each.tool: each.result.value for each in session[ToolInvoked].all()}
+    assert done == {"helper": "129 euros", "ask": "129 euros", "desk": "It is 129 euros."}
+
+
+@pytest.mark.parametrize("by_model", [True, False])
+def test_its_tools_have_its_own_adapter(by_model: bool) -> None:
+    """What its tools evaluate runs on its model, whoever calls it."""
+
+    @tool
+    async def think(context: ToolContext) -> str:
+        """Ask the model."""
+        response: Any = await context.adapter.evaluate(Prompt("thought", "Think."))
+        return response.text
+
+    inner = desk(ScriptedModel([ToolCall("think", {}), "my thought", "I thought."]), tools=[think])
+    session = Session()
+    if by_model:
+        outer(calls(), inner).run("go", session=session).wait()
+    else:
+        open_gate([inner.as_tool()], session=session).invoke("desk", {"message": "Think."}).wait()
+    done = {each.tool: each.result.value for each in session[ToolInvoked].all()}
+    assert done == {"think": "my thought", "desk": "I thought."}
 
 
 def test_its_output_is_the_value_and_its_params_are_the_arguments() -> None:

@@ -143,12 +143,6 @@ SESSIONS: dict[str, Row] = {
         "session 'here'",
         "Restore it into that session",
     ),
-    "snapshot that is none": (
-        lambda: Session(id="s").restore({}),  # pyright: ignore[reportArgumentType]  # wrong on purpose
-        SessionError,
-        "a dict is not a snapshot",
-        "Give what `session.snapshot()` returned",
-    ),
     "slice by a name": (
         lambda: Session(id="s")["Plan"],  # pyright: ignore[reportArgumentType]  # wrong on purpose
         SessionError,
@@ -490,12 +484,6 @@ POLICIES: dict[str, Row] = {
         DefinitionError,
         "'fs.wri*' is neither a capability nor a pattern",
         "'fs.*' or '*'",
-    ),
-    "verdicts in a list": (
-        lambda: any_capability(["net"]),
-        DefinitionError,
-        "verdicts is ['net']",
-        "Give a mapping",
     ),
     "effect that is none": (
         lambda: any_capability(effects={"write": "ask"}),

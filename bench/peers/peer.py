@@ -3,8 +3,7 @@
     python peer_NAME.py SCENARIO [--variant http --base-url URL] [--calls N] [--runs N] [--repeat N]
 
 In process, the framework gets a stub through its own extension point; over HTTP it uses its own client. Every
-run
-is checked: calls, arguments, turns and the answer.
+run is checked: calls, arguments, turns and the answer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """smolagents' ToolCallingAgent: our own Model in process, OpenAIModel over HTTP.
 
 It is synchronous, so each run has a thread. It can't pass a context to a tool (the tool holds it), the answer
-is a
-call of `final_answer`, and results return to the model as user text.
+is a call of `final_answer`, and results return to the model as user text.
 """
 
 # pyright: basic, reportMissingImports=false

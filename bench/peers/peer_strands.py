@@ -1,8 +1,7 @@
 """strands-agents: our own Model in process, OpenAIModel without streaming over HTTP.
 
 An agent keeps its conversation, so each run needs a new one. Its loop recurses once per turn: with Python's
-default
-limit a run fails after about 320 calls, so `growth` raises the limit.
+default limit a run fails after about 320 calls, so `growth` raises the limit.
 """
 
 # pyright: basic, reportMissingImports=false

@@ -5,9 +5,8 @@
     python bench/peers/run.py --quick                 tiny counts, to check that everything runs
 
 There is one process for each figure. Peers take turns, in another order each round, so that a busy minute
-affects
-all of them. Only the loopback is used. It ends by itself: no process runs longer than --timeout, and after
---minutes no other is started.
+affects all of them. Only the loopback is used. It ends by itself: no process runs longer than --timeout, and
+after --minutes no other is started.
 """
 
 from __future__ import annotations

@@ -33,11 +33,9 @@ class Agent(Generic[OutputT]):
     """A prompt on a model: `Agent("openai:gpt-5", "Answer briefly.", tools=[fare]).run("…").wait().text`.
 
     `model` is a model, its name (`provider:name`), or an `Adapter` with its own settings. Instructions given
-    as
-    text are literal: `$5` means five dollars. Sections among them are templates as usual, and a whole
-    `Prompt`
-    replaces instructions, tools, output and policies. An invalid definition raises `DefinitionError` here; a
-    missing key or extra is reported at the first run.
+    as text are literal: `$5` means five dollars. Sections among them are templates as usual, and a whole
+    `Prompt` replaces instructions, tools, output and policies. An invalid definition raises `DefinitionError`
+    here; a missing key or extra is reported at the first run.
     """
 
     model: Adapter | Model | str
@@ -115,10 +113,8 @@ class Agent(Generic[OutputT]):
         """Run until the model is done.
 
         `message` is the user's message; without one the instructions say everything. `params` fills the
-        templates.
-        A second run on the same `session` continues the conversation. A failing tool never ends a run; an
-        error
-        that does is raised as `PromptEvaluationError`.
+        templates. A second run on the same `session` continues the conversation. A failing tool never ends a
+        run; an error that does is raised as `PromptEvaluationError`.
         """
         return self.adapter.evaluate(self.prompt, params, message=_text(message), **arguments)
 
@@ -141,7 +137,7 @@ class Agent(Generic[OutputT]):
         """Return this agent as a tool of another. Each call of it is a run inside that call.
 
         It takes a `message`, or its prompt's params if the prompt has templates. It uses the caller's budget,
-        deadline, session, files and environment.
+        deadline, session, files and environment. Its model and workers are its own.
         """
         if not self.description.strip():
             raise DefinitionError(
@@ -170,10 +166,11 @@ class Agent(Generic[OutputT]):
         attempt = context._source  # pyright: ignore[reportPrivateUsage]  # the run is nested in its frame
         if not isinstance(attempt, Attempt):
             raise NotSupported("an agent", "Call it through a gate.")
+        workers = self.adapter.workers
         if isinstance(params, AgentCall):
-            options = RunOptions(message=params.message)
+            options = RunOptions(message=params.message, workers=workers)
         else:
-            options = RunOptions(params=params)
+            options = RunOptions(params=params, workers=workers)
         response = await self.adapter.inside(attempt).run(self.prompt, options)
         return result_of(self.name, response, self.prompt.output is not None)
 
@@ -197,8 +194,7 @@ def strongest(effects: Iterable[Effect]) -> Effect:
     """Return the effect of calling an agent whose tools have these effects.
 
     Never less than `idempotent`: a model's answers cost money and differ each time, so a call of an agent is
-    not
-    simply rerun like a call that is contained in a transaction.
+    not simply rerun like a call that is contained in a transaction.
     """
     most = max((EFFECTS[effect].strength for effect in effects), default=0)
     return "idempotent" if most <= EFFECTS["idempotent"].strength else "irreversible"

@@ -29,8 +29,7 @@ from handrail.question import Answer, Question
 
 if TYPE_CHECKING:
     from handrail.adapter import PromptResponse
-    from handrail.context import ToolContext
-    from handrail.context.source import PromptModel
+    from handrail.context import PromptModel, ToolContext
     from handrail.deadline import Deadline
     from handrail.events import ApprovalRemembered, ApprovalRevoked
     from handrail.limits import Budget
@@ -394,8 +393,7 @@ class Environment(ABC):
     """Who is on the other side: browser, terminal, MCP client, model, nobody.
 
     Subclass it, and define whose place it takes (`run_mode`) and how it asks (`ask`). The other members
-    declare
-    what else it can do.
+    declare what else it can do.
     """
 
     run_mode: RunMode = "headless"

@@ -92,8 +92,7 @@ class Timers:
         """Call `call` in this many seconds.
 
         When the time has come, `extend` is called. It returns how many more seconds to wait; zero or less
-        means
-        that the timer fires.
+        means that the timer fires.
         """
         when = self.loop.time() + seconds
         timer = Timer(self, call, seconds, when, extend)

@@ -463,10 +463,10 @@ def test_tokens_are_reserved_before_and_settled_after() -> None:
 @pytest.mark.parametrize("wire", ["chat", "responses", "anthropic"])
 def test_what_is_reserved_is_at_least_what_is_said_of_tools_and_answer(wire: str) -> None:
     """The reservation counts bytes, of which a letter may have several, and includes tools that a section reveals."""
-    from handrail.models import anthropic, chat_completions, responses
+    from handrail.models import anthropic, openai, responses
 
     encoder = {
-        "chat": chat_completions._tool,
+        "chat": openai._tool,
         "responses": responses._tool,
         "anthropic": anthropic._tool,
     }[wire]
@@ -1016,12 +1016,12 @@ def test_a_section_opens_in_place() -> None:
 @pytest.mark.parametrize("wire", ["chat", "responses", "anthropic"])
 def test_opening_leaves_every_byte_before_it(wire: str) -> None:
     """The whole prefix stays byte-identical: messages unchanged, tools added at the end, as SPEC 3 requires."""
-    from handrail.models import anthropic, chat_completions, responses
+    from handrail.models import anthropic, openai, responses
     from handrail.models.anthropic import AnthropicModel
 
     def body(request: Any) -> bytes:
         if wire == "chat":
-            return chat_completions._body({"model": "m"}, request, "max_tokens")
+            return openai._body({"model": "m"}, request, "max_tokens")
         if wire == "responses":
             return responses._body({"model": "m"}, request)
         return AnthropicModel("m")._body(request)
@@ -1039,7 +1039,7 @@ def test_opening_leaves_every_byte_before_it(wire: str) -> None:
         rest = {name: value for name, value in earlier.items() if name not in (said, "tools")}
         assert rest == {name: value for name, value in later.items() if name not in (said, "tools")}
     encoders = {
-        "chat": chat_completions._message,
+        "chat": openai._message,
         "responses": responses._items,
         "anthropic": anthropic._message,
     }

@@ -258,10 +258,10 @@ def test_what_could_not_be_encoded_leaves_nothing_half_written(fails: list[bool]
 
 def test_only_new_messages_are_encoded_in_a_run() -> None:
     """Over a long run, the real wire encodes each message once."""
-    from handrail.models import chat_completions
+    from handrail.models import openai
 
     conversation: Sent[Message] = Sent([USER])
-    first = conversation.encoded(chat_completions._message)
+    first = conversation.encoded(openai._message)
     for _ in range(50):
         conversation.append(CALL)
         conversation.append(RESULT)
@@ -270,7 +270,7 @@ def test_only_new_messages_are_encoded_in_a_run() -> None:
     def counted(message: Message) -> bytes:
         nonlocal count
         count += 1
-        return chat_completions._message(message)
+        return openai._message(message)
 
     assert conversation.encoded(counted).startswith(first)
     conversation.encoded(counted)

@@ -18,7 +18,7 @@ from handrail.cli import main
 from handrail.cli.workers_commands import STARTER
 from handrail.errors import DefinitionError
 from handrail.models import model_named
-from handrail.models.demo import WHAT_IT_IS, DemoModel
+from handrail.models.scripted import WHAT_IT_IS, DemoModel
 from support import warm_python
 from support.programs import HANDRAIL, environment, handrail, workers_folder
 
@@ -180,6 +180,31 @@ def test_an_agent_of_a_module_is_run_and_resumed(folder: Path, here: Here):
         "from handrail import ScriptedModel\nmodel = ScriptedModel(['It is paid now.'])\n"
     )
     assert here("runs", "resume", newest["run_id"], "--model", "after:model")[:2] == (0, "It is paid now.\n")
+
+
+def test_a_resumed_agent_keeps_its_own_model_and_resources(folder: Path, here: Here):
+    """`runs resume` without --model continues with everything that the agent's adapter has."""
+    (folder.parent / "till.py").write_text(
+        "from handrail import Adapter, Agent, CapabilityPolicy, ScriptedModel, ToolCall, ToolContext, given, tool\n\n\n"
+        "class Till:\n"
+        "    name = 'the till'\n\n\n"
+        "@tool(capabilities={'net'})\n"
+        "def pay(amount: int, context: ToolContext) -> str:\n"
+        '    """Pay somebody."""\n'
+        "    return f'paid from {context.resources.get(Till).name}'\n\n\n"
+        "def answer(request):\n"
+        "    last = request.messages[-1]\n"
+        "    return last.text if hasattr(last, 'results') else ToolCall('pay', {'amount': 5})\n\n\n"
+        "adapter = Adapter(ScriptedModel(answer), resources=[given(Till, Till())])\n"
+        "policies = [CapabilityPolicy({'net': 'ask'})]\n"
+        "agent = Agent(adapter, 'Pay.', tools=[pay], policies=policies)\n"
+    )
+    assert here("run", "till:agent", "x", "-q", "--approve", "later")[0] == 5
+    run_id = json.loads(here("runs", "list", "--json")[1])["runs"][0]["run_id"]
+    assert here("runs", "answer", run_id, "--approve")[0] == 0
+    code, out, err = here("runs", "resume", run_id)
+    assert code == 0, err
+    assert "paid from the till" in out
 
 
 @pytest.mark.parametrize("buffered", [True, False])

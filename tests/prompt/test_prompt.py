@@ -11,10 +11,12 @@ import pytest
 from pydantic import BaseModel, RootModel
 
 from handrail import (
+    Agent,
     Binding,
     MarkdownSection,
     Prompt,
     RateLimitPolicy,
+    ScriptedModel,
     Section,
     Tool,
     ToolContext,
@@ -116,6 +118,9 @@ SECTIONS: Rows = {
     "key-empty": (lambda: section(key=""), "section 'Search': the key '' is not allowed."),
     "key-newline": (lambda: section(key="a\n"), r"section 'Search': the key 'a\n' is not allowed."),
     "key-number": (lambda: section(key=3), "section 'Search': the key 3 is not allowed."),
+    "template-number": (lambda: section(template=3), "section 'search': the template is a int. Give a text."),
+    "template-none": (lambda: section(template=None), "section 'search': the template is None. Give a text."),
+    "summary-number": (lambda: section(summary=3), "section 'search': the summary is a int. Give a text."),
     "title-empty": (lambda: section(title=" "), "section 'search': the title is ' '. Give one line of text."),
     "title-lines": (
         lambda: section(title="a\nb"),
@@ -276,6 +281,14 @@ PROMPTS: Rows = {
     "tools-function": (
         lambda: prompt(tools=[function]),
         "prompt 'guide': tools[0] is the function function. Put @tool on function.",
+    ),
+    "tools-one": (
+        lambda: prompt(tools=weather),
+        "prompt 'guide': tools is one tool. Give a list of tools: [weather].",
+    ),
+    "tools-agent": (
+        lambda: prompt(tools=[Agent(ScriptedModel([]), "Answer.")]),
+        "prompt 'guide': tools[0] is a Agent. Give it as a tool: agent.as_tool().",
     ),
     "tools-partial": (
         lambda: prompt(tools=[functools.partial(function, "a")]),

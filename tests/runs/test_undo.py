@@ -124,7 +124,7 @@ async def test_the_places_in_the_way_are_named(recorder: Recorder):
 
 
 async def test_later_calls_that_were_undone_are_not_in_the_way(recorder: Recorder):
-    """The last first, then the one before it."""
+    """The last call is undone first, then the one before it."""
     await recorder.run("r", call("write", path="a", text="1"), call("write", path="a", text="2"), "end")
     first, second = await recorder.ids("r")
     with pytest.raises(UndoRefused):

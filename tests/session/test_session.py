@@ -305,7 +305,6 @@ def test_a_key_that_raises_undoes_the_dispatch():
         (lambda: Session().register(Note, on="Add", reducer=broken), "not for 'Add'"),  # pyright: ignore[reportArgumentType]
         (lambda: Session().register("Note", on=Add, reducer=broken), "'Note' is not a type"),  # pyright: ignore[reportArgumentType]
         (lambda: Session(slices={Note: "log"}), "slices has .*Note.*SliceRules"),  # pyright: ignore[reportArgumentType]
-        (lambda: kept()(3), "@kept is for a class"),  # pyright: ignore[reportArgumentType]
     ],
 )
 def test_wrong_rules_are_refused_where_they_are_given(wrong: Callable[[], object], words: str):

@@ -152,10 +152,8 @@ class Transactions(RuleBasedStateMachine):
     """Concurrent and nested calls. Every set of committed calls could have run one after another.
 
     The model is a plain dict. When a call commits into the root, its actions are replayed on the model and
-    must
-    give the same results as in its fork. This reveals stale reads that were not reported, missed conflicts,
-    and
-    writes that leaked. A reported conflict must have a cause.
+    must give the same results as in its fork. This reveals stale reads that were not reported, missed
+    conflicts, and writes that leaked. A reported conflict must have a cause.
     """
 
     def __init__(self) -> None:

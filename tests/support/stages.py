@@ -1,8 +1,7 @@
 """One scene, played by any of the servers or scripts behind a model.
 
 A scene is a list of replies. A stage translates it for somebody else's model server or for a model in
-process,
-and returns the model that will receive them. See servers.py for the servers.
+process, and returns the model that will receive them. See servers.py for the servers.
 """
 
 from __future__ import annotations

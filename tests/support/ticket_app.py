@@ -1,7 +1,6 @@
 """A program whose tool issues a ticket and waits, and one that redeems it, on one journal and one folder.
 
-python ticket_app.py FOLDER give ok|fail|resume EFFECT   issues FOLDER/ticket, prints `given`, waits for
-FOLDER/go
+python ticket_app.py FOLDER give ok|fail|resume EFFECT   issues FOLDER/ticket, waits for FOLDER/go
 python ticket_app.py FOLDER redeem - EFFECT              redeems it, prints the result
 python ticket_app.py FOLDER hang - EFFECT                begins to redeem it, prints `begun`, and never ends
 """

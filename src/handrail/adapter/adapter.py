@@ -27,7 +27,7 @@ from handrail.session import Dispatcher, Session
 
 if TYPE_CHECKING:
     from handrail.adapter.call_adapter import CallAdapter
-    from handrail.context.source import PromptModel
+    from handrail.context import PromptModel
     from handrail.dispatch.attempt import Attempt
 
 OutputT = TypeVar("OutputT")
@@ -66,6 +66,11 @@ class Adapter:
     def filesystem(self) -> Filesystem | None:
         """The files of its runs, where they are given no others."""
         return self._options.filesystem
+
+    @property
+    def workers(self) -> WorkerSource | None:
+        """The workers that its runs may call, if any."""
+        return self._options.workers
 
     def with_workers(
         self, workers: WorkerSource, model: Model | None = None, levels: int | None = None

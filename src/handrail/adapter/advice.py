@@ -10,8 +10,7 @@ import msgspec
 
 from handrail.adapter.run import Run
 from handrail.events import Advised
-from handrail.guard.completion import CompletionChecker, answer_of
-from handrail.guard.feedback import FeedbackProvider, RunState
+from handrail.guard.feedback import CompletionChecker, FeedbackProvider, RunState, answer_of
 from handrail.messages import UserMessage
 from handrail.place import Place
 

@@ -10,7 +10,7 @@ from handrail.adapter.conversation import Conversation
 from handrail.adapter.loop import run_in
 from handrail.adapter.response import Output, PromptResponse, respond
 from handrail.adapter.settings import Settings, one_message
-from handrail.context.source import PromptModel
+from handrail.context import PromptModel
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.options import RunOptions
 from handrail.errors import DefinitionError
@@ -88,6 +88,7 @@ class CallAdapter:
 
         async def evaluate() -> PromptResponse[OutputT]:
             frame, conversation = await _nest(attempt, number, verb, prompt, given, levels)
+            frame.model.adapter = self._bind  # an agent's own, which may be another than the caller's
             with nullcontext() if given.workers is None else given.workers.enter(frame):
                 rendered = prompt.render(
                     given.params, session=attempt.session, opened=given.opened, deadline=frame.deadline
@@ -98,6 +99,10 @@ class CallAdapter:
             return respond(outcome, frame)
 
         return Operation(evaluate, f"evaluate({prompt.name!r})", attempt.home)
+
+    def _bind(self, attempt: Attempt) -> CallAdapter:
+        """The same adapter for a call of a run inside this call."""
+        return CallAdapter(self._adapter, self._settings, attempt)
 
 
 def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> PromptModel:

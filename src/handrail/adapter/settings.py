@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -116,28 +116,21 @@ class Throttle:
             self._slots[asyncio.get_running_loop()].release()
 
 
+@dataclass(slots=True, eq=False)
 class Settings:
     """How a run asks its model. Nested runs inherit it, with overrides."""
 
-    __slots__ = ("max_tokens", "model", "retry", "streaming", "tariff", "temperature", "throttle")
+    model: Model
+    _: KW_ONLY
+    retry: Retry
+    throttle: Throttle | None
+    temperature: float | None = None
+    max_tokens: int | None = None
+    streaming: bool = False
+    tariff: Tariff = field(init=False)
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        retry: Retry,
-        throttle: Throttle | None,
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-        streaming: bool = False,
-    ) -> None:
-        self.model = model
-        self.retry = retry
-        self.throttle = throttle
-        self.temperature = temperature
-        self.max_tokens = max_tokens
-        self.streaming = streaming
-        self.tariff: Tariff = tariff_of(model.name, model.traits)
+    def __post_init__(self) -> None:
+        self.tariff = tariff_of(self.model.name, self.model.traits)
 
     def override(
         self,
@@ -149,12 +142,9 @@ class Settings:
     ) -> Settings:
         """These settings with some replaced."""
         check_sampling(temperature, max_tokens)
-        if isinstance(model, str):
-            model = model_named(model)
-        return Settings(
-            model or self.model,
-            retry=self.retry,
-            throttle=self.throttle,
+        return replace(
+            self,
+            model=model_named(model) if isinstance(model, str) else model or self.model,
             temperature=self.temperature if temperature is None else temperature,
             max_tokens=max_tokens or self.max_tokens,
             streaming=self.streaming if streaming is None else streaming,

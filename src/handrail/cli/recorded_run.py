@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import importlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from handrail import runs
+from handrail.adapter import Adapter
 from handrail.adapter.run_record import code_of, decode_begin, prompt_of
-from handrail.cli.command_options import open_files
+from handrail.cli.command_options import find_model, open_files
 from handrail.cli.outcome import UsageError, runs_command
 from handrail.errors import HandrailError, RunUnknown
 from handrail.journal.sqlite import SqliteJournal
@@ -19,16 +22,28 @@ from handrail.records import RunRow
 
 
 class Program(NamedTuple):
-    """The code that a recorded run executes: a worker, or a prompt of a module."""
+    """The code that a recorded run executes: a worker, or an agent or a prompt of a module."""
 
     prompt: Any
     changed: bool
     """Whether the code has changed since the run began."""
     worker: Any = None
+    agent: Any = None
 
     @property
     def notes(self) -> list[str]:
         return ["The code has changed since the run began."] if self.changed else []
+
+    def adapter(self, model: str) -> Adapter:
+        """An adapter for this model, with everything that the agent's own adapter has."""
+        if self.agent is None:
+            return Adapter(find_model(model))
+        own: Adapter = self.agent.adapter
+        if own.model.name == model:
+            return own
+        adapter = copy.copy(own)
+        adapter.model = find_model(model)
+        return adapter
 
     def render(self, message: str | None) -> Any:
         """A worker's instructions as its file has them now; None to use the recorded ones."""
@@ -80,7 +95,8 @@ class RecordedRun:
 
                 _, worker = WorkerRegistry.of_file(named)
             prompt = prompt_of(record.id, named) if worker is None else worker.prompt
-            return Program(prompt, bool(record.code) and code_of(named) != record.code, worker)
+            agent = None if worker is not None else _agent_at(named)
+            return Program(prompt, bool(record.code) and code_of(named) != record.code, worker, agent)
         except HandrailError:
             raise
         except Exception as error:  # importing the user's module can raise anything
@@ -125,3 +141,12 @@ class RecordedRun:
             else f"there is no question {named!r}; name one by its id"
         )
         raise UsageError(f"{problem}:\n{ids}")
+
+
+def _agent_at(app: str) -> Any:
+    """The agent that an app reference names; None if it names a prompt."""
+    from handrail.agent import Agent
+
+    module, _, name = app.partition(":")
+    found: Any = getattr(importlib.import_module(module), name, None)
+    return cast("Any", found) if isinstance(found, Agent) else None

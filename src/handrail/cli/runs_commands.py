@@ -214,7 +214,6 @@ async def resume(
     as_json: Json = False,
 ) -> Report:
     """Continue a parked or interrupted run. Without an answer it is parked again."""
-    from handrail.adapter import Adapter
     from handrail.environment import LaterEnvironment, TerminalEnvironment
 
     mode = parse_approvals(approve)
@@ -231,8 +230,8 @@ async def resume(
                 models = registry.all_on(find_model(model))
                 response = await registry.resume(name, recorded.id, journal=journal, models=models, **given)
             else:
-                adapter = Adapter(find_model(model or recorded.row.record.model), journal=journal)
-                response = await adapter.resume(recorded.id, program.prompt, **given)
+                adapter = program.adapter(model or recorded.row.record.model)
+                response = await adapter.resume(recorded.id, program.prompt, journal=journal, **given)
     except RunParked as parked:
         return _parked_report(recorded, program, parked)
     code, note = classify_stop(response.stop_reason, [])

@@ -85,10 +85,6 @@ class Extras(Mapping[str, Any]):
     __slots__ = ("_values",)
 
     def __init__(self, values: Mapping[str, Any] | None = None, keys: tuple[ExtraKey[Any], ...] = ()) -> None:
-        if values is not None and not isinstance(values, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
-            raise ExtraKeyError(
-                type(values).__name__, "extras are a mapping of names to values", "Give a dict."
-            )
         opaque = {key.name for key in (*keys, TRACING_SPAN) if key.opaque}
         self._values = dict(values or {})
         for name, value in self._values.items():

@@ -14,13 +14,14 @@ from handrail.context import (
     Approval,
     Extras,
     Invocation,
+    PromptModel,
     RequestView,
     ResponseAccumulator,
     RunContext,
     ToolContext,
+    WaitFor,
     WorkerFacts,
 )
-from handrail.context.source import PromptModel, WaitFor
 from handrail.deadline import Deadline
 from handrail.dispatch.approvals import approval_verb
 from handrail.dispatch.call import Call, CallKind, new_call

@@ -11,10 +11,9 @@ import msgspec
 
 from handrail.cancellation import Cancellation
 from handrail.clock import Clock
-from handrail.context import Extras, RequestView, ResponseAccumulator, RunContext
+from handrail.context import Extras, PromptModel, RequestView, ResponseAccumulator, RunContext
 from handrail.context.extras import NO_EXTRAS
 from handrail.context.facts import WorkerFacts
-from handrail.context.source import PromptModel
 from handrail.dispatch.options import RunOptions, check_kinds
 from handrail.errors import DefinitionError
 from handrail.guard.approval import ApprovalMode, Broker, PreviewBroker

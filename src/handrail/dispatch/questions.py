@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pydantic_core
 
-from handrail.context.source import WaitFor
+from handrail.context import WaitFor
 from handrail.deadline import is_span
 from handrail.errors import (
     Declined,

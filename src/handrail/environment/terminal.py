@@ -10,8 +10,7 @@ import sys
 from collections.abc import Generator
 from typing import Any, Protocol, TextIO, cast
 
-from handrail.environment.approval_form import asker, fill_in_approval
-from handrail.environment.form import NOTHING, fill_in
+from handrail.environment.form import NOTHING, asker, fill_in, fill_in_approval
 from handrail.environment.text import (
     Style,
     Styler,

@@ -2,15 +2,19 @@
 
 from handrail.guard.approval import Broker
 from handrail.guard.approval_memory import ApprovalMemory, approvals_of
-from handrail.guard.completion import (
+from handrail.guard.feedback import (
+    BudgetFeedback,
     CommandPassing,
     CompletionChecker,
+    DeadlineFeedback,
+    FeedbackProvider,
     FilesThere,
     OutputFilled,
+    RunState,
+    Trigger,
     all_of,
     any_of,
 )
-from handrail.guard.feedback import BudgetFeedback, DeadlineFeedback, FeedbackProvider, RunState, Trigger
 from handrail.guard.policy import (
     CapabilityPolicy,
     RateLimitPolicy,

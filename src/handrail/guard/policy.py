@@ -224,11 +224,6 @@ class CapabilityPolicy(_CheckOnly):
         scope: Collection[str] = (".",),
         name: str = "capability",
     ) -> None:
-        for option, given in (("verdicts", verdicts), ("effects", effects)):
-            if given is not None and not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
-                raise DefinitionError(
-                    f"policy {name!r}: {option} is {given!r}. Give a mapping, for example {{'fs.write': 'ask'}}."
-                )
         for word in verdicts or {}:
             if not _PATTERN.match(word):
                 raise DefinitionError(

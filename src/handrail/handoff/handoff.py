@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, cast, get_args, get_origin
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Unpack, cast, get_args, get_origin
 
 from typing_extensions import TypeVar
 
@@ -24,8 +24,9 @@ from handrail.handoff.acts import (
     schema_for,
 )
 from handrail.schema.problems import describe
-from handrail.tools import Effect, RunMode, Tool, ToolExample, ToolResult
+from handrail.tools import Tool, ToolResult
 from handrail.tools.checks import check_words
+from handrail.tools.definition import ToolOptions
 from handrail.tools.signature import MISSING, caller_namespace
 
 P = ParamSpec("P")
@@ -88,34 +89,13 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         *,
         params: type[ParamsT] | None = None,
         answer: type[AnswerT] | None = None,
-        accepts_overrides: bool = True,
-        examples: Iterable[ToolExample[Any, Any]] = (),
-        capabilities: Iterable[str] = (),
-        timeout: float | None = None,
-        effect: Effect = "irreversible",
-        alone: bool = False,
-        compensate: Callable[..., Any] | None = None,
-        probe: Callable[..., Any] | None = None,
-        run_mode: RunMode | None = None,
+        **options: Unpack[ToolOptions],
     ) -> None:
         async def play(params: Any, *, context: ToolContext) -> ToolResult[Any]:
             return await self.acts.play(context)
 
-        super().__init__(
-            name,
-            description,
-            play,
-            params=params,
-            accepts_overrides=accepts_overrides,
-            examples=cast(Any, examples),
-            capabilities=cast(Any, capabilities),
-            timeout=timeout,
-            effect=effect,
-            alone=alone,
-            compensate=compensate,
-            probe=probe,
-            run_mode=run_mode,
-        )
+        given: dict[str, Any] = {**options}
+        super().__init__(name, description, play, params=params, **given)
         fill(self, "reenters", True)
         fill(self, "_answer", MISSING if answer is None else answer)
         fill(self, "_namespace", {})

@@ -89,9 +89,8 @@ class BudgetTracker:
     """What has been spent and what is left, here and in every run above.
 
     A spend is charged to this tracker and all its ancestors at once, under one lock, so concurrent
-    reservations
-    never exceed a limit. The real amount of a spend is always recorded, even if it is more than was reserved:
-    then the remaining amount is negative.
+    reservations never exceed a limit. The real amount of a spend is always recorded, even if it is more than
+    was reserved: then the remaining amount is negative.
     """
 
     __slots__ = ("_above", "_limits", "_reserved", "_spent", "lock")

@@ -21,7 +21,7 @@ PROVIDERS = {
     "openai": ("handrail.models.openai", "OpenAIModel"),
     "anthropic": ("handrail.models.anthropic", "AnthropicModel"),
     "local": ("handrail.models.local", "LocalModel"),
-    "demo": ("handrail.models.demo", "DemoModel"),
+    "demo": ("handrail.models.scripted", "DemoModel"),
 }
 """The providers with wires of our own. Every other name uses the bridge."""
 

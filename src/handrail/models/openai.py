@@ -1,14 +1,45 @@
-"""`OpenAIModel`: OpenAI's two wires, and every server that speaks one of them."""
+"""`OpenAIModel`: OpenAI's two wires, and every server that speaks one of them.
+
+The chat completions wire, `POST /chat/completions`, is here; the other one is in `responses`.
+"""
+
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# Provider data is untyped until it is checked.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any, Literal
 
-from handrail.errors import DefinitionError
-from handrail.messages import ModelPart, ModelRequest, Price, Traits
-from handrail.models import chat_completions, responses
-from handrail.models.http import Provider, refuse_key
+from handrail.errors import DefinitionError, ModelError
+from handrail.messages import (
+    AssistantMessage,
+    CallPart,
+    Message,
+    ModelPart,
+    ModelRequest,
+    Offered,
+    Price,
+    StopPart,
+    StopReason,
+    TextPart,
+    ThinkingPart,
+    ToolMessage,
+    Traits,
+    Usage,
+    UsagePart,
+)
+from handrail.models import ModelUnavailable, responses
+from handrail.models.http import (
+    Provider,
+    body_of,
+    count,
+    encode,
+    is_strict,
+    object_text,
+    refuse_key,
+    text_json,
+)
 
 _OPENAI = "https://api.openai.com/v1"
 
@@ -42,7 +73,7 @@ class OpenAIModel:
             raise DefinitionError(f"OpenAIModel has no API {api!r}. Give 'chat' or 'responses'.")
         self.name = f"openai:{name}"
         self.traits = Traits(price, native_output)
-        self._wire = chat_completions if api == "chat" else responses
+        self._stream = stream if api == "chat" else responses.stream
         own = base_url == _OPENAI
         self._provider = Provider(
             self.name,
@@ -58,7 +89,173 @@ class OpenAIModel:
         self._most = "max_completion_tokens" if own else "max_tokens"
 
     def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
-        return self._wire.stream(self._provider, self._fields, request, self._most)
+        return self._stream(self._provider, self._fields, request, self._most)
 
     def __repr__(self) -> str:
         return f"OpenAIModel({self.name!r})"
+
+
+_STOPS: dict[str, StopReason] = {
+    "stop": "done",
+    "tool_calls": "calls",
+    "function_call": "calls",
+    "length": "length",
+    "content_filter": "refused",
+}
+
+
+def stream(
+    provider: Provider, fields: Mapping[str, Any], request: ModelRequest, most: str
+) -> AsyncGenerator[ModelPart]:
+    """Send one request and yield the parts of its answer."""
+    body = _body(fields, request, most)
+    if not request.stream:
+        return provider.parts("/chat/completions", body, whole=_whole)
+    return provider.parts("/chat/completions", body, take=_Pieces(provider).take)
+
+
+def _body(fields: Mapping[str, Any], request: ModelRequest, most: str) -> bytes:
+    said = request.messages.encoded(_message)
+    if request.system:
+        said = b'{"role":"system","content":%s},%s' % (text_json(request.system), said)
+    more: dict[str, Any] = dict(fields)
+    if request.temperature is not None:
+        more["temperature"] = request.temperature
+    if request.max_tokens is not None:
+        more[most] = request.max_tokens
+    if request.stream:
+        more |= {"stream": True, "stream_options": {"include_usage": True}}
+    if request.must_call:
+        more["tool_choice"] = "required"
+    if request.output is not None:
+        schema = request.output.json_schema
+        wanted = {"name": "answer", "schema": schema, "strict": is_strict(schema)}
+        more["response_format"] = {"type": "json_schema", "json_schema": wanted}
+    if len(request.tools):
+        return body_of(more, messages=b"[%s]" % said, tools=b"[%s]" % request.tools.encoded(_tool))
+    return body_of(more, messages=b"[%s]" % said)
+
+
+def _tool(offered: Offered) -> bytes:
+    tool = offered.tool
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.json_schema}
+    return encode({"type": "function", "function": function})
+
+
+def _message(message: Message) -> bytes:
+    if isinstance(message, ToolMessage):
+        return b",".join(
+            encode({"role": "tool", "tool_call_id": each.id, "content": each.text})
+            for each in message.results
+        )
+    if isinstance(message, AssistantMessage):
+        said: dict[str, Any] = {"role": "assistant", "content": message.text or None}
+        if message.calls:
+            said["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": object_text(call.arguments)},
+                }
+                for call in message.calls
+            ]
+        elif not message.text:
+            said["content"] = ""
+        return encode(said)
+    return encode({"role": "user", "content": message.text})
+
+
+def _whole(answer: Any) -> Iterator[ModelPart]:
+    choice = answer["choices"][0]
+    said = choice["message"]
+    thoughts = said.get("reasoning_content") or said.get("reasoning")
+    if isinstance(thoughts, str) and thoughts:
+        yield ThinkingPart(thoughts)
+    text = _text(said.get("content")) or said.get("refusal")
+    if text:
+        yield TextPart(text)
+    for index, call in enumerate(said.get("tool_calls") or ()):
+        function = call["function"]
+        yield CallPart(
+            index, call.get("id") or "", function["name"], _arguments(function.get("arguments")) or "{}"
+        )
+    if answer.get("usage"):
+        yield UsagePart(_usage(answer["usage"]))
+    reason = _STOPS.get(choice.get("finish_reason") or "stop", "done")
+    yield StopPart("refused" if said.get("refusal") else reason)
+
+
+class _Pieces:
+    """The chunks of one streamed answer."""
+
+    __slots__ = ("_at", "_calls", "_provider", "_refused")
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+        self._calls: list[tuple[str, str]] = []
+        """The id and name of each call."""
+        self._at: dict[Any, int] = {}
+        """The call being written at each index."""
+        self._refused = False
+
+    def take(self, chunk: Any) -> Iterator[ModelPart]:
+        error = chunk.get("error")
+        if error:
+            raise _failure(self._provider, error)
+        for choice in chunk.get("choices") or ():
+            delta = choice.get("delta") or {}
+            thoughts = delta.get("reasoning_content") or delta.get("reasoning")
+            if isinstance(thoughts, str) and thoughts:
+                yield ThinkingPart(thoughts)
+            self._refused = self._refused or bool(delta.get("refusal"))
+            text = _text(delta.get("content")) or delta.get("refusal")
+            if text:
+                yield TextPart(text)
+            for call in delta.get("tool_calls") or ():
+                yield self._call(call)
+            if choice.get("finish_reason"):
+                reason = _STOPS.get(choice["finish_reason"], "done")
+                yield StopPart("refused" if self._refused else reason)
+        if chunk.get("usage"):
+            yield UsagePart(_usage(chunk["usage"]))
+
+    def _call(self, call: Any) -> CallPart:
+        """Handle a fragment of a call. Some servers omit the index, or use the same one for all calls."""
+        function = call.get("function") or {}
+        index, id, name = call.get("index"), call.get("id") or "", function.get("name") or ""
+        number = self._at.get(index)
+        begins = number is None or (name and (index is None or (id and id != self._calls[number][0])))
+        if begins:
+            number = self._at[index] = len(self._calls)
+            self._calls.append((id, name))
+        elif self._calls[number or 0] == (id, name):
+            name = ""  # repeated with every fragment
+        return CallPart(number or 0, id, name, _arguments(function.get("arguments")))
+
+
+def _text(content: Any) -> str:
+    """Return the text of a message's content, which some servers send in parts."""
+    if isinstance(content, list):
+        return "".join(part if isinstance(part, str) else part.get("text") or "" for part in content)
+    return content or ""
+
+
+def _arguments(given: Any) -> str:
+    """Return arguments as JSON text; some servers send an object."""
+    return given if isinstance(given, str) else "" if given is None else encode(given).decode()
+
+
+def _failure(provider: Provider, error: Any) -> ModelError:
+    said = str(error.get("message") or error) if isinstance(error, dict) else str(error)
+    return ModelUnavailable(provider.model, f"it failed in the middle of its answer: {provider.quoted(said)}")
+
+
+def _usage(usage: Any) -> Usage:
+    details = usage.get("prompt_tokens_details") or {}
+    return Usage(
+        count(usage.get("prompt_tokens")),
+        count(usage.get("completion_tokens")),
+        count(details.get("cached_tokens")),
+        0,
+        1,
+    )

@@ -271,8 +271,11 @@ def _check(section: Section[Any]) -> None:
     if not isinstance(title, str) or not title.strip() or not title.isprintable():
         raise PromptDefinitionError(place, f"the title is {title!r}", "Give one line of text.")
     fields = None if section.params_type is None else fields_of(section.params_type)
-    for what, text in (("template", section.template), ("summary", section.summary)):
-        if text is not None:
+    texts: dict[str, Any] = {"template": section.template, "summary": section.summary}
+    for what, text in texts.items():
+        if what == "template" or text is not None:
+            if not isinstance(text, str):
+                raise PromptDefinitionError(place, f"the {what} is {shown(text)}", "Give a text.")
             check_placeholders(place, what, read_template(place, what, text), fields, section.params_type)
     for what in ("enabled", "visibility"):
         try:
@@ -332,6 +335,8 @@ def check_placeholders(
 
 def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
     """These tools as a tuple; a function without `@tool` is refused by name."""
+    if isinstance(given, Tool):
+        raise PromptDefinitionError(place, "tools is one tool", f"Give a list of tools: [{given.name}].")
     found: tuple[Any, ...] = tuple(given)
     for index, one in enumerate(found):
         if isinstance(one, Tool):
@@ -340,6 +345,8 @@ def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
         hint = "Give tools, made by @tool or Tool(...)."
         if isinstance(one, Section):
             hint = "It is a section: put it among the sections, Prompt(name, [...])."
+        elif hasattr(one, "as_tool"):
+            hint = "Give it as a tool: agent.as_tool()."
         elif callable(one) and not isinstance(one, type):
             hint = f"Put @tool on {_name_of(one)}."
         raise PromptDefinitionError(place, f"tools[{index}] is {shown(cast(object, one))}", hint)

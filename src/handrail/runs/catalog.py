@@ -79,8 +79,7 @@ async def forget(
 
     Only finished runs and whole sessions are deleted: each run of a session builds on the earlier ones, so an
     unfinished or newer run keeps the others. Data that a folder keeps for undo stays with the folder. Returns
-    the
-    ids of the deleted runs; with `dry`, of those that would be deleted.
+    the ids of the deleted runs; with `dry`, of those that would be deleted.
     """
     if before is None and keep is None:
         raise DefinitionError("nothing says which runs to forget. Give `before`, `keep` or both.")
@@ -158,9 +157,8 @@ async def cancel(journal: Journal, run_id: str) -> RunRow:
     """End a run.
 
     A run without an owner has ended when this returns, and each of its calls has a result, so that later runs
-    of
-    its session can continue. If another process owns it, that process stops it within seconds; until then the
-    returned row has `stopping`. A finished run is left unchanged.
+    of its session can continue. If another process owns it, that process stops it within seconds; until then
+    the returned row has `stopping`. A finished run is left unchanged.
     """
     row = await journal.runs.get(run_id)
     if row.status in OVER:

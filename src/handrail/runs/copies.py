@@ -196,8 +196,7 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
     """Write a run to a file, as lines of JSON, and return how many.
 
     The file has the session as the run found it, so no other run is needed. It does not have secrets (the
-    journal
-    masks them), questions (open ones are asked again), or data that folders keep for undo.
+    journal masks them), questions (open ones are asked again), or data that folders keep for undo.
     """
     row = await journal.runs.get(run_id)
     record = row.record

@@ -107,10 +107,8 @@ async def replay(
     No model is asked and nothing is changed. Calls of effect `pure`, `read` and `staged` run in a transaction
     that is dropped. For other calls the recorded result is used, and also for calls that asked somebody, were
     given a secret, ran a prompt of their own, or worked on files that have changed since. `filesystem` has
-    the
-    files as they were when the run began; without it, calls that used files are not run. `params` override
-    the
-    recorded ones.
+    the files as they were when the run began; without it, calls that used files are not run. `params`
+    override the recorded ones.
     """
     row = await journal.runs.get(run_id)
     resumed = await load_resumed(journal, row, session, clock)

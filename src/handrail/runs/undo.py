@@ -48,9 +48,8 @@ async def undo(
     """Undo a committed call: files and state are as if it had never run.
 
     `UndoRefused` names the paths or slices that a later commit read or wrote; then nothing is changed. The
-    model
-    is told in the next turn of the session. Give the `session` if this process has it in memory, so that it
-    forgets the call at once; otherwise it does so when it is next evaluated.
+    model is told in the next turn of the session. Give the `session` if this process has it in memory, so
+    that it forgets the call at once; otherwise it does so when it is next evaluated.
     """
     row = await journal.runs.get(run_id)
     await _check_nobody_works(journal, row, clock)
@@ -122,8 +121,7 @@ def built_on(unit: CommitUnit, other: CommitUnit) -> list[str]:
     """Return what a later commit read or wrote of this one's changes.
 
     Slices belong to a session; paths belong to a folder, whichever session uses it. A listed folder counts as
-    read
-    if something directly in it changed, and a path counts as changed with its folder.
+    read if something directly in it changed, and a path counts as changed with its folder.
     """
     touched = (*other.reads, *other.writes)
     found: list[str] = []

@@ -1,11 +1,9 @@
 """`FileTools`: a section with tools that read, search and change files.
 
 A regular expression from a model that could take exponential time is refused before it is tried. Python's
-engine
-backtracks and blocks the process meanwhile, so a few characters could hold up everything. That happens when a
-part
-that matches in several ways is repeated: each repetition multiplies the ways. Many such parts in a row do the
-same.
+engine backtracks and blocks the process meanwhile, so a few characters could hold up everything. That happens
+when a part that matches in several ways is repeated: each repetition multiplies the ways. Many such parts in
+a row do the same.
 """
 
 from __future__ import annotations

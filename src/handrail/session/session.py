@@ -168,12 +168,6 @@ class Session:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restore a snapshot. Logs keep what happened since."""
-        if not isinstance(snapshot, Snapshot):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
-            raise SessionError(
-                self._id,
-                f"a {type(snapshot).__name__} is not a snapshot",
-                "Give what `session.snapshot()` returned.",
-            )
         if snapshot.session_id != self._id:
             raise SessionError(
                 self._id,

@@ -83,8 +83,6 @@ def kept(
     rules = SliceRules(kind, key, dict(reducers or {}))
 
     def mark(type_: F) -> F:
-        if not isinstance(type_, type):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
-            raise DefinitionError(f"@kept is for a class, not for {type_!r}. Put it above a class.")
         setattr(type_, _RULES, rules)
         for event in rules.reducers:
             slices = _marked.setdefault(event, [])

@@ -36,10 +36,8 @@ class Person(Environment):
 
     - `approve` decides approvals; by default everything is denied.
     - `answers` has the answers by the kind of a `wait_for`: a value, an exception to raise, or a function of
-    the
-      payload. `Declined`, `QuestionCancelled` and `QuestionTimedOut` are such outcomes; any other exception
-    means
-      that the environment broke. A question without an answer is declined.
+      the payload. `Declined`, `QuestionCancelled` and `QuestionTimedOut` are such outcomes; any other
+      exception means that the environment broke. A question without an answer is declined.
     - `after` delays the answers until the event is set, or by this many seconds.
     - `wrong_first` is the answer to a question the first time it is asked.
     - `forge` makes every answer a forged one.

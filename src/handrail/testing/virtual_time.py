@@ -23,8 +23,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop on which sleeping is free.
 
     Time stands still while anything can run and jumps to the next timer when nothing can. Threads live in
-    real
-    time: while a handler's thread is working, a jump waits for it a moment.
+    real time: while a handler's thread is working, a jump waits for it a moment.
     """
 
     def __init__(self) -> None:

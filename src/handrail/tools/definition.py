@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, ClassVar, Generic, Protocol, Self, TypedDict, TypeVar, cast
 
 import pydantic_core
 
@@ -37,6 +37,20 @@ class Handler(Protocol[Params_contra, ResultT]):
     def __call__(
         self, params: Params_contra, /, *, context: Any
     ) -> ToolResult[ResultT] | Awaitable[ToolResult[ResultT]]: ...
+
+
+class ToolOptions(TypedDict, total=False):
+    """What `@tool` and `Handoff` take beside the words of a tool: fields of `Tool`, with its defaults."""
+
+    accepts_overrides: bool
+    examples: Iterable[ToolExample[Any, Any]]
+    capabilities: Iterable[str]
+    timeout: float | None
+    effect: Effect
+    alone: bool
+    compensate: Callable[..., Any] | None
+    probe: Callable[..., Any] | None
+    run_mode: RunMode | None
 
 
 @dataclasses.dataclass(frozen=True)  # no slots: a subscripted call, Tool[...](...), sets an attribute

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import (
     Annotated,
     Any,
@@ -16,6 +16,7 @@ from typing import (
     ParamSpec,
     Protocol,
     TypeVar,
+    Unpack,
     cast,
     get_args,
     get_origin,
@@ -29,12 +30,10 @@ from pydantic.warnings import UnsupportedFieldAttributeWarning
 
 from handrail.context import ToolContext
 from handrail.errors import DefinitionError, ToolDefinitionError, ToolValidationError
-from handrail.protocols import RunMode
 from handrail.schema import Schema
 from handrail.schema.problems import describe
-from handrail.tools.definition import Tool
-from handrail.tools.effect import Effect
-from handrail.tools.result import ToolExample, ToolResult
+from handrail.tools.definition import Tool, ToolOptions
+from handrail.tools.result import ToolResult
 from handrail.tools.signature import (
     MISSING,
     Signature,
@@ -96,18 +95,7 @@ def tool(function: Callable[P, Coroutine[Any, Any, R]], /) -> FunctionTool[P, R]
 def tool(function: Callable[P, R], /) -> FunctionTool[P, R]: ...
 @overload
 def tool(
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    accepts_overrides: bool = True,
-    examples: Iterable[ToolExample[Any, Any]] = (),
-    capabilities: Iterable[str] = (),
-    timeout: float | None = None,
-    effect: Effect = "irreversible",
-    alone: bool = False,
-    compensate: Callable[..., Any] | None = None,
-    probe: Callable[..., Any] | None = None,
-    run_mode: RunMode | None = None,
+    *, name: str | None = None, description: str | None = None, **options: Unpack[ToolOptions]
 ) -> ToolDecorator: ...
 def tool(function: Any = None, /, **options: Any) -> Any:
     """Make a tool of a plain function, sync or async.

@@ -5,10 +5,11 @@ A `WorkerProblem` says what is wrong in a folder of workers, by file and line.
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -48,6 +49,12 @@ class Finder:
 
     def add(self, line: int, problem: str, hint: str, column: int | None = None) -> None:
         self.problems.append(WorkerProblem(self.file, line, problem.rstrip("."), hint, column))
+
+
+def suggest(name: str, known: Sequence[str]) -> str:
+    """The hint for an unknown name: the one that was probably meant, or all there are."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known) or 'none'}."
 
 
 def refuse(problems: Iterable[WorkerProblem]) -> WorkerError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from handrail.workers.front_matter import (
     has_front_matter,
     read_text,
     refuse,
+    suggest,
 )
 from handrail.workers.functions import Functions
 from handrail.workers.worker import Draft, Rendered, Worker, rule_of
@@ -205,8 +205,7 @@ class WorkerRegistry:
     def __getitem__(self, name: str) -> Worker:
         drafts = [draft for draft in self._drafts if draft.name == name]
         if not drafts:
-            near = difflib.get_close_matches(name, self.names, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(self.names) or 'none'}."
+            hint = suggest(name, self.names)
             raise WorkerError(f"there is no worker {name!r} in {str(self.folder)!r}. {hint}")
         return self._worker_of(drafts[0])
 
@@ -321,10 +320,9 @@ class WorkerRegistry:
         """Run a worker until it is done.
 
         `model` runs the workers whose files name no model; `models` has models by worker name, and takes
-        precedence
-        over the files. An attachment is a path on disk (`Path`), a path among the run's files (`str`), or an
-        `Attachment`. `message_callback` receives every message of this worker and of those below it. With a
-        `journal` the run is recorded, and `resume` can continue it in another process.
+        precedence over the files. An attachment is a path on disk (`Path`), a path among the run's files
+        (`str`), or an `Attachment`. `message_callback` receives every message of this worker and of those
+        below it. With a `journal` the run is recorded, and `resume` can continue it in another process.
         """
         runner, prompt, rendered, rest = self._prepare(name, input, arguments)
         return runner.evaluate(prompt, rendered, **rest)

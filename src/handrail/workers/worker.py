@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -39,6 +38,7 @@ from handrail.workers.front_matter import (
     ShellEntry,
     Text,
     parse_file,
+    suggest,
 )
 from handrail.workers.functions import Functions
 from handrail.workers.instructions import Instructions, rendered
@@ -260,8 +260,7 @@ class Draft:
         if functions.problems().problems:
             return  # tools.py could not be loaded, which is reported there
         there = [*functions.names, *FILES]
-        near = difflib.get_close_matches(name, there, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(there)}."
+        hint = suggest(name, there)
         if not functions.path.is_file():
             hint = f"Define it in {functions.path}, which is not there; or use one of {', '.join(FILES)}."
         self.refuse(where, f"there is no function {name!r} defined in {functions.path.name}", hint)
@@ -279,9 +278,8 @@ class Draft:
         names = [each.name for each in drafts]
         for index, name in enumerate(self.text.front.workers):
             if name not in names:
-                near = difflib.get_close_matches(name, names, n=1)
-                hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(names)}."
-                self.refuse(f"workers[{index}]", f"there is no worker {name!r} in this folder", hint)
+                problem = f"there is no worker {name!r} in this folder"
+                self.refuse(f"workers[{index}]", problem, suggest(name, names))
 
     def finish(
         self,

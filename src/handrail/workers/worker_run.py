@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -69,32 +70,25 @@ class Reach:
         return {"input": text, "attachments": given} if given else {"input": text}
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class WorkerRun:
     """One run of a worker: gives its frame the workers, attachments and callback of that run."""
 
-    def __init__(
-        self,
-        registry: WorkerFolder,
-        worker: Worker,
-        attachments: tuple[Attachment, ...],
-        given: WorkerSettings,
-        path: tuple[str, ...],
-    ) -> None:
-        self._registry = registry
-        self._worker = worker
-        self._attachments = attachments
-        self._given = given
-        self._path = path
+    registry: WorkerFolder
+    worker: Worker
+    attachments: tuple[Attachment, ...]
+    given: WorkerSettings
+    path: tuple[str, ...]
 
     @contextmanager
     def enter(self, frame: Frame, /) -> Generator[None]:
-        worker, callback = self._worker, self._given.message_callback
-        frame.workers = Reach(self._registry, worker, self._given)
+        worker, callback = self.worker, self.given.message_callback
+        frame.workers = Reach(self.registry, worker, self.given)
         frame.worker = WorkerFacts(
             worker.name,
-            self._registry.view(worker.workers),
+            self.registry.view(worker.workers),
             worker.creation_defaults.model_dump(exclude_none=True),
-            self._attachments,
+            self.attachments,
             callback,
         )
         if callback is None:
@@ -104,7 +98,7 @@ class WorkerRun:
 
         def hear(added: MessageAdded) -> None:
             if added.run_id == run_id:
-                callback(WorkerMessage(self._path, added.message))
+                callback(WorkerMessage(self.path, added.message))
 
         stop = frame.session.dispatcher.subscribe(MessageAdded, hear)
         try:

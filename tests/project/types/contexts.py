@@ -6,8 +6,16 @@ from typing import Any, Literal, assert_type
 from pydantic import BaseModel, TypeAdapter
 
 from handrail import AgentContext, Deadline, Operation, ToolContext, ToolResult, UserContext
-from handrail.context import PROVIDER_REQUEST_ID, RATE_LIMIT, TRACING_SPAN, Approval, ExtraKey, RateLimit
-from handrail.context.source import PromptModel, WaitFor
+from handrail.context import (
+    PROVIDER_REQUEST_ID,
+    RATE_LIMIT,
+    TRACING_SPAN,
+    Approval,
+    ExtraKey,
+    PromptModel,
+    RateLimit,
+    WaitFor,
+)
 from handrail.operation import Done
 from handrail.protocols import RenderedPromptView
 from handrail.testing import agent_context, headless_context, user_context

@@ -10,7 +10,7 @@ import os
 import signal as signals
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -246,33 +246,25 @@ class _Settings:
     clock: Clock
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Execution:
     """One execution of a command. `run` blocks its thread; any other thread may request `stop`."""
 
-    def __init__(
-        self,
-        settings: _Settings,
-        argv: tuple[str, ...],
-        layers: Layers,
-        cwd: str,
-        stdin: bytes,
-        timeout: float,
-    ) -> None:
-        self._settings = settings
-        self._argv = argv
-        self._layers = layers
-        self._cwd = cwd
-        self._stdin = stdin
-        self._timeout = timeout
-        self.stop = Stop()
+    settings: _Settings
+    argv: tuple[str, ...]
+    layers: Layers
+    cwd: str
+    stdin: bytes
+    timeout: float
+    stop: Stop = field(default_factory=Stop)
 
     def run(self) -> CommandResult:
-        _check_layers(self._layers)
-        with self.stop, turn(os.path.realpath(self._layers.upper), self.stop):
-            support = probe(self._layers.work)
-            backend, notes = _choose_backend(self._settings, support)
+        _check_layers(self.layers)
+        with self.stop, turn(os.path.realpath(self.layers.upper), self.stop):
+            support = probe(self.layers.work)
+            backend, notes = _choose_backend(self.settings, support)
             # An overlay needs an empty work folder for each mount.
-            shelter = Path(tempfile.mkdtemp(prefix="run-", dir=self._layers.work)).resolve()
+            shelter = Path(tempfile.mkdtemp(prefix="run-", dir=self.layers.work)).resolve()
             try:
                 for name in ("work", "home", "tmp"):
                     (shelter / name).mkdir()
@@ -281,7 +273,7 @@ class _Execution:
                 if (
                     outcome is not None
                     and outcome.reply.failed == "overlay"
-                    and self._settings.backend == "auto"
+                    and self.settings.backend == "auto"
                 ):
                     notes = (f"No overlay could be mounted: {outcome.reply.detail}.",)
                     outcome = None
@@ -294,16 +286,16 @@ class _Execution:
                 remove_tree(shelter)
 
     def _request(self, support: Support, shelter: Path) -> Request:
-        settings, layers = self._settings, self._layers
+        settings, layers = self.settings, self.layers
         home, temporary = f"{shelter}/home", f"{shelter}/tmp"
         if support.contained:
             home, temporary = "/tmp/home", "/tmp"
         return Request(
             isolation=support.isolation,
-            argv=list(self._argv),
+            argv=list(self.argv),
             environment={**clean_environment(home, temporary), **settings.environment},
             root=os.path.realpath(layers.root),
-            cwd=self._cwd,
+            cwd=self.cwd,
             view="overlay",
             lowers=[os.path.realpath(lower) for lower in layers.lowers],
             upper=os.path.realpath(layers.upper),
@@ -315,15 +307,15 @@ class _Execution:
         )
 
     def _execute(self, request: Request) -> Outcome:
-        settings = self._settings
-        return execute(request, self._stdin, self._timeout, settings.output_limit, self.stop, settings.clock)
+        settings = self.settings
+        return execute(request, self.stdin, self.timeout, settings.output_limit, self.stop, settings.clock)
 
     def _execute_on_copy(self, request: Request, shelter: Path) -> tuple[Outcome, tuple[str, ...]]:
-        began = self._settings.clock.monotonic()
+        began = self.settings.clock.monotonic()
         target = shelter / "copy"
-        copy = Copy(self._layers.lowers, self._layers.upper, target, self.stop.check)
+        copy = Copy(self.layers.lowers, self.layers.upper, target, self.stop.check)
         copy.make()
-        took = self._settings.clock.monotonic() - began
+        took = self.settings.clock.monotonic() - began
         view = "plain" if request.isolation == "none" else "bind"
         outcome = self._execute(request._replace(view=view, lowers=[str(target)]))
         if not outcome.reply.failed:
@@ -340,13 +332,13 @@ class _Execution:
     ) -> CommandResult:
         reply = outcome.reply
         if reply.failed:
-            raise _problem(self._argv, self._cwd, reply)
+            raise _problem(self.argv, self.cwd, reply)
         if reply.status is None:
-            raise ShellError(shown(self._argv), "its sandbox process died, and the command with it")
+            raise ShellError(shown(self.argv), "its sandbox process died, and the command with it")
         text, omitted = outcome.output.read()
         code = os.waitstatus_to_exitcode(reply.status)
         return CommandResult(
-            argv=self._argv,
+            argv=self.argv,
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
             timed_out=outcome.timed_out and code == -9,  # it may have ended by itself just then

@@ -74,8 +74,7 @@ def simulate(
 
     - `write_every`, `step_every`: only every Nth write of the journal, or step of the loop.
     - `overtaken_every`: at every Nth write the process pauses instead of dying, another process takes its
-    run, and
-      then it continues. 0 leaves this out.
+      run, and then it continues. 0 leaves this out.
     - `parked_every`: at every Nth step the process is told to stop, parks its run by force, and ends.
     - `again`: the restarted process crashes as well, at some later point.
     - `connected`: the person is there and answers at once, so that the run is never parked.

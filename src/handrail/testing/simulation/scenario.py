@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,29 +77,21 @@ Said = Mapping[str, Sequence[Scripted]]
 """A model's script: for each prompt, found by words in its instructions, one answer after another."""
 
 
+@dataclass(eq=False)
 class Stage:
     """What one process of a simulation has. Everything in a scenario is created from it."""
 
-    def __init__(
-        self,
-        world: World,
-        files: DirectoryFilesystem,
-        folder: Path,
-        journal: SqliteJournal,
-        clock: Clock,
-        process: int,
-    ) -> None:
-        self.world = world
-        """What happened outside: it survives the process."""
-        self.files = files
-        """A real folder with the scenario's initial files; checked after each crash."""
-        self.folder = folder
-        """A folder for anything else that survives."""
-        self.journal = journal
-        self.clock = clock
-        self.process = process
-        """0 for the process that crashes, 1 for the next one, and so on."""
-        self._ids = count()
+    world: World
+    """What happened outside: it survives the process."""
+    files: DirectoryFilesystem
+    """A real folder with the scenario's initial files; checked after each crash."""
+    folder: Path
+    """A folder for anything else that survives."""
+    journal: SqliteJournal
+    clock: Clock
+    process: int
+    """0 for the process that crashes, 1 for the next one, and so on."""
+    _ids: count[int] = field(default_factory=count)
 
     def new_id(self) -> str:
         """Return an id that no other process of the simulation uses."""
@@ -142,10 +135,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """A run to be crashed at every possible point.
 
     `play` is called in every process and makes everything again: adapter, prompt, tools. It must be a
-    function
-    that another process can import, and it must be deterministic: no randomness, no time but the stage's
-    clock,
-    no ids but the stage's.
+    function that another process can import, and it must be deterministic: no randomness, no time but the
+    stage's clock, no ids but the stage's.
     """
 
     name: str

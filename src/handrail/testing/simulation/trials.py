@@ -135,8 +135,7 @@ class Trials:
         """Run it without a crash: it must end, keep the laws, and take the same steps each time.
 
         If a person answers, it also runs with that person connected: a run that is parked and replayed must
-        have
-        the same outcome.
+        have the same outcome.
         """
         measured: list[tuple[Sequence[int], int]] = []
         for name in ("connected", "uncrashed", "again"):
