@@ -22,12 +22,13 @@ from support.servers import Aimock, Embedded, Llmock, aimock, embedded, llmock
 
 __all__ = ["folders", "new_files"]
 
+UNCHECKED = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+"""What Hypothesis does not fail for: both depend on which examples it happens to draw."""
+
 settings.register_profile(
-    "quick", max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "quick", max_examples=25, deadline=None, derandomize=True, suppress_health_check=UNCHECKED
 )
-settings.register_profile(
-    "deep", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("deep", max_examples=2000, deadline=None, suppress_health_check=UNCHECKED)
 settings.register_profile("brief", settings.get_profile("quick"), max_examples=10)
 """For every interpreter after the first: the laws are the same, so only differences between Pythons matter."""
 settings.load_profile(
