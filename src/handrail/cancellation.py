@@ -137,9 +137,15 @@ class CancelScope(msgspec.Struct, eq=False):
         return False
 
 
+if sys.version_info >= (3, 12):
+    _current_task: Callable[[asyncio.AbstractEventLoop], Any] = asyncio.current_task
+else:  # the same there, but written in Python: a third of what a scope costs
+    _current_task = asyncio.tasks._current_tasks.get  # pyright: ignore  # nothing else has it
+
+
 def open_scope(run: Cancellation | None = None, loop: asyncio.AbstractEventLoop | None = None) -> CancelScope:
     """Open a scope for what the current task does from now on. It stops with `run`, if given."""
-    task: Any = asyncio.current_task(loop)
+    task: Any = _current_task(loop or asyncio.get_running_loop())
     if _deliveries:
         _settle(task)
     return CancelScope(task, task.cancelling(), run)
