@@ -84,7 +84,7 @@ async def test_a_created_worker_runs_with_what_its_maker_gave_it(
     registry: WorkerRegistry, tmp_path: Path
 ) -> None:
     """Its tools work, its template is rendered, and nothing was written into the folder."""
-    before = sorted(tmp_path.iterdir())
+    before = {path for path in tmp_path.iterdir() if path.name != "__pycache__"}
     adder = ScriptedModel([ToolCall("add", {"a": 1, "b": 2}), "three"])
     calls = [wanted(tools=["add"]), ToolCall("call_worker", {"name": "adder", "input": "1 and 2"}), "end"]
     main = await run(registry, calls, models={"adder": adder})
@@ -92,7 +92,7 @@ async def test_a_created_worker_runs_with_what_its_maker_gave_it(
     assert told(main, 2) == "three"
     assert adder.requests[0].system == "Add 1 and 2."
     assert adder.requests[1].messages[-1].text == "3"
-    assert [path for path in sorted(tmp_path.iterdir()) if path.name != "__pycache__"] == before
+    assert {path for path in tmp_path.iterdir() if path.name != "__pycache__"} == before
     assert "adder" not in registry.names
 
 

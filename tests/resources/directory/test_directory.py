@@ -511,7 +511,7 @@ def test_a_folder_nobody_may_write_in_is_said_so(folders: Folders):
     fork.write("b", "2")
     fork.write("shut/a", "2")
     fork.prepare()
-    with pytest.raises(FileError, match="'shut': the user this runs as may not write"):
+    with pytest.raises(FileError, match="'shut': permission denied: the folder is not writable"):
         fork.apply()
     assert files.read("b") == "1"
     (files.root / "shut").chmod(0o755)

@@ -244,7 +244,7 @@ def test_nothing_is_left_of_a_dropped_fork(folders: Folders, at: Path):
         command(inner, shut, at)
         commit(inner)
     else:
-        with pytest.raises(FileError, match="'shut': a command left this folder"):
+        with pytest.raises(FileError, match="'shut': a command removed the read permission of this folder"):
             command(inner, shut, at)
         inner.drop()
     outer.drop()

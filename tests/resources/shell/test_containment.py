@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import shlex
 import shutil
 import socket
 import stat
@@ -127,7 +128,9 @@ def test_a_folder_outside_tmp_is_held_the_same(backend: str):
         before = folder.real()
         python = [Path(each) for each in interpreter_folders() if each.startswith("/tmp/")]
         listed = "\n".join(sorted({"home", *(each.parts[2] for each in python)}))
-        finished = folder.sh(anything(backend), f"echo x >> kept.txt; touch {place}/out; pwd; ls /tmp")
+        finished = folder.sh(
+            anything(backend), f"echo x >> kept.txt; touch {shlex.quote(place)}/out; pwd; ls /tmp"
+        )
         assert (
             finished.output
             == f"touch: cannot touch '{place}/out': Read-only file system\n{folder.root}\n{listed}\n"

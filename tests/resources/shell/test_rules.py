@@ -31,6 +31,7 @@ def allowed(rules: list[Allow], *argv: str) -> bool:
         (Allow("echo", "[a]"), ["echo", "[a]"]),
         (Allow("./configure"), ["./configure"]),
         (Allow("/usr/bin/git", "status"), ["/usr/bin/git", "status"]),
+        (Allow("/home/a b/bin/git", "status"), ["/home/a b/bin/git", "status"]),
         (Allow("python", "-m", "pytest", ...), ["python", "-m", "pytest", "-q"]),
         (Allow("python3.11", "*.py", ...), ["python3.11", "a.py", "-c"]),
         (Allow("sh", "build.sh"), ["sh", "build.sh"]),
@@ -83,6 +84,7 @@ def test_a_rule_allows_nothing_else(rule: Allow, argv: list[str]):
     [
         (),
         ("git status",),
+        ("/usr/bin/git status",),
         ("",),
         (" git",),
         ("*",),

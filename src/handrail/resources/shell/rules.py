@@ -145,7 +145,8 @@ class Allow:
         if not words:
             return
         program, *arguments = words
-        if not program or program != program.strip() or len(program.split()) > 1:
+        name = program.rpartition("/")[2]  # a folder on the way to it may have spaces
+        if not program or program != program.strip() or len(name.split()) > 1:
             hint = f"Write one string for each argument: Allow({', '.join(map(repr, program.split()))})."
             raise RuleError(repr(self), f"{program!r} is not the name of a program", hint)
         if _WILD.search(program):
