@@ -73,7 +73,7 @@ async def _once(
 
 
 class _Asked(BaseModel):
-    """The answer to the question whether something happened."""
+    """The answer to whether something happened."""
 
     happened: bool
 
