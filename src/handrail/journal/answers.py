@@ -23,7 +23,7 @@ from handrail.schema.secrets import MASK, is_masked
 
 
 def check_answer(question: Question, answer: Answer, now: datetime) -> None:
-    """Raise `AnswerRefused` for an answer to another question, from somebody else, too late, or that misfits the schema."""
+    """Refuse an answer to another question, from somebody else, too late, or that does not fit: `AnswerRefused`."""
     check_sender(question, answer)
     check_in_time(question, answer, now)
     wrong = (

@@ -274,7 +274,7 @@ class LocalQuestions:
         return seal(pending.question, answer, pending.mask, self._key)
 
     def _settle(self, pending: _Pending, answer: Answer, recorded: bool = False) -> bool:
-        """Set the question's answer, unless it has one. Returns whether it was set. This is the only way a question ends."""
+        """Set the question's answer, unless it has one, and return whether it was set. Questions end only here."""
         with self._lock:
             if pending.answer is not None:
                 return False

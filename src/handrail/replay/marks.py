@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
 
 GIVEN_SECRET = "given a secret"
-"""Mark of a call that was given a secret in an answer. Other calls that must not run twice are marked with their names."""
+"""Mark of a call that was given a secret in an answer. Other marked calls have their names as the mark."""
 
 NOT_KEPT = "It was given a secret, and these are not kept, so it is not run again. "
 """Tells the model why a call that was given a secret does not run again."""
