@@ -76,7 +76,7 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     shown: list[str] = []
     """The sections opened in those earlier runs."""
     denied: list[bytes] = []
-    """The denials remembered in the session, and their revocations."""
+    """The denials remembered in the original session, and their revocations."""
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
