@@ -51,11 +51,11 @@ class Runs(Protocol):
         ...
 
     async def keep(self, run_id: str, /) -> bool:
-        """Renew the lease. Returns whether to cancel the run. Raises `RunBusy` if another process has taken the lease."""
+        """Renew the lease and return whether to cancel the run. Raises `RunBusy` if another process has taken it."""
         ...
 
     async def stop(self, run_id: str, /) -> None:
-        """Ask the owner of a run to cancel it: its next `keep` returns True. Raises `RunUnknown` if there is no such run."""
+        """Ask the owner of a run to cancel it: its next `keep` returns True. Raises `RunUnknown` for an unknown run."""
         ...
 
     async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
@@ -87,7 +87,7 @@ class Runs(Protocol):
         ...
 
     async def add(self, copy: RunCopy, /) -> None:
-        """Record a run copied from elsewhere, or under another id, with no owner. Raises `RunError` if the id is in use."""
+        """Record a run copied from elsewhere or under another id, without an owner. Raises `RunError` for an id in use."""
         ...
 
     async def forget(self, run_ids: Sequence[str], /) -> None:
@@ -115,7 +115,7 @@ class Calls(Protocol):
         ...
 
     async def unapplied(self) -> Sequence[CommitUnit]:
-        """Return the units of all runs that are neither applied nor void and that no live process is applying, in order."""
+        """Return the units that are neither applied nor void nor being applied by a live process, of all runs, in order."""
         ...
 
     async def load(self, run_id: str, /) -> Sequence[CommitUnit]:
