@@ -210,7 +210,7 @@ class Gate:
         if ending is not None:
             raise ending
         if interrupted:
-            raise asyncio.CancelledError  # the cancellation came during a shielded operation
+            raise asyncio.CancelledError  # it came while something was shielded from it
         return result  # 11
 
     async def _replay(self, passage: Passage) -> ToolResult[Any] | None:
