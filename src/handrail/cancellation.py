@@ -31,7 +31,7 @@ Watcher = Callable[[], None]
 
 
 class TimedOut(Exception):
-    """The handler was still running at its timeout."""
+    """The handler was still running when its timeout passed."""
 
 
 class CancelScope(msgspec.Struct, eq=False):
@@ -52,7 +52,7 @@ class CancelScope(msgspec.Struct, eq=False):
 
     @property
     def interrupted(self) -> bool:
-        """Whether anything outside has cancelled the task since the scope was opened."""
+        """Whether the task has been cancelled since the scope was opened."""
         if _deliveries:
             _settle(self.task)
         return self.task.cancelling() > self._before

@@ -1,7 +1,7 @@
 """The exceptions that cross layers, in one tree.
 
-Each is ours *and* the builtin a caller expects, and carries data beside its message. What belongs to one
-package lives there: commands in `resources.shell.shell_errors`, requests to models in `models`,
+Each is both Handrail's and the builtin that a caller expects, and carries data besides its message. Errors that
+belong to one package are defined there: commands in `resources.shell.shell_errors`, requests to models in `models`,
 serving in `serve.refusals`, simulations in `testing.simulation`.
 
     HandrailError
@@ -355,7 +355,7 @@ class StateError(HandrailError):
 
 
 class SessionError(StateError, ValueError):
-    """A session was used or loaded wrongly."""
+    """A session was used or loaded incorrectly."""
 
     def __init__(self, session: str, problem: str, hint: str) -> None:
         super().__init__(f"session {session!r}: {problem}. {hint}")

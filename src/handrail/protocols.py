@@ -239,7 +239,7 @@ class Filesystem(Protocol):
 
 
 class CancelSignal(Protocol):
-    """Whether the call has been cancelled."""
+    """Tells a tool whether its call has been cancelled."""
 
     @property
     def cancelled(self) -> bool: ...

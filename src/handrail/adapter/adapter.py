@@ -64,7 +64,7 @@ class Adapter:
 
     @property
     def filesystem(self) -> Filesystem | None:
-        """The files of runs that are not given others."""
+        """The files that this adapter's runs use unless they are given others."""
         return self._options.filesystem
 
     @property

@@ -82,7 +82,7 @@ class Advisers:
         return self._run.frame.place.advice(self._times)
 
     async def hold(self, text: str, output: Any) -> str | None:
-        """Return what a run that wants to end still lacks: None for nothing, "" if only checkers at their cap object."""
+        """Return what a run that wants to end still lacks: None for nothing, "" if only capped checkers object."""
         run_log, place = self._run.frame.log, self._next_place()
         if (before := run_log.find("advice", place, _Advice)) is not None:
             self._recall(self._run.completion, before)

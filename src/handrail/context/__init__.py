@@ -309,7 +309,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def signal(self) -> CancelSignal:
-        """Whether this call has been cancelled."""
+        """The signal that tells whether this call has been cancelled."""
         return self._source.signal
 
     @property

@@ -144,7 +144,7 @@ def _covering(
 
 
 def _params_that_came(attempt: Attempt) -> Any:
-    """Return the params as they were sent. They are parsed again once the handler, which may change its own, has run."""
+    """Return the params as sent. They are parsed again if the handler has started, since it may change its own."""
     if not attempt.let_through or attempt.arguments is None:
         return attempt.params
     return attempt.tool.parse(attempt.arguments)
@@ -184,7 +184,7 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
         before = _before(log, asked)
         if before is not None:
             return before
-        # A request with a diff is not withdrawn because of another's answer: somebody may be looking at it.
+        # A request with a diff stays open when another is answered, since somebody may be looking at it.
         recall.is_open = bool(asked.diff) and _was_asked(log, asked) and mode != "approve_all"
     book = frame.session.decisions
     if book is not None and frame.journal is not None and len(frame.session[ApprovalRemembered]):
@@ -237,7 +237,7 @@ def runs_first(attempt: Attempt) -> bool:
     """Return whether a call runs before it is approved: it can be undone completely, and a preview can be shown.
 
     If a preview can't be shown, because nobody is there or the mode is *strict*, a call that needs an
-    approval does not run first. Neither does a call that asks somebody itself.
+    approval does not run at all. A call that asks somebody itself is approved before it runs.
     """
     undoable = EFFECTS[attempt.tool.effect].previewed and not attempt.tool.reenters
     return undoable and attempt.frame.people.shows_previews

@@ -85,7 +85,7 @@ async def _settle_unknown(
     probe: Callable[[], Any] | None,
     on_unknown: OnUnknown,
 ) -> Any:
-    """Settle a `once` that began and never finished, with the probe or a question. If it happened, its value is None."""
+    """Settle a `once` that began and never finished, by its probe or a question. If it happened, the value is None."""
     happened: Any = None if probe is None else await call_either(probe)
     if happened is None and on_unknown == "ask":
         happened = await _ask_whether(attempt, key)

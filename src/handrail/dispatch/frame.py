@@ -183,7 +183,7 @@ class Frame:
     world: World
     model: ModelSide
     workers: Workers | None
-    """The workers its calls may reach, if any."""
+    """The workers that its calls may call, if any."""
     worker: WorkerFacts | None
     """Facts about the worker this run belongs to; None outside a worker."""
     log: RunLog

@@ -1,4 +1,4 @@
-"""Policies: check a call with them, and the context they get."""
+"""Policies: how they check a call, and the context they get."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def close_resources(attempt: Attempt) -> None:
 
 
 async def check_policies(attempt: Attempt) -> str | None:
-    """Check a call with every policy: all must allow it, and one that raises denies it. Returns why to ask, if at all."""
+    """Check a call with every policy. All must allow it; one that raises denies. Returns the reason to ask, if any."""
     asked: str | None = None
     call, seen = attempt.call, attempt.seen
     tool, name = call.tool, call.name

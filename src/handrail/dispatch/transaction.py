@@ -84,7 +84,7 @@ class Transaction(msgspec.Struct, eq=False):
             return self._session
 
     def fork_of(self, resource: Forkable) -> Any:
-        """This call's fork of a resource."""
+        """Return this call's fork of a resource."""
         if self._forks is not None:
             fork = self._forks.get(id(resource))
             if fork is not None:

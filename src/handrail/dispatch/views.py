@@ -97,7 +97,7 @@ class CallApprovals:
         return self._attempt.frame.people.mode
 
     def list(self) -> tuple[ApprovalRemembered, ...]:
-        """Return the decisions remembered for more than one call of this session, and not revoked."""
+        """Return the remembered decisions of this session that were not revoked."""
         self._attempt.check()
         return remembered_in(self._attempt.frame.session)
 

@@ -30,7 +30,7 @@ def _policy_key(note: Any) -> Hashable:
 
 @kept(key=_policy_key)
 class PolicyNote(msgspec.Struct, frozen=True):
-    """Something a policy remembers about a call. It is undone with the call."""
+    """Something a policy remembers. It is undone with the call that led to it."""
 
     policy: str
     key: str

@@ -1,4 +1,4 @@
-"""Budgets: limits that are reserved against before a spend and settled after it, and totals of model usage and cost."""
+"""Budgets: spending limits, reservations that are made before a spend and settled after it, and cost totals."""
 
 from __future__ import annotations
 

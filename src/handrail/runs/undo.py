@@ -47,8 +47,8 @@ async def undo(
 ) -> Undoing:
     """Undo a committed call, so that files and state are as if it had never run.
 
-    Raises `UndoRefused` if a later commit read or wrote the same paths or slices, which it names; then nothing is
-    changed. The model is told in the session's next turn. Pass the `session` if this process has it in memory, so
+    Raises `UndoRefused`, and changes nothing, if a later commit read or wrote the same paths or slices; the error
+    names them. The model is told in the session's next turn. Pass the `session` if this process has it in memory, so
     that it drops the call at once; otherwise that happens when the session is next evaluated.
     """
     row = await journal.runs.get(run_id)
@@ -118,10 +118,10 @@ def _refuse_built_on(unit: CommitUnit, later: Iterable[CommitUnit]) -> None:
 
 
 def built_on(unit: CommitUnit, other: CommitUnit) -> list[str]:
-    """Return what a later commit read or wrote of this one's changes.
+    """Return the changes of `unit` that `other`, a later commit, read or wrote.
 
-    Slices belong to a session; paths belong to a folder, whichever session uses it. A listed folder counts as
-    read if something directly in it changed, and a path counts as changed with its folder.
+    Slices belong to a session; paths belong to a folder, no matter which session uses it. A listed folder counts
+    as read if something directly in it changed, and a path counts as changed if its folder changed.
     """
     touched = (*other.reads, *other.writes)
     found: list[str] = []

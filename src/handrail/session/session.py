@@ -45,7 +45,7 @@ class Session:
     """
 
     closed = False
-    """Always false, because a root stays open. A fork checks this of its parent."""
+    """Always false, because a root stays open. Forks check this on their parent."""
 
     def __init__(
         self,
