@@ -133,8 +133,8 @@ MUTANTS = [
     Mutant(
         "reservation not returned",
         "limits/budget.py",
-        '        """Nothing was spent."""\n        self._end({})',
-        '        """Nothing was spent."""',
+        '        """Give the whole reservation back to the budget. Does nothing if it was settled or released before."""\n        self._end({})',
+        '        """Give the whole reservation back to the budget. Does nothing if it was settled or released before."""',
         "tests/limits/test_budget.py",
     ),
     Mutant(

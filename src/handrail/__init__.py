@@ -1,7 +1,7 @@
 """Handrail: a runtime for the tools of AI agents, where every call is a transaction.
 
-The names below are the public surface. Each is loaded when it is first used, so `import handrail`
-itself costs next to nothing and parts that need an extra are only met by those who use them.
+The names below are the public surface. Each is imported on first use, so `import handrail` itself is cheap,
+and parts that need an extra are imported only by programs that use them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m handrail` is the program `handrail`."""
+"""Run the command-line program `handrail` as `python -m handrail`."""
 
 from handrail.cli import main
 

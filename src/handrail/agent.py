@@ -1,4 +1,4 @@
-"""`Agent`: a prompt on a model."""
+"""`Agent`: a prompt with the model that runs it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAME = "agent"
 
 @dataclasses.dataclass(frozen=True, init=False, eq=False, repr=False)
 class Agent(Generic[OutputT]):
-    """A prompt on a model: `Agent("openai:gpt-5", "Answer briefly.", tools=[fare]).run("…").wait().text`.
+    """A prompt with its model: `Agent("openai:gpt-5", "Answer briefly.", tools=[fare]).run("…").wait().text`.
 
     `model` is a model, its name (`provider:name`), or an `Adapter` with its own settings. Instructions given
     as text are literal: `$5` means five dollars. Sections among them are templates as usual, and a whole
@@ -99,12 +99,12 @@ class Agent(Generic[OutputT]):
 
     @property
     def name(self) -> str:
-        """The name of its prompt."""
+        """The name of the agent's prompt."""
         return self.prompt.name
 
     @cached_property
     def adapter(self) -> Adapter:
-        """The adapter that runs it. A model given by name is created at the first run."""
+        """The adapter that runs the agent. A model given by name is created at the first run."""
         return self.model if isinstance(self.model, Adapter) else Adapter(self.model)
 
     def run(
@@ -121,22 +121,22 @@ class Agent(Generic[OutputT]):
     def stream(
         self, message: str | None = None, /, *, params: object = None, **arguments: Unpack[RunArguments]
     ) -> RunStream[OutputT]:
-        """The same run as a stream of its events: `async for`, or `for` in a script."""
+        """Run as `run` does, but as a stream of events, for `async for`, or `for` in a script."""
         return self.adapter.stream(self.prompt, params, message=_text(message), **arguments)
 
     def resume(
         self, run_id: str, /, **arguments: Unpack[ResumeArguments]
     ) -> Operation[PromptResponse[OutputT]]:
-        """Resume a recorded run that was parked, or whose process died.
+        """Resume a recorded run that was parked, or whose process ended.
 
-        Recorded work is not repeated. The journal is the adapter's, or `journal=`.
+        Recorded work is not repeated. The journal is the adapter's, unless `journal=` gives another.
         """
         return self.adapter.resume(run_id, self.prompt, **arguments)
 
     def as_tool(self) -> Tool[Any, Any]:
-        """Return this agent as a tool of another. Each call of it is a run inside that call.
+        """Return this agent as a tool for another agent. Each call of the tool is a run inside that call.
 
-        It takes a `message`, or its prompt's params if the prompt has templates. It uses the caller's budget,
+        The tool takes a `message`, or the prompt's params if the prompt has templates. It uses the caller's budget,
         deadline, session, files and environment. Its model and workers are its own.
         """
         if not self.description.strip():
@@ -180,12 +180,12 @@ class Agent(Generic[OutputT]):
 
 
 @dataclasses.dataclass(frozen=True)
-class AgentCall:  # without a docstring: a model would be shown it
+class AgentCall:  # without a docstring, because a model would be shown it
     message: Annotated[str, Field(description="What it is asked: it sees nothing else of this conversation.")]
 
 
 class AgentTool(Tool[Any, Any]):
-    """An agent as a tool. Everything it does happens in calls inside its own."""
+    """An agent as a tool. Everything the agent does happens in calls inside the tool's call."""
 
     delegates: ClassVar[bool] = True
 
@@ -193,7 +193,7 @@ class AgentTool(Tool[Any, Any]):
 def strongest(effects: Iterable[Effect]) -> Effect:
     """Return the effect of calling an agent whose tools have these effects.
 
-    Never less than `idempotent`: a model's answers cost money and differ each time, so a call of an agent is
+    It is at least `idempotent`: a model's answers cost money and differ each time, so a call of an agent is
     not simply rerun like a call that is contained in a transaction.
     """
     most = max((EFFECTS[effect].strength for effect in effects), default=0)
@@ -201,7 +201,7 @@ def strongest(effects: Iterable[Effect]) -> Effect:
 
 
 def result_of(name: str, response: PromptResponse[Any], has_output: bool) -> ToolResult[Any]:
-    """Return the result of a call that ran an agent: its output, or else its text."""
+    """Return the result of a call that ran an agent: the agent's output, or else its text."""
     if response.stop_reason == "refused":
         return ToolResult.error(f"{name} refused: {response.text}")
     cut = "Its answer was cut off: it is too long." if response.stop_reason == "length" else ""
@@ -209,7 +209,7 @@ def result_of(name: str, response: PromptResponse[Any], has_output: bool) -> Too
 
 
 def _literal(instructions: Any) -> Any:
-    """Return the instructions with their texts escaped, so that none is a template."""
+    """Return the instructions with their texts escaped, so that none of them is a template."""
     if isinstance(instructions, str):
         return instructions.replace("$", "$$")
     if not isinstance(instructions, list | tuple):

@@ -1,10 +1,10 @@
-"""Cancellation: whether work is stopped, and why.
+"""Cancellation: whether work must stop, and why.
 
 A `CancelScope` covers a stretch of work in one task: a call, a request to a model, a run. It is the only
-place that counts cancellations. Everybody else asks it. A `Cancellation` stops a whole tree of runs.
+place that counts cancellations; all other code asks the scope. A `Cancellation` stops a whole tree of runs.
 
 asyncio cancels tasks, not scopes, and counts how often. A scope therefore notes the count when it is
-opened, knows which cancellations it asked for itself, and takes those back. What remains came from outside.
+opened, knows which cancellations it requested itself, and takes those back. The others came from outside.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Watcher = Callable[[], None]
 
 
 class TimedOut(Exception):
-    """The handler was still running at its timeout."""
+    """The handler was still running when its timeout passed."""
 
 
 class CancelScope(msgspec.Struct, eq=False):
@@ -43,7 +43,7 @@ class CancelScope(msgspec.Struct, eq=False):
 
     task: asyncio.Task[Any]
     _before: int
-    """How many cancellations the task counted when the scope was opened."""
+    """The task's cancellation count when the scope was opened."""
     _run: Cancellation | None = None
     _is_ended: bool = False
     _timeout: Timer | None = None
@@ -52,30 +52,30 @@ class CancelScope(msgspec.Struct, eq=False):
 
     @property
     def interrupted(self) -> bool:
-        """Whether anybody has cancelled the task since the scope was opened."""
+        """Whether the task has been cancelled since the scope was opened."""
         if _deliveries:
             _settle(self.task)
         return self.task.cancelling() > self._before
 
     @property
     def stopped(self) -> bool:
-        """Whether the work must stop: its task or its run was cancelled, even if the work ignored that."""
+        """Whether the work must stop because its task or its run was cancelled, even if the work ignored that."""
         if _deliveries:
             _settle(self.task)
         run = self._run
         return self.task.cancelling() > self._before or (run is not None and run.cancelled)
 
     def close(self) -> bool:
-        """End the scope. True if the task was cancelled from outside, and has not heard of it yet.
+        """End the scope. Returns whether the task was cancelled from outside and has not been told yet.
 
-        A deadline that passed while the work was shielded from it is forgotten.
+        If a deadline passed while the work was shielded from it, its cancellation is taken back.
         """
         if self._deadline_timer is not None:
             self._stop(self._deadline_timer)
         return self.task.cancelling() > self._before
 
     def absorb(self) -> None:
-        """Take back every cancellation since the scope was opened: it becomes another error."""
+        """Take back every cancellation since the scope was opened, because another error replaces it."""
         while self.task.cancelling() > self._before:
             self.task.uncancel()
 
@@ -85,7 +85,7 @@ class CancelScope(msgspec.Struct, eq=False):
         self.task.cancel()
 
     def take_back(self) -> bool:
-        """Take back the cancellation that `end` asked for. True, once, if it did."""
+        """Take back the cancellation that `end` requested. Returns True, once, if there was one."""
         if not self._is_ended:
             return False
         self._is_ended = False
@@ -93,14 +93,14 @@ class CancelScope(msgspec.Struct, eq=False):
         return True
 
     def start_deadline(self, deadline: Deadline) -> None:
-        """Cancel the work when the deadline passes. It may be paused meanwhile."""
+        """Cancel the work when the deadline passes. The deadline may be paused meanwhile."""
         self._deadline = deadline
         self._deadline_timer = timers_of(self.task.get_loop()).start(
             max(deadline.remaining(), 0), self.task.cancel, deadline.remaining
         )
 
     def explain(self, error: BaseException, doing: str) -> BaseException:
-        """Return what an error means: `DeadlineExceededError` if the deadline cancelled the work.
+        """Return `DeadlineExceededError` if the deadline cancelled the work; otherwise return `error` itself.
 
         `doing` says what did not happen in time. The deadline is no longer watched afterwards.
         """
@@ -112,17 +112,17 @@ class CancelScope(msgspec.Struct, eq=False):
         return error
 
     def start_timeout(self, seconds: float) -> None:
-        """Cancel the work in this many seconds."""
+        """Cancel the work after this many seconds."""
         self._timeout = timers_of(self.task.get_loop()).start(seconds, self.task.cancel)
 
     def stop_timeout(self) -> None:
-        """The work is over. Raises `TimedOut` if its timeout, and nobody else, cancelled it."""
+        """Stop the timeout, because the work is over. Raises `TimedOut` if only the timeout cancelled it."""
         timer, self._timeout = self._timeout, None
         if timer is not None and self._stop(timer) and not self.interrupted:
             raise TimedOut(timer.seconds)
 
     def pause(self) -> Callable[[], None]:
-        """Stop the timeout while a person thinks. Call the returned function to continue it."""
+        """Stop the timeout while a person decides. Call the returned function to continue it."""
         timer = self._timeout
         if timer is None:
             return _do_nothing
@@ -130,7 +130,7 @@ class CancelScope(msgspec.Struct, eq=False):
         return timer.resume
 
     def _stop(self, timer: Timer) -> bool:
-        """Stop a timer. True, once, if it has cancelled the task: that is taken back."""
+        """Stop a timer. If it has cancelled the task, take the cancellation back and return True, once."""
         if timer.stop():
             self.task.uncancel()
             return True
@@ -138,12 +138,12 @@ class CancelScope(msgspec.Struct, eq=False):
 
 
 _current_task: Callable[[asyncio.AbstractEventLoop], Any] = asyncio.current_task
-if sys.version_info < (3, 12):  # there it is written in Python, and a third of what a scope costs
+if sys.version_info < (3, 12):  # before 3.12 it is written in Python and takes a third of a scope's time
     _current_task = cast(Any, asyncio.tasks)._current_tasks.get
 
 
 def open_scope(run: Cancellation | None = None, loop: asyncio.AbstractEventLoop | None = None) -> CancelScope:
-    """Open a scope for what the current task does from now on. It stops with `run`, if given."""
+    """Open a scope for what the current task does from now on. If `run` is given, cancelling it stops the work."""
     task: Any = _current_task(loop or asyncio.get_running_loop())
     if _deliveries:
         _settle(task)
@@ -168,27 +168,27 @@ async def shielded(work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-# --- code of others, in our task ----------------------------------------------------------------------
+# --- user code in our task ----------------------------------------------------------------------------
 
 TASK_GROUPS_UNCANCEL = sys.version_info >= (3, 13)
-"""Whether an `asyncio.TaskGroup` takes every cancellation back that it asked for."""
+"""Whether an `asyncio.TaskGroup` takes back every cancellation that it requested."""
 
 _GROUP_EXIT = asyncio.TaskGroup.__aexit__.__code__
 
 _deliveries: dict[asyncio.Task[Any], tuple[asyncio.CancelledError, int]] = {}
-"""Cancellations that are being delivered right now, and how many the task counted before."""
+"""Cancellations that are being delivered right now, each with the task's count before it."""
 
 
 _ENDED = object()
 
 
 def begin_foreign(work: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
-    """Run work that calls code of others up to its first wait. Await what is returned; None if it has ended.
+    """Start work that calls user code, up to its first wait. Await the returned value; None means it has ended.
 
     Before Python 3.13, a task group whose member fails while the group waits at its end cancels the task
-    and never takes that back. The task then looks as if somebody had cancelled it. It does not matter in
-    which helper the group is: the cancellation is delivered through here, and the traceback of what was
-    delivered says which code caught it.
+    and never takes that back. The task then looks as if it had been cancelled from outside. It does not matter
+    in which helper the group is: the cancellation is delivered through here, and its traceback shows which
+    code caught it.
     """
     if TASK_GROUPS_UNCANCEL:
         return work
@@ -198,7 +198,7 @@ def begin_foreign(work: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
 
 
 async def await_foreign(work: Awaitable[T]) -> T:
-    """Await code of others in the current task, as `begin_foreign` does, and return its value."""
+    """Await user code in the current task, as `begin_foreign` does, and return its value."""
     value: Any = None
 
     async def keep() -> None:
@@ -213,7 +213,7 @@ async def await_foreign(work: Awaitable[T]) -> T:
 
 @coroutine
 def _watch(steps: Generator[Any, Any, None], waiting: Any) -> Generator[Any, Any, None]:
-    """Go on with work that waits, and see each cancellation that is delivered to it."""
+    """Continue work that waits, and watch each cancellation that is delivered to it."""
     task: Any = asyncio.current_task()
     while waiting is not _ENDED:
         counted = task.cancelling()
@@ -228,15 +228,15 @@ def _watch(steps: Generator[Any, Any, None], waiting: Any) -> Generator[Any, Any
         try:
             waiting = next(steps, _ENDED) if thrown is None else _deliver(steps, thrown, task, counted)
         finally:
-            thrown = None  # its traceback leads back here
+            thrown = None  # its traceback refers to this frame
 
 
 def _deliver(steps: Generator[Any, Any, None], error: Any, task: asyncio.Task[Any], counted: int) -> Any:
-    """Throw an error into work that waits; return what it waits for next.
+    """Throw an error into work that waits, and return what the work waits for next.
 
-    If it is a cancellation that a group asked for and caught, take it back.
+    If the error is a cancellation that a group requested and caught, take it back.
     """
-    error.__traceback__ = error.__traceback__.tb_next  # as if it had not passed through here
+    error.__traceback__ = error.__traceback__.tb_next  # as if the error had not passed through here
     is_outermost = task not in _deliveries
     if isinstance(error, asyncio.CancelledError):
         _deliveries[task] = error, counted
@@ -252,7 +252,7 @@ def _deliver(steps: Generator[Any, Any, None], error: Any, task: asyncio.Task[An
 
 
 def _settle(task: asyncio.Task[Any]) -> None:
-    """Take back the cancellation that is being delivered if a group asked for it while it waited."""
+    """Take back the cancellation that is being delivered, if a group requested it while it waited."""
     if task not in _deliveries:
         return
     error, counted = _deliveries[task]
@@ -261,8 +261,8 @@ def _settle(task: asyncio.Task[Any]) -> None:
         return
     group: Any = caught.tb_frame.f_locals["self"]
     body_raised = caught.tb_frame.f_locals["et"] is not None
-    if group._parent_cancel_requested and not body_raised:  # else it was asked for, and taken back, earlier
-        group._parent_cancel_requested = False  # a cancellation that comes now is somebody else's
+    if group._parent_cancel_requested and not body_raised:  # else it was requested and taken back earlier
+        group._parent_cancel_requested = False  # a cancellation that comes now is from somebody else
         error.__traceback__ = None
         task.uncancel()
 
@@ -271,7 +271,7 @@ def _settle(task: asyncio.Task[Any]) -> None:
 
 
 class Cancellation:
-    """A run in the tree of runs; `tasks` returns its active tasks.
+    """One run's cancellation, in the tree of runs. `tasks` returns the run's active tasks.
 
     Cancelling marks this run and every run below it, then cancels their tasks, children first. Each call
     rolls back and publishes its end before the call around it unwinds. A run that was already cancelled
@@ -293,17 +293,17 @@ class Cancellation:
             parent._children[self] = None
 
     def close(self) -> None:
-        """Leave the tree, because the run has ended."""
+        """Leave the tree of runs, because the run has ended."""
         if self._parent is not None:
             self._parent._children.pop(self, None)
 
     def check(self) -> None:
-        """Raise `CancelledError` if this was cancelled."""
+        """Raise `CancelledError` if the run was cancelled."""
         if self.cancelled:
             raise asyncio.CancelledError(self.reason)
 
     def on_cancel(self, watcher: Watcher) -> Callable[[], None]:
-        """Call `watcher` when this is cancelled, at once if it is already. Returns how to unsubscribe."""
+        """Call `watcher` when the run is cancelled, or now if it already is. Returns a function that unsubscribes it."""
         if self.cancelled:
             _tell(watcher)
         else:
@@ -311,7 +311,7 @@ class Cancellation:
         return lambda: self._watchers.remove(watcher) if watcher in self._watchers else None
 
     def cancel(self, reason: str = "cancelled") -> None:
-        """Stop this run and every run below it. Call it on the loop's own thread."""
+        """Stop this run and every run below it. Call this on the loop's own thread."""
         if self.cancelled:
             return
         stopping: list[Cancellation] = []
@@ -323,7 +323,7 @@ class Cancellation:
             each._stop(done)
 
     def _mark(self, reason: str, stopping: list[Cancellation]) -> None:
-        """Mark this run and every run below it, and list them, children first."""
+        """Mark this run and every run below it as cancelled, and list them, children first."""
         self.cancelled = True
         self.reason = reason
         for child in self._children:

@@ -1,6 +1,6 @@
-"""Clocks: the one seam through which Handrail reads the time.
+"""Clocks: the only seam through which Handrail reads the time.
 
-Tests inject their own; nothing else in the package asks the system for the time.
+Tests inject their own clock; nothing else in the package asks the system for the time.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The time of day, for people and records, and a monotonic time, for measuring."""
+    """The time of day, for people and records, and a monotonic time, for measuring durations."""
 
     def now(self) -> datetime:
-        """The time of day in UTC. It may jump, since a machine's clock can be set."""
+        """Return the time of day in UTC. It may jump, since a machine's clock can be set."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go backwards. Only differences have a meaning."""
+        """Return seconds that never go backwards. Only differences have a meaning."""
         ...
 
 

@@ -8,11 +8,11 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DeadlineExceededError, DefinitionError
 
 _CENTURIES = 1000 * 365.25 * 24 * 3600.0
-"""The longest span in seconds: dates beyond it may not be representable."""
+"""The longest allowed span, in seconds. Dates beyond it may not be representable."""
 
 
 def is_span(seconds: object) -> bool:
-    """Whether this is a positive number of seconds that dates can represent."""
+    """Return whether this is a positive number of seconds that dates can represent."""
     return not isinstance(seconds, bool) and isinstance(seconds, int | float) and 0 < seconds <= _CENTURIES
 
 
@@ -20,7 +20,7 @@ class Deadline:
     """The time by which a run must have ended.
 
     `at` is UTC, for records and tickets. The monotonic distance to it is measured once, when the deadline is
-    made, and enforced: setting the machine's clock neither shortens nor lengthens a run. With
+    made, and that is what is enforced: setting the machine's clock neither shortens nor lengthens a run. With
     `pauses_for_people`, time between `pause()` and `resume()` does not count. Pauses nest.
     """
 
@@ -47,7 +47,7 @@ class Deadline:
     def after(
         cls, seconds: float, *, clock: Clock = SYSTEM_CLOCK, pauses_for_people: bool = False
     ) -> Deadline:
-        """A deadline this many seconds from now."""
+        """Return a deadline this many seconds from now."""
         if not is_span(seconds):
             if type(seconds) in (int, float) and seconds > _CENTURIES:
                 raise DefinitionError(
@@ -61,13 +61,13 @@ class Deadline:
         return cls(at, clock=clock, pauses_for_people=pauses_for_people)
 
     def remaining(self) -> float:
-        """Seconds left, negative once it has passed."""
+        """Return the seconds left, negative once the deadline has passed."""
         now = self._paused_at if self._pauses else self._clock.monotonic()
         return self._ends - now
 
     @property
     def paused(self) -> bool:
-        """Whether the clock is stopped while a person thinks."""
+        """Whether the deadline is paused while a person decides."""
         return self._pauses > 0
 
     @property
@@ -75,12 +75,12 @@ class Deadline:
         return self.remaining() <= 0
 
     def check(self, doing: str) -> None:
-        """Raise `DeadlineExceededError` if it has passed; `doing` names what was not done."""
+        """Raise `DeadlineExceededError` if the deadline has passed. `doing` names what was not done."""
         if self.remaining() <= 0:
             raise DeadlineExceededError(self.at, doing)
 
     def pause(self) -> None:
-        """Stop the clock while a person thinks. Does nothing unless `pauses_for_people`."""
+        """Pause the deadline while a person decides. Does nothing unless `pauses_for_people` is true."""
         if not self.pauses_for_people:
             return
         if self._pauses == 0:
@@ -88,7 +88,7 @@ class Deadline:
         self._pauses += 1
 
     def resume(self) -> None:
-        """Restart the clock, once every `pause` has had its `resume`."""
+        """Continue the deadline once there has been a `resume` for every `pause`."""
         if self._pauses == 0:
             return
         self._pauses -= 1

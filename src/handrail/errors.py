@@ -1,7 +1,7 @@
 """The exceptions that cross layers, in one tree.
 
-Each is ours *and* the builtin a caller expects, and carries data beside its message. What belongs to one
-package lives there: commands in `resources.shell.shell_errors`, requests to models in `models`,
+Each is both Handrail's and the builtin that a caller expects, and carries data besides its message. Errors that
+belong to one package are defined there: commands in `resources.shell.shell_errors`, requests to models in `models`,
 serving in `serve.refusals`, simulations in `testing.simulation`.
 
     HandrailError
@@ -80,15 +80,15 @@ if TYPE_CHECKING:
 
 
 class HandrailError(Exception):
-    """The root of the tree: `except HandrailError` catches everything of ours."""
+    """The root of the tree: `except HandrailError` catches all of Handrail's exceptions."""
 
 
 class DefinitionError(HandrailError, ValueError):
-    """A definition is wrong. Raised where it is defined, never when it is first used."""
+    """A definition is wrong. Raised where something is defined, never when it is first used."""
 
     @property
     def parts(self) -> tuple[str, str]:
-        """The problem and the hint, for an error that adds where it was found."""
+        """Return the problem and the hint, for an error that adds where the problem was found."""
         problem, _, hint = str(self).partition(". ")
         return problem, hint
 
@@ -104,7 +104,7 @@ class ToolDefinitionError(DefinitionError):
 
 
 class PromptDefinitionError(DefinitionError):
-    """A prompt or a section, named by `place`, can't be made as written."""
+    """A prompt or a section can't be made as written. `place` names it."""
 
     def __init__(self, place: str, problem: str, hint: str) -> None:
         super().__init__(f"{place}: {problem}. {hint}")
@@ -114,7 +114,7 @@ class PromptDefinitionError(DefinitionError):
 
 
 class PromptValidationError(PromptDefinitionError):
-    """Two tools that would be offered together have the same name; `places` says where they are declared."""
+    """Two tools that would be offered together have the same name. `places` says where they are declared."""
 
     def __init__(self, prompt: str, tool: str, places: Sequence[str]) -> None:
         super().__init__(
@@ -135,7 +135,7 @@ class ExtraKeyError(DefinitionError):
 
 
 class WorkerError(DefinitionError):
-    """A worker, or a folder of workers, can't be used as written. Everything wrong is in `problems`."""
+    """A worker, or a folder of workers, can't be used as written. `problems` lists everything that is wrong."""
 
     def __init__(self, message: str, problems: Sequence[Any] = ()) -> None:
         super().__init__(message)
@@ -147,9 +147,9 @@ class ToolError(HandrailError):
 
 
 class ToolValidationError(ToolError, ValueError):
-    """The arguments of a call are invalid. `problems` has every problem.
+    """The arguments of a call are invalid. `problems` lists everything that is wrong.
 
-    A handler may raise it too: `raise ToolValidationError("'from' is after 'to'")`.
+    A handler may raise it, too: `raise ToolValidationError("'from' is after 'to'")`.
     """
 
     def __init__(self, message: str, problems: Sequence[Problem] = ()) -> None:
@@ -166,7 +166,7 @@ class TransientError(ToolError):
 
 
 class CallFailed(ToolError, RuntimeError):
-    """An inner call failed; `result` is its result."""
+    """An inner call failed. `result` is its result."""
 
     def __init__(self, name: str, result: ToolResult[Any]) -> None:
         super().__init__(f"{name} failed: {result.message}")
@@ -187,7 +187,7 @@ class ActFailed(ToolError, RuntimeError):
 
 
 class OutcomeUnknown(ToolError, RuntimeError):
-    """A step was in progress when the process died, and its outcome is unknown."""
+    """A step was in progress when the process ended, and its outcome is unknown."""
 
     def __init__(self, what: str, hint: str = "Find out before you do it again.") -> None:
         super().__init__(
@@ -201,7 +201,7 @@ class ContextError(HandrailError, RuntimeError):
 
 
 class ContextExpired(ContextError):
-    """The call this context was made for is over, so it can't be used any more."""
+    """The context can't be used any more, because its call is over."""
 
     def __init__(self, call: str) -> None:
         super().__init__(
@@ -261,11 +261,11 @@ class OperationUsedTwice(OperationError):
 
 
 class OperationHasNoTruth(OperationError, TypeError):
-    """An operation was used as a condition: its `await` or `.wait()` was forgotten."""
+    """An operation was used as a condition, because its `await` or `.wait()` was forgotten."""
 
 
 class WaitOnLoopThread(OperationError):
-    """`.wait()` was called on a thread that runs an event loop; it would wait for itself."""
+    """`.wait()` was called on a thread that runs an event loop, and would wait for itself."""
 
 
 class LoopGone(OperationError):
@@ -301,7 +301,7 @@ class QuestionCancelled(NoAnswer):
 
 
 class QuestionTimedOut(NoAnswer, TimeoutError):
-    """Nobody answered in the time the question had."""
+    """Nobody answered before the question's timeout."""
 
     def __init__(self, question: str) -> None:
         super().__init__(question, "nobody answered in time")
@@ -321,7 +321,7 @@ class DeadlineExceededError(LimitError, TimeoutError):
 
 
 class BudgetExceededError(LimitError):
-    """A spend would go over a budget. Nothing of it was spent."""
+    """A spend would exceed a budget. Nothing was spent."""
 
     def __init__(self, unit: str, wanted: object, left: object, *, of_root: bool) -> None:
         whose = "the run's budget" if of_root else "this run's share of the budget"
@@ -351,11 +351,11 @@ class DepthExceededError(LimitError, RecursionError):
 
 
 class StateError(HandrailError):
-    """A session or a resource refuses."""
+    """A session or a resource refused an operation."""
 
 
 class SessionError(StateError, ValueError):
-    """A session was used or loaded wrongly."""
+    """A session was used or loaded incorrectly."""
 
     def __init__(self, session: str, problem: str, hint: str) -> None:
         super().__init__(f"session {session!r}: {problem}. {hint}")
@@ -375,7 +375,7 @@ class ReducerError(StateError, RuntimeError):
 
 
 class EventRefused(StateError, TypeError):
-    """This can't be dispatched or published."""
+    """This object can't be dispatched or published as an event."""
 
     def __init__(self, event: object, problem: str, hint: str) -> None:
         super().__init__(f"event {type(event).__name__}: {problem}. {hint}")
@@ -383,7 +383,7 @@ class EventRefused(StateError, TypeError):
 
 
 class Conflict(StateError, RuntimeError):
-    """What a call read or wrote was changed by somebody else before it could commit."""
+    """Something a call read or wrote was changed by somebody else before the call could commit."""
 
     def __init__(self, places: Sequence[str]) -> None:
         super().__init__(
@@ -425,7 +425,7 @@ class BlobNotFoundError(StateError, LookupError):
 
 
 class EffectRefused(StateError, PermissionError):
-    """A call did, or tried to use, more than the effect its tool declares."""
+    """A call did, or tried to do, more than its tool's declared effect allows."""
 
     def __init__(self, tool: str, effect: str | None, problem: str) -> None:
         declares = "an effect that only reads" if effect is None else f"effect={effect!r}"
@@ -434,7 +434,7 @@ class EffectRefused(StateError, PermissionError):
         )
         self.tool = tool
         self.effect = effect
-        """None if it is only known to be one that does not write, `pure` or `read`."""
+        """None if it is known only that the effect does not write: `pure` or `read`."""
 
 
 class ResourceError(StateError, LookupError):
@@ -462,30 +462,30 @@ class FileInTheWay(FileError, FileExistsError):
 
 
 class PathRefused(FileError, ValueError):
-    """An invalid path, or one that leads out of the root."""
+    """The path is invalid, or leads out of the root."""
 
 
 class EditRefused(FileError, ValueError):
-    """The text to replace is not in the file, or is there more than once."""
+    """The text to replace is not in the file, or occurs more than once."""
 
 
 class FileLimitReached(FileError):
-    """The file would be too large, or there would be too many."""
+    """The file would be too large, or there would be too many files."""
 
 
 class AnswerRefused(HandrailError, ValueError):
-    """An answer was refused: its question is unknown, closed or another's, or the answer is invalid."""
+    """An answer was refused: its question is unknown, closed or somebody else's, or the answer is invalid."""
 
     def __init__(self, question: str, problem: str, hint: str, *, problems: Sequence[Problem] = ()) -> None:
         super().__init__(f"answer to {question!r} refused: {problem}. {hint}")
         self.question = question
         self.problem = problem
         self.problems = tuple(problems)
-        """What is wrong with its value; empty if it was refused for another reason."""
+        """What is wrong with the answer's value; empty if the answer was refused for another reason."""
 
 
 class ModelError(HandrailError, RuntimeError):
-    """A request to a model failed. The run retries if it is `transient`."""
+    """A request to a model failed. The run retries it if the failure is `transient`."""
 
     transient = False
 
@@ -498,11 +498,11 @@ class ModelError(HandrailError, RuntimeError):
         self.problem = problem
         self.status = status
         self.retry_after = retry_after
-        """Seconds, if the provider said so."""
+        """Seconds to wait before a retry, if the provider said so."""
 
 
 class ConversationBusy(HandrailError, RuntimeError):
-    """The conversation is being evaluated already. Only one evaluation runs at a time."""
+    """The conversation is already being evaluated. Only one evaluation can run at a time."""
 
     def __init__(self, session: str, conversation: str) -> None:
         super().__init__(
@@ -533,7 +533,7 @@ class PromptEvaluationError(HandrailError, RuntimeError):
 
 
 class RunError(HandrailError, RuntimeError):
-    """A recorded run can't be used like this."""
+    """A recorded run can't be used in this way."""
 
     def __init__(self, run_id: str, problem: str, hint: str) -> None:
         super().__init__(f"run {run_id!r}: {problem}. {hint}")
@@ -548,7 +548,7 @@ class RunUnknown(RunError, LookupError):
 
 
 class RunBusy(RunError):
-    """Another process holds the lease of the run."""
+    """Another process holds the run's lease."""
 
     def __init__(self, run_id: str, owner: str) -> None:
         super().__init__(
@@ -560,7 +560,7 @@ class RunBusy(RunError):
 
 
 class RunParked(RunError):
-    """The run waits for answers and nobody is there to give them. Resume it once they are given."""
+    """The run waits for answers, and nobody is there to give them. Resume it once it has been answered."""
 
     def __init__(self, run_id: str, questions: Sequence[Any]) -> None:
         asked = ", ".join(repr(question.name) for question in questions)
@@ -583,7 +583,7 @@ class Diverged(RunError):
 
 
 class VisibilityExpansionRequired(HandrailError):
-    """The model asked for sections in full that this adapter can't open in place."""
+    """The model asked to open sections that this adapter can't open in place."""
 
     def __init__(self, sections: Sequence[str]) -> None:
         super().__init__(f"show in full and evaluate again: {', '.join(sections)}")

@@ -1,7 +1,7 @@
-"""The facts Handrail publishes. Each call has exactly one `ToolStarted` and one `ToolInvoked`.
+"""The facts that Handrail publishes. Each call has exactly one `ToolStarted` and one `ToolInvoked`.
 
 Facts go to the subscribers of the event bus. Outcomes (`ToolInvoked`, `ToolRolledBack`, approvals, questions)
-are kept in the session's logs too. Only Handrail publishes facts: a tool publishes its own events with
+are also kept in the session's logs. Only Handrail publishes facts: a tool publishes its own events with
 `context.emit`, which wraps them in `Emitted`.
 """
 
@@ -51,7 +51,7 @@ class ToolInvoked(Fact, frozen=True):
     seconds: float
     attempts: int
     stale: tuple[str, ...]
-    """What the call had read and somebody else changed before it committed."""
+    """Slices and paths that the call had read and somebody else changed before it committed."""
     error: BaseException | None
     """The exception with its traceback, for telemetry. Never shown to a model."""
     run_context: RunContext
@@ -65,12 +65,12 @@ class ToolRolledBack(Fact, frozen=True):
     reason: str
     compensated: tuple[str, ...]
     not_undone: tuple[str, ...]
-    """What could not be undone: irreversible inner calls and effects settled by `once`."""
+    """Effects that could not be undone: irreversible inner calls, and effects settled by `once`."""
     run_context: RunContext
 
 
 class Progress(Fact, frozen=True):
-    """Progress of a call, as it reported it."""
+    """A call reported progress."""
 
     call_id: str
     tool: str
@@ -81,7 +81,7 @@ class Progress(Fact, frozen=True):
 
 
 class Emitted(Fact, frozen=True):
-    """An event that a tool published, under the tool's name."""
+    """A tool published an event of its own. It is published under the tool's name."""
 
     call_id: str
     tool: str
@@ -90,7 +90,7 @@ class Emitted(Fact, frozen=True):
 
 
 class ApprovalRequested(Fact, frozen=True):
-    """A call needs approval. A person is asked unless it is decided without one."""
+    """A call needs approval. A person is asked, unless it can be decided without one."""
 
     question_id: str
     call_id: str
@@ -110,19 +110,19 @@ class ApprovalDecided(Fact, frozen=True):
     run_context: RunContext
     how: DecidedBy = "asked"
     remembered: str | None = None
-    """The id of the remembered decision that decided it, if one did."""
+    """The id of the remembered decision that decided the request, if one did."""
 
 
 class ApprovalRemembered(Fact, frozen=True):
-    """A decision for more than one call. It holds in this session until it is revoked."""
+    """A decision was remembered for more than one call. It holds in this session until it is revoked."""
 
     id: str
-    """The id to revoke it by, derived from the question and its subject."""
+    """The id to revoke the decision by, derived from the question and its subject."""
     tool: str
-    """The tool it was asked about."""
+    """The tool that the question was about."""
     covers: Literal["exact", "scope"]
     scope: str
-    """What it covers, in the words the person agreed to."""
+    """What the decision covers, as the text that the person agreed to."""
     approved: bool
     reason: str
     by: str
@@ -130,12 +130,12 @@ class ApprovalRemembered(Fact, frozen=True):
     asked_by: tuple[str, ...]
     """The path of calls that led to the request."""
     key: str
-    """The key of the requests it covers. Valid for this session and its principal only."""
+    """The key of the requests that the decision covers. Valid for this session and its principal only."""
     run_context: RunContext
 
 
 class ApprovalRevoked(Fact, frozen=True):
-    """A remembered decision was revoked. It belongs to no run, since it was revoked from outside."""
+    """A remembered decision was revoked. The event belongs to no run, since it comes from outside."""
 
     id: str
     tool: str
@@ -168,7 +168,7 @@ class QuestionAnswered(Fact, frozen=True):
 
 
 class PromptRendered(Fact, frozen=True):
-    """A run begins: its prompt was rendered."""
+    """A run begins, with its prompt rendered."""
 
     prompt: str
     text: str
@@ -185,7 +185,7 @@ class MessageAdded(Fact, frozen=True):
 
 
 class SectionOpened(Fact, frozen=True):
-    """A section shown as a summary is shown in full from now on."""
+    """A section that was shown as a summary is shown in full from now on."""
 
     conversation: str
     path: str
@@ -193,7 +193,7 @@ class SectionOpened(Fact, frozen=True):
 
 
 class ModelRequested(Fact, frozen=True):
-    """A request goes to a model."""
+    """A request is sent to a model."""
 
     model: str
     attempt: int
@@ -215,32 +215,32 @@ class ModelResponded(Fact, frozen=True):
 
 
 class ModelFailed(Fact, frozen=True):
-    """A request failed. What was streamed of it does not count."""
+    """A request failed. What it had streamed until then does not count."""
 
     model: str
     attempt: int
     error: str
     retry_in: float | None
-    """Seconds until the retry; None if there is none."""
+    """Seconds until the retry; None if the request is not retried."""
     run_context: RunContext
 
 
 class TextDelta(Fact, frozen=True, gc=False):
-    """More of the answer's text, in a streamed run."""
+    """A piece of the answer's text arrived, in a streamed run."""
 
     text: str
     run_context: RunContext
 
 
 class ThinkingDelta(Fact, frozen=True, gc=False):
-    """More of the model's thinking, in a streamed run."""
+    """A piece of the model's thinking arrived, in a streamed run."""
 
     text: str
     run_context: RunContext
 
 
 class CallDelta(Fact, frozen=True, gc=False):
-    """A piece of a call the model is writing, in a streamed run. The first piece has the `name`."""
+    """A piece arrived of a call that the model is writing, in a streamed run. The first piece has the `name`."""
 
     index: int
     call_id: str
@@ -264,7 +264,7 @@ class PromptExecuted(Fact, frozen=True):
 
     prompt: str
     stop_reason: str
-    """Why it ended; `failed: ...` or `cancelled` if there is no response."""
+    """Why the run ended; `failed: ...` or `cancelled` if there is no response."""
     usage: Usage
     cost: Decimal | None
     run_context: RunContext

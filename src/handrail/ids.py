@@ -1,4 +1,4 @@
-"""Random ids and random numbers. Ids are unguessable; those below a run are derived from the run's."""
+"""Random ids and random numbers. Ids are unguessable; those inside a run are derived from the run's id."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import secrets
 from collections.abc import Callable
 
 NewId = Callable[[], str]
-"""Makes a fresh id. Injected wherever one is made, so that tests can number theirs."""
+"""Makes a new id. Injected wherever one is made, so that tests can number theirs."""
 
 
 def random_id() -> str:
-    """128 random bits in hex, safe in a URL and in a file name."""
+    """Return 128 random bits in hex, safe in a URL and in a file name."""
     return secrets.token_hex(16)
 
 
 Chance = Callable[[], float]
-"""Makes a number from 0 to 1. Injected wherever something is random, so that tests can choose it."""
+"""Returns a number from 0 to 1. Injected wherever something is random, so that tests can choose it."""
 
 
 def random_fraction() -> float:
-    """A random number from 0 up to, but not including, 1."""
+    """Return a random number from 0 up to, but not including, 1."""
     return secrets.randbits(53) / (1 << 53)

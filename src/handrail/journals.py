@@ -1,7 +1,7 @@
-"""`Journal`: the durable record a run resumes from, split by role.
+"""`Journal`: the durable record that a run resumes from, split by role.
 
-A journal is its id, its key and its roles. Each role is a small protocol, so code that only asks
-questions depends on `Questions` alone. One contract suite holds every implementation.
+A journal consists of its id, its key and its roles. Each role is a small protocol, so code that only asks
+questions depends on `Questions` alone. One contract suite tests every implementation.
 
 Only the process that owns a run adds to it. A role raises `RunBusy` in a process whose lease was taken over.
 """
@@ -40,30 +40,30 @@ class Runs(Protocol):
     """Runs and the leases on them."""
 
     async def begin(self, run: RunRecord, /) -> None:
-        """Record a new run and take its lease; `RunError` if the id is in use."""
+        """Record a new run and take its lease. Raises `RunError` if the id is in use."""
         ...
 
     async def take(self, run_id: str, /) -> RunRow:
-        """Take the lease of a run to resume it; `RunBusy` while another process holds it.
+        """Take the lease of a run to resume it. Raises `RunBusy` while another process holds it.
 
-        Returns the row as it was before.
+        Returns the run's row as it was before.
         """
         ...
 
     async def keep(self, run_id: str, /) -> bool:
-        """Renew the lease; `RunBusy` if another process has taken it. Returns whether to cancel the run."""
+        """Renew the lease and return whether to cancel the run. Raises `RunBusy` if another process has taken it."""
         ...
 
     async def stop(self, run_id: str, /) -> None:
-        """Ask the owner of a run to cancel it: its next `keep` returns True. `RunUnknown` if there is no such run."""
+        """Ask the owner of a run to cancel it: its next `keep` returns True. Raises `RunUnknown` for an unknown run."""
         ...
 
     async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
-        """Release the lease and record the run's status. A run that is over has no open questions."""
+        """Release the lease and record the run's status. If the run is over, its open questions are deleted."""
         ...
 
     async def get(self, run_id: str, /) -> RunRow:
-        """The current row of a run; `RunUnknown` if there is no such run."""
+        """Return the current row of a run. Raises `RunUnknown` if there is no such run."""
         ...
 
     async def list(
@@ -74,20 +74,20 @@ class Runs(Protocol):
         limit: int = 100,
         before: Mark | None = None,
     ) -> Sequence[RunRow]:
-        """Runs, newest first, in pages; with a session, all of its runs, oldest first.
+        """Return a page of runs, newest first; with a session, all of its runs, oldest first.
 
-        The next page is `before` the mark of the last record of this one.
+        To get the next page, pass the mark of this page's last record as `before`.
         """
         ...
 
     async def sessions(
         self, principal: str, /, *, limit: int = 100, before: Mark | None = None
     ) -> Sequence[SessionRow]:
-        """The sessions of a principal, last changed first, in pages."""
+        """Return a page of a principal's sessions, last changed first."""
         ...
 
     async def add(self, copy: RunCopy, /) -> None:
-        """Record a run copied from elsewhere, or under another id, with no owner; `RunError` if the id is in use."""
+        """Record a run copied from elsewhere or under another id, without an owner. Raises `RunError` for an id in use."""
         ...
 
     async def forget(self, run_ids: Sequence[str], /) -> None:
@@ -103,7 +103,7 @@ class Calls(Protocol):
     """
 
     async def commit(self, unit: CommitUnit, /) -> None:
-        """Record everything one call changed, atomically."""
+        """Record everything that one call changed, atomically."""
         ...
 
     async def applied(self, unit: CommitUnit, /) -> None:
@@ -111,40 +111,40 @@ class Calls(Protocol):
         ...
 
     async def void(self, unit: CommitUnit, /) -> None:
-        """Take back a unit whose files could not be changed: it was never committed."""
+        """Take back a unit whose files could not be changed. It then counts as never committed."""
         ...
 
     async def unapplied(self) -> Sequence[CommitUnit]:
-        """The units of all runs that are neither applied nor void and that no live process is applying, in order."""
+        """Return the units that are neither applied nor void nor being applied by a live process, of all runs, in order."""
         ...
 
     async def load(self, run_id: str, /) -> Sequence[CommitUnit]:
-        """The units of a run, in order."""
+        """Return the units of a run, in order."""
         ...
 
     async def load_session(self, session_id: str, /) -> Sequence[CommitUnit]:
-        """The units of all runs of a session, in order."""
+        """Return the units of all runs of a session, in order."""
         ...
 
     async def later(self, unit: CommitUnit, /) -> Sequence[CommitUnit]:
-        """The units of all runs committed after this one and not undone, in order."""
+        """Return the units of all runs that were committed after this one and not undone, in order."""
         ...
 
     async def note(self, run_id: str, entry: Entry, /, *, from_outside: bool = False) -> None:
-        """Record an entry in a run this process owns; with `from_outside`, in a run that nobody owns."""
+        """Record an entry in a run that this process owns; with `from_outside`, in a run that nobody owns."""
         ...
 
     async def entries(self, run_id: str, /) -> Sequence[Entry]:
-        """The entries of a run, in order."""
+        """Return the entries of a run, in order."""
         ...
 
     async def marks(self, session_id: str, /) -> Sequence[tuple[str, Entry]]:
-        """The `undone` and `told` entries of a session, each with its run's id."""
+        """Return the `undone` and `told` entries of a session, each with its run's id."""
         ...
 
 
 class Steps(Protocol):
-    """Steps that succeed once."""
+    """Steps that each succeed once."""
 
     async def run(
         self,
@@ -157,13 +157,13 @@ class Steps(Protocol):
     ) -> T:
         """Run `function` until it succeeds once for this key; from then on return its recorded value.
 
-        The key is reserved before and settled after. A key found reserved, because the process ended in
-        between, is settled by the value of `unsettled` if that is given.
+        The key is reserved before the function runs and settled afterwards. If the process ended in between and
+        left the key reserved, the value of `unsettled` settles it, if that is given.
         """
         ...
 
     async def load(self, run_id: str, /) -> Sequence[tuple[str, bytes | None]]:
-        """The keys of a run's steps and their settled values, None where the outcome is unknown."""
+        """Return the keys of a run's steps with their settled values; None if the outcome is unknown."""
         ...
 
 
@@ -180,25 +180,25 @@ class Questions(Protocol):
     ) -> Answer:
         """Record a question, put it to the asker, and wait for its answer.
 
-        The answer may come from the asker, from `answer`, or not at all: then its outcome says so.
+        The answer may come from the asker or through `answer`. If there is none, the outcome says why.
         An answer whose value `check` rejects is refused. An answer with secrets is recorded as `mask` returns it;
-        asked again, such a question needs a new answer.
+        if such a question is asked again, it needs a new answer.
         """
         ...
 
     def answer(self, answer: Answer, /) -> None:
-        """Accept an answer. The first wins, a repeat is harmless, anything else is `AnswerRefused`.
+        """Accept an answer. The first one wins and a repeat is harmless; anything else raises `AnswerRefused`.
 
         An answer with a secret is refused if the asker does not wait in this process, since it can't be recorded.
         """
         ...
 
     async def open(self, run_id: str | None = None, /, *, principal: str | None = None) -> Sequence[Question]:
-        """The questions without an answer, of one run or of all, oldest first."""
+        """Return the questions without an answer, of one run or of all, oldest first."""
         ...
 
     async def history(self, run_id: str, /) -> Sequence[QuestionRecord]:
-        """The questions of a run that are open or were answered, oldest first."""
+        """Return the questions of a run that are open or were answered, oldest first."""
         ...
 
     async def withdraw(self, question_id: str, /) -> None:
@@ -216,20 +216,20 @@ class Decisions(Protocol):
     def write(self, decision: Decision, /, *, run_id: str = "") -> None:
         """Record a decision, synchronously, from any thread. A repeat is harmless.
 
-        `RunBusy` if it was made in a run that another process has taken over.
+        Raises `RunBusy` if the decision was made in a run that another process has taken over.
         """
         ...
 
     async def read(self, session_id: str, principal: str, /) -> Sequence[Decision]:
-        """The decisions of a session of this principal, in order."""
+        """Return the decisions in a session of this principal, in order."""
         ...
 
 
 class Tickets(Protocol):
     """Tickets issued by calls, and the results deposited for them.
 
-    Only the owner of a run issues and closes tickets. A process that redeems one claims it, works, and
-    deposits the result for the owner to take. `TicketError` if that is too late.
+    Only the owner of a run issues and closes tickets. A process that redeems a ticket claims it, does the work,
+    and deposits the result for the owner to take. If that is too late, the methods raise `TicketError`.
     """
 
     def issue(self, run_id: str, place: str, text: str, /) -> str:
@@ -239,41 +239,41 @@ class Tickets(Protocol):
     async def claim(self, run_id: str, place: str, by: str, again: bool, /) -> bytes:
         """Claim a ticket to redeem it, or renew the claim. Returns the earlier deposit, or b"".
 
-        The outcome of a redemption that was cut short is unknown: `OutcomeUnknown`, unless it may be
-        redeemed `again`.
+        If an earlier redemption was cut short, its outcome is unknown: this raises `OutcomeUnknown`, unless
+        the ticket may be redeemed `again`.
         """
         ...
 
     async def release(self, run_id: str, place: str, by: str, /) -> None:
-        """Give a claim up without having done anything, so that another process may claim the ticket."""
+        """Give up a claim without having done anything, so that another process may claim the ticket."""
         ...
 
     async def deposit(self, run_id: str, place: str, by: str, body: bytes, /) -> None:
-        """Record the result for a claimed ticket, if its call still waits for it."""
+        """Record the result for a claimed ticket, if the ticket's call still waits for it."""
         ...
 
     async def close(self, run_id: str, places: Sequence[str], /) -> Mapping[str, bytes]:
-        """Accept no more deposits at these places. Returns the deposits; b"" where a claim left none."""
+        """Accept no more deposits at these places. Returns the deposits; b"" for a claim without a deposit."""
         ...
 
 
 class Blobs(Protocol):
-    """Bytes kept once, named by their SHA-256 digest, for as long as a run refers to them."""
+    """Bytes that are stored once, named by their SHA-256 digest, and kept as long as a run refers to them."""
 
     async def put(self, data: bytes, /, *, run_id: str) -> str:
-        """Keep bytes for a run this process owns and return their digest. A repeat stores nothing new."""
+        """Store bytes for a run that this process owns, and return their digest. A repeat stores nothing new."""
         ...
 
     async def get(self, digest: str, /) -> bytes:
-        """The bytes with this digest; `BlobNotFoundError` if there are none."""
+        """Return the bytes with this digest. Raises `BlobNotFoundError` if there are none."""
         ...
 
     async def has(self, digest: str, /) -> bool:
-        """Whether there are bytes with this digest."""
+        """Return whether there are bytes with this digest."""
         ...
 
     async def list(self, run_id: str, /) -> Sequence[str]:
-        """The digests a run refers to, sorted."""
+        """Return the digests that a run refers to, sorted."""
         ...
 
 
@@ -282,22 +282,22 @@ class Journal(Protocol):
 
     @property
     def id(self) -> str:
-        """Identifies the journal; the same each time it is opened."""
+        """Identifies the journal. It is the same each time the journal is opened."""
         ...
 
     @property
     def key(self) -> bytes:
-        """Signs questions and tickets; the same each time it is opened."""
+        """Signs questions and tickets. It is the same each time the journal is opened."""
         ...
 
     @property
     def owner(self) -> str:
-        """Identifies this process as the owner of leases."""
+        """Identifies this process as an owner of leases."""
         ...
 
     @property
     def synced(self) -> bool:
-        """Whether records survive a power cut, and files must be synced too."""
+        """Whether records survive a power cut, so that files must be synced, too."""
         ...
 
     @property
@@ -318,8 +318,8 @@ class Journal(Protocol):
 
 @runtime_checkable
 class Recoverable(Protocol):
-    """Files whose commits are finished from the journal after a crash."""
+    """Files whose commits can be finished from the journal after a crash."""
 
     def recover(self, journal: Journal, /) -> Awaitable[object]:
-        """Apply what the journal recorded and a process that ended did not apply."""
+        """Apply the commits that the journal recorded but whose process ended before applying them."""
         ...

@@ -1,7 +1,7 @@
 """Messages between a run and its model: the conversation, requests, the parts of an answer, usage.
 
-A conversation is a `Sent[Message]`: it only grows, and what was encoded for a wire once is kept as
-bytes, so that a turn costs the same however long the conversation has become.
+A conversation is a `Sent[Message]`: it only grows, and what was once encoded for a wire is kept as
+bytes, so that the cost of a turn does not grow with the conversation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class CallAsked(msgspec.Struct, frozen=True):
-    """One tool call in a model's message, as it was sent and not yet checked."""
+    """One tool call in a model's message, as the model wrote it and not yet checked."""
 
     id: str
     name: str
@@ -32,7 +32,7 @@ class CallAsked(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """Data that a provider wants back unchanged, such as signed thoughts. Only its own wire reads it."""
+    """Data that a provider wants back unchanged, such as signed thoughts. Only the provider's own wire reads it."""
 
     wire: str
     data: bytes
@@ -43,11 +43,11 @@ class UserMessage(msgspec.Struct, frozen=True, tag="user"):
 
     text: str
     by_run: bool = False
-    """Whether the run itself wrote it: advice, or a request for a correction."""
+    """Whether the run itself wrote the message: advice, or a request for a correction."""
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
-    """What the model said, and the calls it wants."""
+    """What the model said, and the calls it asks for."""
 
     text: str = ""
     calls: tuple[CallAsked, ...] = ()
@@ -55,38 +55,38 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
 
 
 class CallAnswered(msgspec.Struct, frozen=True):
-    """The one result of one call."""
+    """The single result of one call."""
 
     id: str
     name: str
     text: str
     failed: bool = False
     shows: tuple[str, ...] = ()
-    """The tools that are offered from here on."""
+    """The tools that are offered from this message on."""
 
 
 class ToolMessage(msgspec.Struct, frozen=True, tag="tool"):
-    """The results of a turn: one for every call of the message before it, in the same order."""
+    """The results of a turn: one for every call of the preceding message, in the same order."""
 
     results: tuple[CallAnswered, ...]
 
     @property
     def text(self) -> str:
-        """The texts of the results, one per line."""
+        """The texts of the results, each on its own line."""
         return "\n".join(result.text for result in self.results)
 
 
 Message = UserMessage | AssistantMessage | ToolMessage
 
 Encode = Callable[[Any], bytes]
-"""Encodes one item as JSON for one wire: one element, or several with commas between them."""
+"""Encodes one item as JSON for one wire, as one element or several with commas between them."""
 
 
 class Sent(Generic[T]):
     """An append-only sequence that caches its encoding for each wire.
 
     `encoded(encode)` joins the items with commas; an item is encoded once for each encoder. Encoders
-    are told apart by identity, so a wire uses one function for all its requests.
+    are compared by identity, so a wire must use one function for all its requests.
     """
 
     __slots__ = ("_encoded", "_items")
@@ -99,7 +99,7 @@ class Sent(Generic[T]):
         self._items.append(item)
 
     def encoded(self, encode: Encode) -> bytes:
-        """All items as one wire encodes them, with commas between them."""
+        """Return all items as one wire encodes them, with commas between them."""
         items = self._items
         done, written = self._encoded.get(encode, (0, None))
         if written is None:
@@ -117,11 +117,11 @@ class Sent(Generic[T]):
         return bytes(written)
 
     def since(self, start: int) -> list[T]:
-        """The items from this one on."""
+        """Return the items from index `start` on."""
         return self._items[start:]
 
     def copy(self) -> Sent[T]:
-        """A copy with the same items that grows independently."""
+        """Return a copy with the same items that grows independently."""
         copied = Sent(self._items)
         copied._encoded = {encode: (done, bytearray(raw)) for encode, (done, raw) in self._encoded.items()}
         return copied
@@ -139,17 +139,17 @@ class Sent(Generic[T]):
         return f"Sent({self._items!r})"
 
 
-# --- what an answer is made of -----------------------------------------------------------------
+# --- the parts of an answer --------------------------------------------------------------------
 
 StopReason = Literal["done", "calls", "length", "refused"]
-"""Why a model stopped: it was done, it wants calls run, it ran out of room, or it will not answer."""
+"""Why a model stopped: it was done, it wants calls run, it reached the length limit, or it refused to answer."""
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens, as the provider counted them."""
+    """Token counts, as the provider reported them."""
 
     input: int = 0
-    """All input tokens, those read from the provider's cache included."""
+    """All input tokens, including those read from the provider's cache."""
     output: int = 0
     cached: int = 0
     """Input tokens read from the provider's cache."""
@@ -168,12 +168,12 @@ class Usage(msgspec.Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """Input and output."""
+        """Input and output tokens together."""
         return self.input + self.output
 
 
 class SentPart(msgspec.Struct, frozen=True):
-    """The request was sent: its body without secrets, and the headers of the answer."""
+    """The request was sent. Has its body without secrets, and the headers of the response."""
 
     body: bytes
     headers: dict[str, str]
@@ -184,13 +184,13 @@ class SentPart(msgspec.Struct, frozen=True):
 
 
 class TextPart(msgspec.Struct, frozen=True):
-    """More of the text."""
+    """A piece of the answer's text."""
 
     text: str
 
 
 class ThinkingPart(msgspec.Struct, frozen=True):
-    """More of the model's thinking. Shown to people, never part of the answer."""
+    """A piece of the model's thinking. It is shown to people and never part of the answer."""
 
     text: str
 
@@ -205,7 +205,7 @@ class CallPart(msgspec.Struct, frozen=True):
 
 
 class UsagePart(msgspec.Struct, frozen=True):
-    """Tokens that the request used. The last one counts."""
+    """Token counts of the request. If there are several, the last one counts."""
 
     usage: Usage
 
@@ -225,7 +225,7 @@ class Offered(msgspec.Struct, frozen=True):
 
     tool: Tool[Any, Any]
     deferred: bool = False
-    """Whether it was added to a conversation that had already begun."""
+    """Whether the tool was added to a conversation that had already begun."""
 
 
 class ModelRequest(msgspec.Struct, frozen=True):
@@ -239,34 +239,34 @@ class ModelRequest(msgspec.Struct, frozen=True):
     temperature: float | None = None
     max_tokens: int | None = None
     stream: bool = False
-    """Whether the answer is streamed to somebody while it is written."""
+    """Whether the answer is streamed while it is written."""
     must_call: bool = False
-    """Whether the answer has to be a call."""
+    """Whether the model must answer with a call."""
 
 
 class Price(msgspec.Struct, frozen=True):
-    """US dollars for a million tokens."""
+    """Prices in US dollars for a million tokens."""
 
     input: Decimal
     output: Decimal
     cached: Decimal | None = None
-    """For input from the provider's cache; None if it costs the same as other input."""
+    """Price of input from the provider's cache; None if it costs the same as other input."""
 
 
 class Traits(msgspec.Struct, frozen=True):
     """What a model's provider supports, and its price."""
 
     price: Price | None = None
-    """None: look it up in the price table."""
+    """None to look it up in the price table."""
 
     native_output: bool = False
-    """Whether it can enforce a JSON Schema. Otherwise the answer is requested as a tool call."""
+    """Whether the provider can enforce a JSON Schema. Otherwise the answer is requested as a tool call."""
     defers_tools: bool = False
-    """Whether tools can be added to a conversation without losing its cache."""
+    """Whether tools can be added to a conversation without losing the provider's cache of it."""
 
 
 class Model(Protocol):
-    """A model: one method, a stream of parts.
+    """A model: a name, its traits, and one method that returns a stream of parts.
 
     The stream ends in a `StopPart`, or raises a `ModelError`. Ending it early, by cancellation or
     `aclose()`, closes the connection.
@@ -274,7 +274,7 @@ class Model(Protocol):
 
     @property
     def name(self) -> str:
-        """`provider:name`."""
+        """The model's name in the form `provider:name`."""
         ...
 
     @property

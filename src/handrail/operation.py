@@ -54,10 +54,10 @@ class Home:
             raise ContextExpired(self.call)
 
     def close(self) -> None:
-        """End the call. Must be called on the loop's own thread."""
+        """End the call's operations and refuse later ones. Must be called on the loop's own thread."""
         self.closed = True
         if self._live:
-            # The members of a gather are left to the gather, which ends them once and waits for them.
+            # The members of a gather are left to the gather, which ends each of them once and waits for them.
             spared = {asyncio.current_task(self.loop), *(self._owned or ())}
             innermost = {scope.task: scope for scope in self._live.values()}
             for task, scope in innermost.items():
@@ -65,7 +65,7 @@ class Home:
                     scope.end()
 
     async def run(self, operation: Operation[T], factory: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run an operation's work; closing the home ends it."""
+        """Run an operation's work. Closing the home ends it."""
         self.check()
         if asyncio.get_running_loop() is not self.loop:
             raise OperationError(
@@ -94,7 +94,7 @@ class Home:
 
     @contextlib.contextmanager
     def own(self, tasks: Sequence[asyncio.Task[Any]]) -> Generator[None]:
-        """While active, closing the home leaves these tasks to their owner."""
+        """Leave these tasks to their owner if the home is closed during the block."""
         owned = self._owned
         if owned is None:
             owned = self._owned = set()
@@ -141,7 +141,7 @@ class Operation(Coroutine[Any, Any, T]):
         return self
 
     def wait(self) -> T:
-        """Run to the end from synchronous code, and return its value or raise its error.
+        """Run to the end from synchronous code, and return the operation's value or raise its error.
 
         Inside a call it runs on the call's own loop, from any thread. In a script it runs on one
         background loop that all operations share. Ctrl-C cancels it, waits for its cleanup, and then
@@ -169,7 +169,7 @@ class Operation(Coroutine[Any, Any, T]):
         return home.run(self, factory)
 
     def give_up(self) -> Callable[[], Coroutine[Any, Any, T]]:
-        """Transfer the work to another operation. This one counts as used."""
+        """Hand the work over to another operation. This operation then counts as used."""
         factory, home = self._take(), self.home
         return factory if home is None else lambda: home.run(self, factory)
 
@@ -223,7 +223,7 @@ class Operation(Coroutine[Any, Any, T]):
             self._factory = None
             raise error
         if _current_task() is not self._task:
-            raise error  # the cancel was meant for a second task of this operation, which has not started
+            raise error  # the cancellation was meant for a second task of this operation, which has not started
         try:
             return self._running.throw(error)
         except BaseException:
@@ -239,7 +239,7 @@ class Operation(Coroutine[Any, Any, T]):
         if self._in_task or _is_a_tasks(self):
             # From Python 3.12 on, the repr of a task tests its coroutine like this.
             return True  # pyright: ignore[reportGeneralTypeIssues]  # for a type checker there is none
-        self._factory = None  # the error says enough; suppress the warning
+        self._factory = None  # the error says enough, so no warning is needed
         raise OperationHasNoTruth(
             self.name,
             "it was used as a condition, but it has not run yet and has no truth value. "
@@ -269,11 +269,11 @@ class Operation(Coroutine[Any, Any, T]):
 
 
 def _is_a_tasks(operation: Operation[Any]) -> bool:
-    """Whether a task of the running loop was made of this operation."""
+    """Return whether a task of the running loop was made from this operation."""
     try:
         tasks = asyncio.all_tasks()
     except RuntimeError:
-        return False  # no loop runs here
+        return False  # no loop is running here
     return any(task.get_coro() is operation for task in tasks)
 
 
@@ -289,7 +289,7 @@ def _instance(kind: type[BaseException], value: BaseException | object) -> BaseE
 
 
 async def _begun(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Start the work on its loop, not on the waiting thread."""
+    """Start the work on its loop instead of on the waiting thread."""
     return await begin()
 
 
@@ -303,7 +303,7 @@ class Done:
         yield  # makes this a generator, as the protocol requires
 
     def wait(self) -> None:
-        """Do nothing: it has already happened."""
+        """Do nothing, because the work is already done."""
 
 
 DONE = Done()
@@ -324,9 +324,8 @@ def gather(*operations: Awaitable[T]) -> Operation[tuple[T, ...]]: ...
 def gather(*operations: Awaitable[Any]) -> Operation[tuple[Any, ...]]:
     """Run several operations concurrently and return their values in order.
 
-    Structured: if one fails or is cancelled, the others are cancelled **and awaited** before its error
-    is raised, so nothing is left running. The operations belong to this one and can't be used apart
-    from it.
+    If one fails or is cancelled, the others are cancelled **and awaited** before its error is raised, so
+    nothing is left running. The operations then belong to this one and can't be used separately.
     """
     members = [each if isinstance(each, Operation) else _as_operation(each) for each in operations]
     home = next((each.home for each in members if each.home is not None), None)
@@ -371,7 +370,7 @@ async def _gather(
         finally:
             await cancel_and_await(tasks)
     if failed is not None:
-        failed.result()  # raises what it raised, CancelledError included
+        failed.result()  # raises the task's error, including CancelledError
     return tuple(task.result() for task in tasks)
 
 
@@ -389,6 +388,6 @@ async def cancel_and_await(tasks: Sequence[asyncio.Task[Any]]) -> None:
         unfinished = [task for task in unfinished if not task.done()]
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # retrieved and dropped: the tasks were cancelled on purpose
+            task.exception()  # retrieved and dropped, because the tasks were cancelled on purpose
     if cancelled is not None:
         raise cancelled

@@ -53,7 +53,7 @@ _INSIDE: dict[PlaceKind, tuple[PlaceKind, ...]] = {
     "answer": (),
     "advice": (),
 }
-"""What a place of each kind may contain."""
+"""The kinds of steps that a place of each kind may contain."""
 
 _STEP = re.compile(r"([./~!#@])([1-9][0-9]*)|([-=])|\?(?:([1-9][0-9]*)\Z|([\s\S]+))")
 _NESTED_RUN = re.compile(r"(?:(?:\.[1-9][0-9]*[-=]?~[1-9][0-9]*)+/[1-9][0-9]*)+\Z")
@@ -61,19 +61,19 @@ _LEADING_CALL = re.compile(r"\.([1-9][0-9]*)")
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A step of a run and everything around it. `Place()` is the run itself."""
+    """One step of a run, with the places around it. `Place()` is the run itself."""
 
     parent: Place | None = None
     kind: PlaceKind = "run"
     number: int = 0
-    """1-based, in the order of the run; 0 if it is not counted."""
+    """1-based, in the order of the run; 0 for a step that is not counted."""
     name: str = ""
-    """Name of a question that has one instead of a number."""
+    """The name of a question that has a name instead of a number."""
 
     # Text forms.
 
     def __str__(self) -> str:
-        """The text that tells attempts apart: for journal keys and question ids."""
+        """Return the text with attempts, for journal keys and question ids."""
         return self._text(attempts=True)
 
     def __repr__(self) -> str:
@@ -81,7 +81,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """The text without attempts: the same however often something is tried."""
+        """The text without attempts. It stays the same however often something is tried."""
         return self._text(attempts=False)
 
     def _text(self, attempts: bool) -> str:
@@ -96,7 +96,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Place:
-        """The place with this text. `ValueError` if no place has it."""
+        """Return the place with this text. Raises `ValueError` if no place has it."""
         place, at = RUN, 0
         while at < len(text):
             step = _STEP.match(text, at)
@@ -113,36 +113,36 @@ class Place(msgspec.Struct, frozen=True):
         return place
 
     def id(self, run_id: str) -> str:
-        """The id of what happened here: of a question, a nested run, a ticket."""
+        """Return the id of what happened here: a question, a nested run or a ticket."""
         return f"{run_id}{self}"
 
     @classmethod
     def from_id(cls, id: str, run_id: str) -> Place:
-        """The place of an id in the run `run_id`. `ValueError` if it is not in that run."""
+        """Return the place of an id in the run `run_id`. Raises `ValueError` if the id is not in that run."""
         if not id.startswith(run_id):
             raise ValueError(f"{id!r} is not in the run {run_id!r}")
         return cls.parse(id[len(run_id) :])
 
     def prefix(self, run_id: str = "") -> str:
-        """What the ids of everything inside the attempts at this call begin with, and no others."""
+        """Return the prefix that the ids of everything inside the attempts at this call have, and no other ids."""
         return f"{run_id}{self}{_SIGNS['attempt']}"
 
     # Steps.
 
     def child(self, number: int) -> Place:
-        """Call `number` of a run, or verb `number` of an attempt."""
+        """Return the place of call `number` of a run, or of verb `number` of an attempt."""
         return self._step("call", number)
 
     def attempt(self, number: int) -> Place:
-        """Attempt `number` at a call, a compensation or a probe."""
+        """Return the place of attempt `number` at a call, a compensation or a probe."""
         return self._step("attempt", number)
 
     def nested_run(self, number: int) -> Place:
-        """The run started by verb `number` of an attempt."""
+        """Return the place of the run started by verb `number` of an attempt."""
         return self._step("run", number)
 
     def question(self, which: int | str) -> Place:
-        """The question asked by a verb of an attempt, by its number or its name."""
+        """Return the place of the question asked by a verb, by the verb's number or the question's name."""
         if isinstance(which, int):
             return self._step("question", which)
         if not which or which.isdecimal():
@@ -150,25 +150,25 @@ class Place(msgspec.Struct, frozen=True):
         return self._step("question", 0, which)
 
     def approval(self, number: int) -> Place:
-        """Approval `number` that the gate asked for in an attempt."""
+        """Return the place of approval `number` that the gate asked for in an attempt."""
         return self._step("approval", number)
 
     def answer(self, number: int) -> Place:
-        """Answer `number` of the model of a run."""
+        """Return the place of answer `number` of a run's model."""
         return self._step("answer", number)
 
     def advice(self, number: int) -> Place:
-        """The `number`th time the advisers of a run were heard."""
+        """Return the place of the `number`th time that a run's advisers were heard."""
         return self._step("advice", number)
 
     @property
     def compensation(self) -> Place:
-        """What undoes the call at this place."""
+        """The place of the compensation that undoes the call at this place."""
         return self._step("compensation", 0)
 
     @property
     def probe(self) -> Place:
-        """What finds out whether the interrupted call at this place happened."""
+        """The place of the probe that finds out whether the interrupted call at this place happened."""
         return self._step("probe", 0)
 
     def _step(self, kind: PlaceKind, number: int, name: str = "") -> Place:
@@ -176,18 +176,18 @@ class Place(msgspec.Struct, frozen=True):
             raise ValueError(f"there is no {kind} in the {self.kind} at {str(self)!r}")
         return Place(self, kind, number, name)
 
-    # What is around it.
+    # The places around it.
 
     @property
     def parents(self) -> Iterator[Place]:
-        """The places around this one, nearest first; the run itself is last."""
+        """The places around this one, nearest first, ending with the run itself."""
         place = self.parent
         while place is not None:
             yield place
             place = place.parent
 
     def within(self, other: Place) -> bool:
-        """Whether this place is `other` or lies inside it."""
+        """Return whether this place is `other` or lies inside it."""
         place: Place | None = self
         while place is not None:
             if place == other:
@@ -196,7 +196,7 @@ class Place(msgspec.Struct, frozen=True):
         return False
 
     def attempt_at(self, call: Place) -> int | None:
-        """The attempt at `call` that this place lies in; None if it lies in none."""
+        """Return the number of the attempt at `call` that this place lies in; None if it lies in none."""
         found: int | None = None
         place: Place | None = self
         while place is not None:
@@ -208,7 +208,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def run(self) -> Place:
-        """The nearest run around this place: nested, or the run itself."""
+        """The nearest run around this place: a nested run, or the run itself."""
         return next((each for each in self.parents if each.kind == "run"), RUN)
 
     @property
@@ -221,7 +221,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def outermost_call(self) -> Place | None:
-        """The call of the run itself that this place is or lies in; None for what belongs to the run."""
+        """The run's own call that this place is or lies in; None if the place belongs to the run itself."""
         place = self
         while place.parent is not None and place.parent.parent is not None:
             place = place.parent
@@ -232,37 +232,37 @@ RUN = Place()
 """The place of a run itself."""
 
 
-# Ids made of a run's id and a place.
+# Ids that consist of a run's id and a place.
 
 
 def is_in_run(id: str, run_id: str) -> bool:
-    """Whether `id` is the run's own, or that of something in one of its calls."""
+    """Return whether `id` is the run's own, or the id of something in one of its calls."""
     return id == run_id or id.startswith(f"{run_id}{_SIGNS['call']}")
 
 
 def split_run_id(id: str) -> tuple[str, Place]:
-    """The outermost run of a nested run's id, and the nested run's place in it."""
+    """Return the outermost run's id in a nested run's id, and the nested run's place in that run."""
     found = _NESTED_RUN.search(id)
     at = len(id) if found is None else found.start()
     return id[:at], Place.parse(id[at:])
 
 
 def leading_call(text: str) -> int | None:
-    """The number of the call that a key or a place begins with; None if it belongs to the run itself."""
+    """Return the number of the call that a key or a place begins with; None if it belongs to the run itself."""
     found = _LEADING_CALL.match(text)
     return None if found is None else int(found[1])
 
 
-# Ids of inner calls: they extend the id of the call around them.
+# Ids of inner calls. They extend the id of the outer call.
 
 
 def inner_call_id(call_id: str, attempt: int, number: int) -> str:
-    """The id of inner call `number` in an attempt at the call `call_id`."""
+    """Return the id of inner call `number` in an attempt at the call `call_id`."""
     return f"{call_id}.{number}" if attempt == 1 else f"{call_id}~{attempt}.{number}"
 
 
 def outer_call_ids(call_id: str) -> Iterator[tuple[str, int, int]]:
-    """The calls that the call `call_id` may be inside of, each with the attempt and the number in it.
+    """Yield the calls that may contain the call `call_id`, each with the attempt and the number in it.
 
     Ids of outer calls are chosen by models and may themselves end like a later attempt, so there may be two.
     """

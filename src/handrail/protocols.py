@@ -1,7 +1,7 @@
 """The seams: protocols through which one layer uses another without knowing its implementation.
 
 Everything that reaches the outside world (a model, a person, a disk, a record) goes through one of these, and
-each has a public fake: `ScriptedModel`, `MemoryFilesystem`, `MemoryJournal`, and those of `handrail.testing`.
+each has a public fake: `ScriptedModel`, `MemoryFilesystem`, `MemoryJournal`, and those in `handrail.testing`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 RunMode = Literal["user", "agent", "headless"]
-"""Who is on the other side: a person, a model in a person's place, or nobody."""
+"""Who answers a run's questions: a person, a model in a person's place, or nobody."""
 
 # --- state -------------------------------------------------------------------------------------
 
@@ -55,23 +55,23 @@ class Slice(Protocol[T_co]):
     def all(self) -> tuple[T_co, ...]: ...
     def where(self, predicate: Callable[[Any], bool], /) -> tuple[T_co, ...]: ...
     def get(self, key: Hashable, /) -> T_co | None:
-        """The item with this key, in a slice that is kept by key."""
+        """Return the item with this key, in a slice whose items are kept by key."""
         ...
 
     def __len__(self) -> int: ...
 
 
 class EventBus(Protocol):
-    """Where facts are published. Subscribers are isolated from each other and from the run."""
+    """Where facts are published. Subscribers can't affect each other or the run."""
 
     def publish(self, event: object, /) -> None: ...
     def subscribe(self, kind: type[T], listener: Callable[[T], None], /) -> Callable[[], None]:
-        """Call `listener` with every event of that type; what is returned ends the subscription."""
+        """Call `listener` with every event of this type. Returns a function that unsubscribes it."""
         ...
 
 
 class SessionView(Protocol):
-    """What a tool may do with the session: read and dispatch, never restore or commit."""
+    """The session as a tool may use it: read and dispatch, never restore or commit."""
 
     @property
     def id(self) -> str: ...
@@ -83,16 +83,16 @@ class SessionView(Protocol):
     def dispatcher(self) -> EventBus: ...
     def __getitem__(self, kind: type[T], /) -> Slice[T]: ...
     def dispatch(self, event: object, /) -> None:
-        """Reduce an event into the slices. If a reducer raises, the event is undone and the error raised here."""
+        """Reduce an event into the slices. If a reducer raises, the event is undone and the error is raised here."""
         ...
 
 
 class Fork(Protocol):
     """One call's own version of a resource, until it is committed or dropped.
 
-    Committing is in two steps, so that several forks commit together or not at all: every one is
-    prepared, which may refuse, and only then is every one applied, which may not. Once prepared or
-    dropped a fork takes no more reads or writes: they raise `ContextExpired`, from every thread.
+    A commit has two steps, so that several forks commit together or not at all: first every fork is
+    prepared, which may fail, and only then is every fork applied, which may not. Once prepared or
+    dropped, a fork refuses reads and writes from every thread with `ContextExpired`.
 
     Subclass it. The members below `drop` have defaults, for a fork whose changes can't be described.
     """
@@ -100,18 +100,18 @@ class Fork(Protocol):
     __slots__ = ()
 
     is_durable: ClassVar[bool] = False
-    """Whether it is a `DurableFork`."""
+    """Whether this is a `DurableFork`."""
 
     def stale(self) -> Sequence[str]:
-        """What this fork read and somebody else has changed since."""
+        """Return what this fork read and somebody else has changed since."""
         ...
 
     def prepare(self) -> None:
-        """Close the fork and check that it can be applied; `Conflict` names what prevents it."""
+        """Close the fork and check that it can be applied. Raises `Conflict`, which names what prevents it."""
         ...
 
     def apply(self) -> None:
-        """Apply the changes to what was forked. It can't fail and does not wait."""
+        """Apply the changes to the forked resource, without failing or waiting."""
         ...
 
     def drop(self) -> None:
@@ -119,14 +119,14 @@ class Fork(Protocol):
         ...
 
     def seal(self) -> None:
-        """Take no more changes: what is shown now is what is applied."""
+        """Refuse further changes, so that exactly what is shown now is applied later."""
 
     def diff(self) -> str | None:
-        """Return the changes as a person reads them; None if they can't be shown."""
+        """Return the changes as text for a person; None if they can't be shown."""
         return None
 
     def changed_paths(self) -> Sequence[str] | None:
-        """Return the paths of changed files; None if something else may have changed."""
+        """Return the paths of changed files; None if something other than files may have changed."""
         return None
 
     def read_places(self) -> Sequence[str]:
@@ -145,10 +145,10 @@ class Fork(Protocol):
 class DurableFork(Fork, Protocol):
     """A fork of something that outlives the process, such as a folder on disk.
 
-    Nobody can lock the world out: after `prepare` has checked everything somebody may still change
-    a file, and a disk may be full. So such forks are applied before those in memory, and may still
-    refuse; and what they are about to do is written down first, so that a process that starts after a
-    crash can finish it.
+    Other processes can't be locked out: after `prepare` has checked everything, somebody may still change
+    a file, and a disk may be full. So durable forks are applied before those in memory, and may still
+    fail. What they are about to do is written down first, so that a process that starts after a crash can
+    finish it.
     """
 
     __slots__ = ()
@@ -156,43 +156,43 @@ class DurableFork(Fork, Protocol):
     is_durable: ClassVar[bool] = True
 
     def stage(self, call_id: str, /, *, journal: str = "", synced: bool = False) -> Mapping[str, Any] | None:
-        """After `prepare`: write down everything that `apply` needs. None if there is nothing to apply.
+        """Write down everything that `apply` needs, after `prepare`. Returns None if there is nothing to apply.
 
-        What is returned goes into the journal whose id is given, as one of the unit's `files`.
+        The returned manifest goes into the journal with the given id, as one of the unit's `files`.
         """
         ...
 
     def apply(self, *, synced: bool = False) -> None:
-        """Apply the changes. If it raises, nothing has changed."""
+        """Apply the changes. If this raises, nothing has changed."""
         ...
 
     def revert(self) -> None:
-        """Undo what was applied, because another part of the commit failed."""
+        """Undo the applied changes, because another part of the commit failed."""
         ...
 
     def applied(self) -> None:
-        """Called once all parts of the commit are applied: it is final."""
+        """Finish the commit, once all its parts are applied. It can't be reverted any more."""
         ...
 
 
 @runtime_checkable
 class Forkable(Protocol):
-    """A resource that joins a call's transaction: the call works on a fork of it."""
+    """A resource that takes part in a call's transaction: the call works on a fork of it."""
 
     def fork(self, owner: str, /, *, writable: bool = True) -> Any:
-        """A fork for the call named `owner`. Its cost does not depend on the size of the resource.
+        """Return a fork for the call named `owner`. Its cost does not depend on the size of the resource.
 
-        What is returned satisfies the resource's own protocol and `Fork`, and can be forked again.
+        The fork satisfies the resource's own protocol and `Fork`, and can be forked again.
         """
         ...
 
 
 class Resources(Protocol):
-    """Resources that a tool gets by the protocol they satisfy."""
+    """The resources of a run, which a tool gets by the protocol they satisfy."""
 
     def get(self, protocol: type[T], /) -> T: ...
     def open(self, protocol: type[T], /) -> Operation[T]:
-        """The same for a binding whose provider is async."""
+        """Return the resource, as `get` does, for a binding whose provider is async."""
         ...
 
 
@@ -215,14 +215,14 @@ class Match(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Filesystem(Protocol):
-    """Files under one root. Paths are relative, with `/`; nothing leads out of the root."""
+    """Files under one root. Paths are relative, with `/`, and can't lead out of the root."""
 
     def read(self, path: str, /) -> str: ...
     def read_bytes(self, path: str, /) -> bytes: ...
     def write(self, path: str, content: str | bytes, /) -> None: ...
     def append(self, path: str, content: str | bytes, /) -> None: ...
     def edit(self, path: str, old: str, new: str, /, *, all: bool = False) -> int:
-        """Replace the one occurrence of `old`, or all of them; returns how many were replaced."""
+        """Replace the only occurrence of `old`, or all of them. Returns how many were replaced."""
         ...
 
     def list(self, path: str = ".", /) -> Sequence[FileInfo]: ...
@@ -239,17 +239,17 @@ class Filesystem(Protocol):
 
 
 class CancelSignal(Protocol):
-    """Whether the call has been cancelled."""
+    """Tells a tool whether its call has been cancelled."""
 
     @property
     def cancelled(self) -> bool: ...
     def wait(self) -> Operation[None]:
-        """Ends once the call is cancelled."""
+        """Wait until the call is cancelled."""
         ...
 
 
 class Heartbeat(Protocol):
-    """The lease of the job this call runs in."""
+    """Renews the lease on the job this call runs in."""
 
     def beat(self) -> None: ...
     @property
@@ -257,15 +257,15 @@ class Heartbeat(Protocol):
 
 
 class BudgetTracker(Protocol):
-    """What may still be spent by this run, within the budgets of all runs above it."""
+    """What this run may still spend, within the budgets of all runs above it."""
 
     def remaining(self) -> Mapping[str, float]:
-        """What is left of each limited unit. Units without a limit are left out."""
+        """Return what remains of each limited unit. Units without a limit are left out."""
         ...
 
 
 class CostTracker(Protocol):
-    """What has been spent by this run and everything below it."""
+    """What this run and everything below it have spent."""
 
     def spent(self) -> Mapping[str, Decimal]: ...
 
@@ -274,7 +274,7 @@ class CostTracker(Protocol):
 
 
 class PolicyDecision(msgspec.Struct, frozen=True):
-    """Allow, deny with a reason, or ask for approval."""
+    """The decision of a policy: allow, deny with a reason, or ask for approval."""
 
     kind: Literal["allow", "deny", "ask"]
     reason: str = ""
@@ -285,12 +285,12 @@ class PolicyDecision(msgspec.Struct, frozen=True):
 
     @staticmethod
     def deny(reason: str) -> PolicyDecision:
-        """Refuse the call. The model is told the reason: say what to do instead."""
+        """Refuse the call. The model is told the reason, which should say what to do instead."""
         return PolicyDecision("deny", reason)
 
     @staticmethod
     def ask(reason: str = "") -> PolicyDecision:
-        """Let the call run if a person approves it. They are shown the reason."""
+        """Let the call run if a person approves it. The person is shown the reason."""
         return PolicyDecision("ask", reason)
 
 
@@ -298,7 +298,7 @@ _ALLOW = PolicyDecision("allow")
 
 
 class ToolPolicy(Protocol):
-    """A rule about which calls may run. All policies must allow; one that raises denies."""
+    """A rule about which calls may run. All policies must allow a call; a policy that raises denies it."""
 
     @property
     def name(self) -> str: ...
@@ -308,33 +308,33 @@ class ToolPolicy(Protocol):
     def on_result(
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> Awaitable[None] | None:
-        """Called after a success, before the commit. Raising fails the call and undoes it."""
+        """Handle a successful result, before it is committed. Raising fails the call and undoes it."""
         ...
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person is asked to approve. The digest covers all of it."""
+    """What a person is asked to approve. The question's digest covers all of it."""
 
     question: Question
     tool: str
     arguments: Any
     diff: str = ""
     scopes: tuple[str, ...] = ()
-    """Scopes beyond this one call that the decision can be made for, in words, the narrowest first."""
+    """Texts of the scopes beyond this one call that the decision can be made for, narrowest first."""
     recall: ApprovalRecall | None = None
     """What the session remembers about this request."""
     through: Callable[[Environment], Asker] | None = None
-    """How the call that needs it asks an environment; None to ask it directly."""
+    """How the call that needs the approval asks an environment; None to ask the environment directly."""
 
 
 class ApprovalRecall(Protocol):
-    """What a session remembers about one request. A broker looks here before it asks a person."""
+    """What a session remembers about one request. A broker checks this before it asks a person."""
 
     used: ApprovalRemembered | None
     """Set by the broker to the remembered decision that decided the request, if one did."""
 
     def find(self) -> ApprovalRemembered | None:
-        """The decision that covers the request. Denials come before approvals."""
+        """Return the remembered decision that covers the request. Denials take precedence over approvals."""
         ...
 
     def keep(self, approved: bool, reason: str, by: str, scope: str | None = None) -> None:
@@ -342,7 +342,7 @@ class ApprovalRecall(Protocol):
         ...
 
     def when_covered(self, wake: Callable[[], object], /) -> Callable[[], None]:
-        """Call `wake` once a remembered decision covers the request; returns a function that stops this."""
+        """Call `wake` once a remembered decision covers the request. Returns a function that stops this."""
         ...
 
 
@@ -354,27 +354,27 @@ class DecisionBook(Protocol):
         ...
 
     async def read(self) -> None:
-        """Tell the session of decisions that were recorded since, by any process."""
+        """Add the decisions that any process has recorded since the last read to the session."""
         ...
 
 
 class ApprovalController(Protocol):
-    """The approvals of a run as its tools see them: read-only. Only people decide."""
+    """The run's approvals as its tools see them: read-only. Only people decide."""
 
     @property
     def mode(self) -> str | None:
-        """`interactive`, `approve_all` or `strict`; None if no mode was chosen."""
+        """The approval mode, `interactive`, `approve_all` or `strict`; None if no mode was chosen."""
         ...
 
     def list(self) -> tuple[ApprovalRemembered, ...]:
-        """The remembered decisions of this session that were not revoked."""
+        """Return the remembered decisions of this session that were not revoked."""
         ...
 
 
 class ApprovalBroker(Protocol):
-    """Decides, at the root of a run, what policies ask about.
+    """Decides, at the root of a run, the requests that policies make.
 
-    One with `shows_previews` true is asked about a staged call after it ran in its fork, with a diff.
+    If `shows_previews` is true, it is asked about a staged call after the call ran in its fork, with a diff.
     """
 
     async def decide(self, request: ApprovalRequest, /) -> Approval: ...
@@ -390,37 +390,37 @@ class Asker(Protocol):
 
 
 class Environment(ABC):
-    """Who is on the other side: browser, terminal, MCP client, model, nobody.
+    """Who takes part in a run and answers its questions: a browser, terminal, MCP client, model, or nobody.
 
-    Subclass it, and define whose place it takes (`run_mode`) and how it asks (`ask`). The other members
-    declare what else it can do.
+    Subclass it, and define who answers (`run_mode`) and how to ask (`ask`). The other members declare what
+    else the environment can do.
     """
 
     run_mode: RunMode = "headless"
     parks: bool = False
-    """Whether it leaves questions open: a run in which everything waits may then be parked."""
+    """Whether it leaves questions open. If so, a run in which everything waits may be parked."""
     keeps_secrets: bool = False
-    """Whether a call that was given a secret may wait for it too. Such a run stays in memory."""
+    """Whether a call that was given a secret may also wait for an open question. Its run then stays in memory."""
     prompt_model: Callable[[Any], PromptModel] | None = None
-    """Makes the verb `prompt_model` of a call; None for the model of the run."""
+    """Makes a call's verb `prompt_model`; None to use the run's own model."""
     adapter: Callable[[Any], BoundAdapter] | None = None
-    """Makes the adapter of a call, in a run that has none."""
+    """Makes a call's adapter, in a run that has none."""
 
     @abstractmethod
     async def ask(self, question: Question, /) -> Answer | None:
         """Ask a question and return the answer.
 
-        None leaves the question open: its answer comes through the journal, and the run may be parked
-        meanwhile.
+        Returning None leaves the question open: its answer comes through the journal, and the run may be
+        parked meanwhile.
         """
 
     def run_started(self, parking: Parking) -> None:  # noqa: B027  # by default there is nothing to do
-        """A run that may be parked begins here. Called on the run's loop."""
+        """Handle the start of a run that may be parked. Called on the run's loop."""
 
     def run_waiting(self, parking: Parking) -> None:
-        """Everything in the run waits for an answer: park it, or leave it in memory.
+        """Handle a run in which everything waits for an answer: park it, or leave it in memory.
 
-        Called on the run's loop, again after each question that was asked or is over. By default the run
+        Called on the run's loop, and again whenever a question has been asked or is over. By default the run
         is parked as soon as it may be.
         """
         parking.park()
@@ -436,9 +436,9 @@ class NestedArguments(TypedDict, total=False):
 
 
 class BoundAdapter(Protocol):
-    """The adapter of this run as a call sees it.
+    """The run's adapter as a call sees it.
 
-    What it evaluates is part of the call: it has the call's session, bus, resources, broker, journal
+    Its evaluations are part of the call: they use the call's session, bus, resources, broker, journal
     and place in the tree; `deadline` and `budget` can only be tighter than the call's own.
     """
 
@@ -455,26 +455,26 @@ class BoundAdapter(Protocol):
 
 
 class Workers(Protocol):
-    """The workers that calls of one run may call, beside the tools offered to its model."""
+    """The workers that the calls of one run may call, in addition to the tools offered to its model."""
 
     def find(self, name: str, call: Any, /) -> Tool[Any, Any] | None:
-        """The worker of this name as a tool; None if the run may not call it."""
+        """Return the worker with this name as a tool; None if the run may not call it."""
         ...
 
     def why_not(self, name: str, /) -> str:
-        """Why a worker can't be called: it does not exist, or the run may not call it."""
+        """Return why a worker can't be called: it does not exist, or the run may not call it."""
         ...
 
     def arguments(self, input: Any, attachments: Sequence[Any], /) -> Mapping[str, Any]:
-        """The arguments with which a worker is called as a tool."""
+        """Return the arguments with which a worker is called as a tool."""
         ...
 
 
 class WorkerSource(Protocol):
-    """Where a run's workers come from: a registry, or one worker of it."""
+    """Where a run's workers come from: a registry, or one of its workers."""
 
     def enter(self, frame: Any, /) -> AbstractContextManager[None]:
-        """Give the run of this frame its workers, for as long as it lasts."""
+        """Give the frame's run its workers during the block."""
         ...
 
 
@@ -485,7 +485,7 @@ class PromptView(Protocol):
     def name(self) -> str: ...
     @property
     def sections(self) -> Sequence[Any]:
-        """The unrendered tree."""
+        """The unrendered tree of sections."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""Questions to people and their answers: the mechanism under approvals, `wait_for` and handoffs.
+"""Questions to people and their answers, on which approvals, `wait_for` and handoffs are built.
 
-A question is plain data, so that it can be shown anywhere, kept for days, and answered in another
-process than the one that asked.
+A question is plain data, so that it can be shown anywhere, kept for days, and answered in a process
+other than the one that asked.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ class DecisionKeys(msgspec.Struct, frozen=True, kw_only=True):
     words: str
     """A description of this request, for lists of remembered decisions."""
     exact: str
-    """The key for approving exactly this request; the next field is the key for denying it."""
+    """The key for approving exactly this request. The next field is the key for denying it."""
     any_diff: str
     scopes: dict[str, str]
-    """The offered scopes as text, with their keys, narrowest first."""
+    """Maps the text of each offered scope to its key, narrowest first."""
     run_context: RunContext
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """Something a run needs to know from a person.
+    """Something that a run needs to know from a person.
 
-    `digest` is keyed and covers everything the answer is about. An answer carries it back, which proves
+    `digest` is keyed and covers everything the answer is about. An answer carries the same digest, which proves
     that it answers what was shown.
     """
 
     id: str
     kind: QuestionKind
     name: str
-    """The asker's name for it: a `wait_for` kind, a permission, a handoff's name."""
+    """The asker's name for the question: a `wait_for` kind, a permission, or a handoff's name."""
     message: str
     payload: Any
-    """What to show: plain JSON, nothing secret."""
+    """What to show, as plain JSON without secrets."""
     schema: dict[str, Any]
     """The JSON Schema that an answer must match."""
     digest: str
     principal: str
-    """Who may answer."""
+    """The principal who may answer."""
     asked_by: tuple[str, ...]
     """The path of calls that leads to the asker, outermost first."""
     call_id: str
     asked_at: datetime
     expires_at: datetime | None = None
     run_id: str = ""
-    """The outermost run that waits for it."""
+    """The outermost run that waits for the answer."""
     decision_keys: DecisionKeys | None = None
-    """For an approval whose answer can be remembered. Recorded, never shown."""
+    """Keys for an approval whose answer can be remembered. Recorded, never shown."""
     secret: bool = False
-    """Whether its answer may contain a secret. It is recorded masked, and accepted only while the asker waits."""
+    """Whether the answer may contain a secret. It is then recorded masked, and accepted only while the asker waits."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,4 +77,4 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     value: Any = None
     reason: str = ""
     seal: str = ""
-    """For a recorded answer whose value is masked: a digest of the real value. Set by the journal only."""
+    """For a recorded answer whose value is masked, a digest of the actual value. Only the journal sets it."""

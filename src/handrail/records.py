@@ -1,6 +1,6 @@
 """The records of a journal: runs, what happened in them, their questions and decisions.
 
-Plain data, so that another process, or a later version, can read them.
+They are plain data, so that another process, or a later version, can read them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from handrail.question import Answer, Question
 
 RunStatus = Literal["running", "parked", "done", "failed", "cancelled"]
-"""A run whose process died is also `running`; its lease tells them apart."""
+"""The status of a run. A run whose process died is still `running`; its lease shows that it has no live owner."""
 
 OVER: frozenset[RunStatus] = frozenset(("done", "failed", "cancelled"))
 
@@ -30,19 +30,20 @@ EntryKind = Literal[
     "deadline",
     "approval",
 ]
-"""`undoing`: a call is being undone. `undone`: it has been; the key is the call's id. `told`: the model was told so.
+"""The kinds of entries in a run's record.
 
+`undoing`: a call is being undone. `undone`: it has been; the key is the call's id. `told`: the model was told so.
 `deadline`: the run's deadline, which was paused for people. `approval`: what a remembered decision decided at this
 place, so that a resumed run decides the same.
 """
 
 
 Mark = tuple[float, str]
-"""The end of a page: when its last row began or was changed, and its id, since times may be equal."""
+"""The end of a page: when its last row began or was changed, and that row's id, since times may be equal."""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run began. It never changes."""
+    """How a run began. This record never changes."""
 
     id: str
     session_id: str
@@ -53,7 +54,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     began_at: float
     """Seconds since 1970."""
     begin: bytes = b""
-    """What the loop needs to begin the same way again; only the adapter reads it."""
+    """What the adapter needs to begin the run in the same way again. Only the adapter reads it."""
     app: str = ""
     """Where to find the prompt: a worker's file, or `module:name`."""
     code: str = ""
@@ -62,7 +63,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mark(self) -> Mark:
-        """Its position among other runs."""
+        """The run's position among other runs."""
         return self.began_at, self.id
 
 
@@ -72,15 +73,15 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     record: RunRecord
     status: RunStatus
     owner: str = ""
-    """The process that owns it; "" for none."""
+    """The process that owns the run; "" for none."""
     leased_until: float = 0.0
     changed_at: float = 0.0
     outcome: bytes = b""
-    """The outcome, once it is over; only the adapter reads it."""
+    """The run's outcome, once it is over. Only the adapter reads it."""
     questions: int = 0
-    """Number of its open questions."""
+    """The number of the run's open questions."""
     stopping: bool = False
-    """Whether its owner has been asked to cancel it."""
+    """Whether the run's owner has been asked to cancel it."""
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,11 +90,11 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str
     runs: int
     changed_at: float
-    """When a run of it last began, was taken or was left."""
+    """When a run of the session last began, was taken or was left."""
     first: RunRecord
     newest: RunRow
     questions: int = 0
-    """Number of open questions of all its runs."""
+    """The number of open questions in all runs of the session."""
 
     @property
     def began_at(self) -> float:
@@ -101,12 +102,12 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mark(self) -> Mark:
-        """Its position among other sessions."""
+        """The session's position among other sessions."""
         return self.changed_at, self.session_id
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One thing that happened in a run. Its key is a place in the run or a call's id, never random."""
+    """Something that happened in a run. The key is a place in the run or a call's id, and is never random."""
 
     kind: EntryKind
     key: str
@@ -123,26 +124,26 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
     result: bytes = b""
     effects: Sequence[str] = ()
     files: Sequence[Mapping[str, Any]] = ()
-    """What to do to each folder once this is recorded: the manifests of its durable forks."""
+    """What to do to each folder once the call is recorded: the manifests of its durable forks."""
     session_id: str = ""
     place: str = ""
-    """Where in the run it was called; the same when the run is resumed."""
+    """The place of the call in its run. It is the same when the run is resumed."""
     tool: str = ""
     arguments: str = ""
     status: str = "ok"
     at: float = 0.0
-    """When it began, in seconds since 1970."""
+    """When the call began, in seconds since 1970."""
     seconds: float = 0.0
     reads: Sequence[str] = ()
-    """The slices and paths it read: `slice Plan`, `file docs/a.md`."""
+    """The slices and paths that the call read, such as `slice Plan` or `file docs/a.md`."""
     writes: Sequence[str] = ()
     diff: str = ""
     charged: bool = True
-    """Whether it counts towards a budget of tool calls."""
+    """Whether the call counts towards a budget of tool calls."""
     root: str = ""
-    """The folder its paths are relative to, if it is a real one."""
+    """The folder that the call's paths are relative to, if it is on disk."""
     decision: str = ""
-    """What policies decided: `allow`, `ask: why`, or `deny`; "" without policies."""
+    """The policies' decision: `allow`, `ask: why`, or `deny`; "" without policies."""
 
 
 class QuestionRecord(msgspec.Struct, frozen=True):
@@ -155,25 +156,25 @@ class QuestionRecord(msgspec.Struct, frozen=True):
 
 
 class RunCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a journal holds of a run, to be added to a journal under another id."""
+    """Everything a journal holds about a run, to be added to a journal under another id."""
 
     row: RunRow
     entries: Sequence[Entry] = ()
     units: Sequence[CommitUnit] = ()
     steps: Sequence[tuple[str, bytes | None]] = ()
-    """Settled values by key; None where the outcome is unknown."""
+    """Settled values by key; None if the outcome is unknown."""
     blobs: Sequence[bytes] = ()
-    """The bytes the run refers to."""
+    """The blobs that the run refers to."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """A remembered approval or denial of a session, or its revocation."""
+    """A remembered approval or denial in a session, or its revocation."""
 
     session_id: str
     principal: str
     kind: Literal["remembered", "revoked"]
     id: str
-    """The id of the decision, also for its revocation."""
+    """The id of the decision. Its revocation has the same id."""
     at: float
     body: bytes
-    """The fact, as sessions write facts."""
+    """The fact, encoded as sessions encode facts."""

@@ -1,8 +1,8 @@
 """Threads and event loops: run a function in a thread, or a coroutine on a loop from a thread.
 
 The number of threads for synchronous handlers is unlimited. A handler may wait for another handler,
-so any limit is a depth at which that deadlocks. They are daemons, because a handler that outlived its
-timeout must not keep the program alive.
+so any limit would cause a deadlock at some depth. The threads are daemons, because a handler that
+outlives its timeout must not keep the program alive.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from handrail.errors import LoopGone
 T = TypeVar("T")
 
 _IDLE_SECONDS = 30.0
-"""How long an idle thread is kept for its next job."""
+"""How long an idle thread is kept for its next job, in seconds."""
 
 
 async def run_in_thread(function: Callable[[], T]) -> T:
-    """Run `function` in a thread and return or raise its outcome.
+    """Run `function` in a thread and return its value or raise its error.
 
     Context variables are passed on. If the awaiting task is cancelled, the thread is abandoned, not
     stopped, and its later result is dropped.
@@ -44,7 +44,7 @@ async def run_in_thread(function: Callable[[], T]) -> T:
 
 
 async def call_either(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Call an async function here, or a plain one in a thread."""
+    """Call an async function in this task, or a plain function in a thread."""
     if inspect.iscoroutinefunction(function):
         return await function(*given, **named)
     value = await run_in_thread(lambda: function(*given, **named))
@@ -79,7 +79,7 @@ class _Job:
         try:
             value = self.context.run(self.function)
         except StopIteration as stop:
-            # A future can't carry StopIteration; an async function converts it too.
+            # A future can't carry StopIteration; an async function converts it, too.
             error = RuntimeError("the function raised StopIteration")
             error.__cause__ = stop
         except BaseException as raised:
@@ -184,7 +184,7 @@ def _hand_over(
 
 
 _LOOK_SECONDS = 1.0
-"""How often a waiting thread checks whether its loop is still alive."""
+"""How often a waiting thread checks whether its loop is still alive, in seconds."""
 
 
 def _outcome_of(outcome: concurrent.futures.Future[T], loop: asyncio.AbstractEventLoop, name: str) -> T:
@@ -212,7 +212,7 @@ _background_lock = threading.Lock()
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """Return the loop that all scripts share: work started by one `.wait()` continues after it."""
+    """Return the loop that all scripts share. Work started by one `.wait()` continues after it."""
     global _background
     with _background_lock:
         if _background is None:
@@ -236,7 +236,7 @@ def _run_background(loop: asyncio.AbstractEventLoop) -> None:
 
 
 _EXIT_SECONDS = 2.0
-"""How long the remaining work on the background loop may clean up at exit."""
+"""How long the remaining work on the background loop may take to clean up at exit, in seconds."""
 
 
 def _end_background(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
@@ -251,7 +251,7 @@ def _end_background(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -
             await asyncio.wait(others, timeout=_EXIT_SECONDS)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_SECONDS):
-                await loop.shutdown_asyncgens()  # including those that hold connections open
+                await loop.shutdown_asyncgens()  # including generators that hold connections open
         loop.stop()
 
     asyncio.run_coroutine_threadsafe(end(), loop)
@@ -261,7 +261,7 @@ def _end_background(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -
 
 
 def forget_closed(kept: WeakKeyDictionary[asyncio.AbstractEventLoop, Any]) -> None:
-    """Drop the entries of closed loops. They may hold references to their loops."""
+    """Drop the entries of closed loops. The values may hold references to their loops."""
     for found in kept.keyrefs():
         loop = found()
         if loop is not None and loop.is_closed():

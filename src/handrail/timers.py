@@ -1,4 +1,4 @@
-"""Timers that cost little: a heap of moments and one timer of the event loop for all of them."""
+"""Cheap timers: a heap of due times, and one timer of the event loop for all of them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import msgspec
 from handrail.threads import forget_closed
 
 _FEW = 64
-"""Stopped timers that may stay in the heap before it is worth clearing them out."""
+"""How many stopped timers may stay in the heap before they are removed."""
 
 
 class Timer(msgspec.Struct, eq=False):
-    """Calls a function at a moment, unless it is stopped before. It can be paused."""
+    """Calls a function at a given time, unless it is stopped before. It can be paused."""
 
     _timers: Timers
     _call: Callable[[], object] | None
@@ -28,7 +28,7 @@ class Timer(msgspec.Struct, eq=False):
     _has_fired: bool = False
 
     def stop(self) -> bool:
-        """Never fire. True, once, if it has fired before."""
+        """Stop the timer, so that it never fires. Returns True, once, if it has already fired."""
         if self._call is not None:
             self._call = None
             if self._left is None:
@@ -37,14 +37,14 @@ class Timer(msgspec.Struct, eq=False):
         return fired
 
     def pause(self) -> None:
-        """Stand still until every `pause` has its `resume`."""
+        """Pause the timer until there has been a `resume` for every `pause`."""
         self._pauses += 1
         if self._call is not None and self._left is None:
             self._left = self._when - self._timers.loop.time()
             self._timers.count_stopped()
 
     def resume(self) -> None:
-        """Run on with the time that was left."""
+        """Continue with the time that was left, once there has been a `resume` for every `pause`."""
         self._pauses -= 1
         if self._pauses == 0 and self._call is not None and self._left is not None:
             self._when = self._timers.loop.time() + self._left
@@ -52,7 +52,7 @@ class Timer(msgspec.Struct, eq=False):
             self._timers.put(self, self._when)
 
     def is_due(self, when: float) -> bool:
-        """Return whether the entry of the heap for this moment still holds."""
+        """Return whether the heap's entry for this time is still valid."""
         return self._call is not None and self._left is None and self._when == when
 
     def fire(self) -> None:
@@ -73,7 +73,7 @@ class Timers:
     __slots__ = ("_handle", "_heap", "_loop", "_next", "_number", "_stopped")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = ref(loop)  # the loop keeps its timers alive, not the other way round
+        self._loop = ref(loop)  # weak, because the loop keeps its timers alive
         self._heap: list[tuple[float, int, Timer]] = []
         self._number = 0
         self._stopped = 0
@@ -89,7 +89,7 @@ class Timers:
     def start(
         self, seconds: float, call: Callable[[], object], extend: Callable[[], float] | None = None
     ) -> Timer:
-        """Call `call` in this many seconds.
+        """Start a timer that calls `call` after this many seconds.
 
         When the time has come, `extend` is called. It returns how many more seconds to wait; zero or less
         means that the timer fires.
@@ -106,7 +106,7 @@ class Timers:
             self._schedule(when)
 
     def count_stopped(self) -> None:
-        """Note that an entry of the heap no longer holds; clear such entries out once there are many."""
+        """Note that an entry of the heap is no longer valid. Such entries are removed once there are many."""
         self._stopped += 1
         if self._stopped > _FEW and self._stopped * 2 > len(self._heap):
             self._heap = [entry for entry in self._heap if entry[2].is_due(entry[0])]

@@ -1,4 +1,4 @@
-"""`Adapter`: runs a prompt on a model until it is done."""
+"""`Adapter`: runs a prompt on a model until the model is done."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ OutputT = TypeVar("OutputT")
 
 
 class Adapter:
-    """Runs prompts on a model. One adapter serves any number of runs at once.
+    """Runs prompts on a model. One adapter serves any number of concurrent runs.
 
-    `model` is a model or its name, `provider:name`. Keys come from the environment, never from here.
+    `model` is a model or its name, `provider:name`. API keys come from the environment and are never given here.
     """
 
     def __init__(
@@ -64,18 +64,18 @@ class Adapter:
 
     @property
     def filesystem(self) -> Filesystem | None:
-        """The files of its runs, where they are given no others."""
+        """The files that this adapter's runs use unless they are given others."""
         return self._options.filesystem
 
     @property
     def workers(self) -> WorkerSource | None:
-        """The workers that its runs may call, if any."""
+        """The workers that this adapter's runs may call, if any."""
         return self._options.workers
 
     def with_workers(
         self, workers: WorkerSource, model: Model | None = None, levels: int | None = None
     ) -> Adapter:
-        """Return the same adapter for runs with these workers, which may nest this many levels.
+        """Return a copy of this adapter for runs with these workers, which may nest up to `levels` deep.
 
         `model` replaces the adapter's own, if given.
         """
@@ -95,9 +95,9 @@ class Adapter:
     ) -> Operation[PromptResponse[OutputT]]:
         """Run the prompt until the model is done.
 
-        `params` fills the prompt's templates; a plain string is the user's message. Evaluated again on
-        the same session, the conversation goes on. Arguments replace what the adapter has.
-        A failing tool never ends a run; what does is raised as `PromptEvaluationError`.
+        `params` fills the prompt's templates; a plain string is the user's message. Evaluating again on the
+        same session continues its conversation. `arguments` replace the adapter's own.
+        A failing tool never ends a run; an error that does is raised as `PromptEvaluationError`.
         """
         options = self._given("evaluate", prompt, params, message, arguments)
         return Operation(lambda: self._evaluate(prompt, options), f"evaluate({prompt.name!r})")
@@ -111,9 +111,9 @@ class Adapter:
         message: str | None = None,
         **arguments: Unpack[RunArguments],
     ) -> RunStream[OutputT]:
-        """Run the prompt as a stream of its events: `async for`, or `for` in a script.
+        """Run the prompt as a stream of its events, for `async for`, or `for` in a script.
 
-        `.response` is the operation that ends in the response. Leaving the stream early, or cancelling its
+        `.response` is an operation that returns the response. Leaving the stream early, or cancelling its
         response, cancels the run.
         """
         options = self._given("stream", prompt, params, message, arguments)
@@ -129,9 +129,9 @@ class Adapter:
     ) -> Operation[PromptResponse[OutputT]]:
         """Continue a recorded run that was parked or whose process ended.
 
-        What is recorded is not done again: answers of the model, finished calls, settled effects, answers of
-        people. A finished run gives its response again. `prompt` may be left out if the run was begun with
-        `app="module:name"`. `session` is an empty one under the old id, for slices with rules of their own.
+        Recorded steps are not repeated: the model's answers, finished calls, settled effects, people's answers.
+        Resuming a finished run returns its response again. `prompt` may be left out if the run was begun with
+        `app="module:name"`. `session` is an empty session with the old id, for slices with rules of their own.
         Tools that were added to the run must be given again.
         """
         options = self._options.updated("resume", ResumeArguments, arguments)
@@ -142,10 +142,10 @@ class Adapter:
     ) -> RunStream[OutputT]:
         """Continue a recorded run as a stream of events, from where the record ends.
 
-        What is recorded is not published again: messages, answers of the model, finished calls and nested runs.
-        The session has them. A call that was interrupted is entered again, and its events come again under the
-        same ids: `ToolStarted`, `QuestionAsked`, `ApprovalRequested`, and `PromptRendered` when a run gets past
-        its record.
+        Recorded events are not published again: messages, the model's answers, finished calls and nested runs.
+        The session has them. An interrupted call is entered again, and its events are repeated with the same
+        ids: `ToolStarted`, `QuestionAsked`, `ApprovalRequested`, and `PromptRendered` when a run gets past its
+        record.
         """
         options = self._options.updated("resume_stream", ResumeArguments, arguments)
         heard = Dispatcher()
@@ -179,7 +179,7 @@ class Adapter:
         return await resume(self, run_id, prompt, options, heard)
 
     def settings(self) -> Settings:
-        """How its runs ask the model, unless told otherwise."""
+        """Return the settings with which this adapter's runs ask the model by default."""
         return Settings(
             self.model,
             retry=self._retry,
@@ -189,13 +189,13 @@ class Adapter:
         )
 
     def bound_to(self, attempt: Attempt) -> CallAdapter:
-        """Return this adapter bound to a call, whichever adapter opened the call's run."""
+        """Return this adapter bound to a call, no matter which adapter opened the call's run."""
         from handrail.adapter.call_adapter import CallAdapter
 
         return CallAdapter(self, self.settings(), attempt)
 
     def inside(self, attempt: Attempt) -> CallAdapter:
-        """Return this adapter for a run inside a call of any run. It streams if that run does."""
+        """Return this adapter for a run inside a call. It streams if the call's run does."""
         from handrail.adapter.call_adapter import CallAdapter
 
         around = None if attempt.frame.model.adapter is None else attempt.adapter
@@ -203,7 +203,7 @@ class Adapter:
         return CallAdapter(self, self.settings().override(streaming=streams), attempt)
 
     def prompt_model_for(self, attempt: Attempt) -> PromptModel:
-        """The verb `prompt_model` of one call, on this adapter's model."""
+        """Return the verb `prompt_model` of one call, with this adapter's model."""
         from handrail.adapter.call_adapter import prompt_model_of
 
         return prompt_model_of(self, self.settings(), attempt)

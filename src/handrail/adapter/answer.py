@@ -1,4 +1,4 @@
-"""`Answer`: one answer of a model, asked for within deadline and budget, and put together from its parts."""
+"""`Answer`: one answer from a model, requested within deadline and budget and assembled from its parts."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ _NONE = Usage(requests=1)
 
 
 class Answer:
-    """An answer as its parts arrive.
+    """A model's answer as its parts arrive.
 
-    It also gives the calls it leads to their `request`, `response_accumulator` and `extras`, each made
+    It also provides `request`, `response_accumulator` and `extras` to the calls in the answer. Each is made
     when a tool first asks for it.
     """
 
@@ -99,7 +99,7 @@ class Answer:
         self._extras: Extras | None = None
 
     def take(self, part: ModelPart) -> None:
-        """Add a part."""
+        """Add a part of the answer."""
         if isinstance(part, TextPart):
             self._texts.append(part.text)
         elif isinstance(part, CallPart):
@@ -122,7 +122,7 @@ class Answer:
 
     @property
     def begun(self) -> bool:
-        """Whether any part has arrived. Then the provider may charge for it."""
+        """Whether any part has arrived. If so, the provider may charge for the request."""
         return bool(self.sent or self._texts or self._pieces)
 
     @property
@@ -131,11 +131,11 @@ class Answer:
         return texts[0] if len(texts) == 1 else "".join(texts)
 
     def calls(self) -> tuple[CallAsked, ...]:
-        """The calls so far, in the order they began."""
+        """Return the calls so far, in the order they began."""
         return tuple([_whole(pieces) for pieces in self._pieces.values()])
 
     def message(self, calls: tuple[CallAsked, ...]) -> AssistantMessage:
-        """The answer as a message with these calls, whose ids are unique in the session."""
+        """Return the answer as a message with these calls, whose ids are unique in the session."""
         return AssistantMessage(self.text, calls, None if self.stop is None else self.stop.kept)
 
     # What a tool sees.
@@ -174,7 +174,7 @@ class Answer:
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True):
-    """An answer as it is recorded: all that a resumed run and its bill need."""
+    """An answer as it is recorded, with everything that a resumed run and its costs need."""
 
     model: str
     attempt: int
@@ -182,17 +182,17 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
     calls: tuple[CallAsked, ...]
     stop: StopPart
     usage: Usage | None
-    """None where the provider did not report it."""
+    """None if the provider did not report it."""
     seconds: float
     sent: SentPart | None = None
     cost: Decimal | None = None
-    """US dollars; None where it is unknown. A replayed call is billed from it."""
+    """US dollars; None if unknown. A replayed call is charged this amount."""
 
 
 def write_answer(
     answer: Answer, seconds: float, cost: Decimal | None, masking: SecretMask | None = None
 ) -> RecordedAnswer:
-    """The record of a complete answer, without the request: the conversation has that."""
+    """Return the record of a complete answer. It leaves out the request, which the conversation has."""
     assert answer.stop is not None
     calls, stop = answer.calls(), answer.stop
     if masking is not None:
@@ -208,7 +208,7 @@ def write_answer(
 
 
 def read_answer(recorded: RecordedAnswer, request: ModelRequest, masking: SecretMask | None = None) -> Answer:
-    """A recorded answer, as if it had just arrived."""
+    """Return a recorded answer as if it had just arrived."""
     answer = Answer(recorded.model, request, recorded.attempt, masking)
     if recorded.sent is not None:
         answer.take(recorded.sent)
@@ -234,7 +234,7 @@ def _whole(pieces: list[CallPart]) -> CallAsked:
 
 
 def _plain(request: ModelRequest, messages: Sequence[Message]) -> Mapping[str, Any]:
-    """A request that was not sent over a wire, as plain data."""
+    """Return a request that was not sent over a wire, as plain data."""
     said: list[dict[str, Any]] = []
     for message in messages:
         if isinstance(message, UserMessage):
@@ -253,20 +253,20 @@ def _plain(request: ModelRequest, messages: Sequence[Message]) -> Mapping[str, A
     }
 
 
-# --- asking for one ---
+# --- asking the model ---
 
 OUTPUT_BOUND = 4096
-"""Limit of an answer where tokens or money are limited and `max_tokens` is not set."""
+"""Maximum tokens of an answer if tokens or money are limited and `max_tokens` is not set."""
 _LEAST_OUTPUT = 16
 _PER_MESSAGE = 16
-"""Upper bound of the tokens a provider adds to a message."""
+"""Upper bound for the tokens that a provider adds to each message."""
 
 
 async def ask(run: Run) -> Answer:
     """Ask the model and return its complete answer. Raises `PromptEvaluationError`."""
     frame = run.frame
     if frame.parking is not None and frame.parked:
-        raise asyncio.CancelledError  # it was parked while a shielded step ran
+        raise asyncio.CancelledError  # the run was parked during a shielded step
     if frame.log.is_kept:
         place = run.next_place()
         await tell_undone(run, place)
@@ -294,10 +294,10 @@ async def ask(run: Run) -> Answer:
 
 
 def _replay(run: Run, recorded: RecordedAnswer) -> Answer:
-    """An answer from the record. It counts towards usage and cost again, and nothing is sent."""
+    """Return an answer from the record, without sending anything. It counts towards usage and cost again."""
     budget = run.frame.budget
     answer = read_answer(recorded, run.request(), run.masking)
-    # It was within the limits when it was asked for, so they are not checked again.
+    # The answer was within the limits when it was asked for, so they are not checked again.
     reserved = None if budget is None else budget.reserve()
     _charge(run, answer, reserved, recorded.seconds, again=True)
     return answer
@@ -371,7 +371,7 @@ async def _ask_once(run: Run, attempt: int) -> Answer:
             if answer.counted:
                 reserved.settle(requests=1, tokens=answer.usage.tokens, money=run.tariff(answer.usage))
             elif answer.begun:
-                reserved.settle(requests=1)  # its usage is unknown: the reserved bound stands
+                reserved.settle(requests=1)  # the usage is unknown, so the reserved amount counts as spent
             else:
                 reserved.settle(requests=1, tokens=0, money=0)
         raise
@@ -382,14 +382,14 @@ def _charge(
 ) -> Decimal | None:
     """Charge the answer to this run and every run above, and return its cost.
 
-    Usage that the provider does not report is unknown, not zero: the reserved bound stands.
+    Usage that the provider does not report is unknown, not zero: the reserved amount counts as spent.
     """
     usage = answer.usage
     cost = run.tariff(usage) if answer.counted else run.uncounted_cost()
     frame = run.frame
     frame.costs.models.add(usage, cost)
     if answer.counted:
-        run.counted = (len(run.conversation.messages) + 1, usage.tokens)  # with the answer itself
+        run.counted = (len(run.conversation.messages) + 1, usage.tokens)  # including the answer itself
     if reserved is not None:
         reserved.settle(requests=1, **({"tokens": usage.tokens, "money": cost} if answer.counted else {}))
     stop: Any = answer.stop
@@ -399,17 +399,17 @@ def _charge(
 
 
 def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation]:
-    """Reserve an upper bound for the request; where little is left, the answer must be short.
+    """Reserve an upper bound for the request. If little of the budget is left, the answer must be short.
 
-    No tokenizer makes more tokens than there are bytes. What the provider counted in an earlier turn is
-    not estimated again.
+    No tokenizer makes more tokens than there are bytes. Messages that the provider counted in an earlier
+    turn are not estimated again.
     """
     left = budget.remaining()
     known, tokens = run.counted
     sent = tokens + sum(_size(message) for message in run.conversation.messages.since(known))
     if not known:
         sent += len(run.system.encode()) + run.offered_size()
-    run.counted = (len(run.conversation.messages), sent)  # until the provider reports the real count
+    run.counted = (len(run.conversation.messages), sent)  # until the provider reports the actual count
     room = run.max_tokens or OUTPUT_BOUND
     if "tokens" in left:
         room = max(min(room, int(left["tokens"]) - sent), _LEAST_OUTPUT)

@@ -1,4 +1,4 @@
-"""What a call can evaluate: the adapter bound to it, and the verb `prompt_model`."""
+"""Evaluations inside a call: the adapter bound to the call, and the verb `prompt_model`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _NO_SYSTEM = "You are part of a program. Answer exactly what is asked."
 
 
 class CallAdapter:
-    """The adapter as one call sees it: what it evaluates is part of the call.
+    """The adapter as one call sees it: its evaluations are part of the call.
 
-    It has the call's session, bus, resources, broker, journal, deadline, budget and place in the tree;
+    They use the call's session, bus, resources, broker, journal, deadline, budget and place in the tree;
     limits given here can only be tighter. Each evaluation has its own conversation.
     """
 
@@ -46,7 +46,7 @@ class CallAdapter:
 
     @property
     def streams(self) -> bool:
-        """Whether text arrives as events while the model writes it."""
+        """Whether text is published as events while the model writes it."""
         return self._settings.streaming
 
     def evaluate(
@@ -88,7 +88,7 @@ class CallAdapter:
 
         async def evaluate() -> PromptResponse[OutputT]:
             frame, conversation = await _nest(attempt, number, verb, prompt, given, levels)
-            frame.model.adapter = self._bind  # an agent's own, which may be another than the caller's
+            frame.model.adapter = self._bind  # an agent's adapter may differ from its caller's
             with nullcontext() if given.workers is None else given.workers.enter(frame):
                 rendered = prompt.render(
                     given.params, session=attempt.session, opened=given.opened, deadline=frame.deadline
@@ -101,12 +101,12 @@ class CallAdapter:
         return Operation(evaluate, f"evaluate({prompt.name!r})", attempt.home)
 
     def _bind(self, attempt: Attempt) -> CallAdapter:
-        """The same adapter for a call of a run inside this call."""
+        """Return the same adapter, bound to a call of a run nested in this call."""
         return CallAdapter(self._adapter, self._settings, attempt)
 
 
 def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> PromptModel:
-    """The verb `prompt_model` of one call."""
+    """Return the verb `prompt_model` of one call."""
 
     def verb(
         prompt: str,
@@ -153,7 +153,7 @@ def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> P
 
 
 def _check_bound(attempt: Attempt, prompt: Prompt[Any]) -> None:
-    """Refuse resources of a nested run's own: it uses those of the run around it."""
+    """Raise `DefinitionError` if a nested prompt has resources of its own. It uses those of the outer run."""
     unbound = [
         each.protocol.__name__
         for each in prompt.resources
@@ -174,7 +174,7 @@ async def _nest(
     given: RunOptions = RunOptions(),  # noqa: B008  # frozen
     levels: int | None = None,
 ) -> tuple[Frame, Conversation]:
-    """Create a frame and a conversation inside the call, with ids derived from the call's own."""
+    """Create a frame and a conversation inside the call, with ids derived from the call's id."""
     outer = attempt.frame
     options = outer.options.nested(given, outer.costs.tracker, attempt.depth + 1, levels)
     frame = Frame.nested(attempt, number, options, prompt)

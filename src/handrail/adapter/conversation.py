@@ -1,4 +1,4 @@
-"""Conversations: the messages of one run in a session, always ready to be sent to a provider."""
+"""Conversations: the messages of one run in a session, always ready to send to a provider."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from handrail.messages import (
 from handrail.session import Session
 
 ROOT = "root"
-"""The key of a session's root conversation, which a later evaluation on the session continues."""
+"""The key of a session's root conversation, which later evaluations on the session continue."""
 
 _INTERRUPTED = "This call was interrupted: what came of it is not known. Find out before you repeat it."
 
@@ -30,7 +30,7 @@ _INTERRUPTED = "This call was interrupted: what came of it is not known. Find ou
 class Conversation:
     """The messages of one run.
 
-    - It is well-formed whenever somebody else can look: each call in a model's message has exactly one
+    - It is well-formed whenever anything else can read it: each call in a model's message has exactly one
       result in the message after it, and ids are unique in the session.
     - It only grows. The session's log of `MessageAdded` is the record; this is the working copy.
     """
@@ -39,14 +39,14 @@ class Conversation:
 
     def __init__(self, session: Session, key: str) -> None:
         self.key = key
-        self._session = ref(session)  # the session owns its conversations, not the other way round
+        self._session = ref(session)  # weak, because the session owns its conversations
         self.busy = False
         self.messages: Sent[Message] = Sent()
         self._shown: dict[int, Message] = {}
-        """Messages with secrets, by index, as others may see them."""
+        """Messages with secrets, by index, in the form that others may see."""
         self._ids = _ids_of(session)
         self.opened: list[str] = []
-        """The sections a model has opened in it, in order."""
+        """The sections that a model has opened in this conversation, in order."""
 
     def load(self) -> None:
         """Load this conversation from the session's log."""
@@ -64,8 +64,8 @@ class Conversation:
     ) -> None:
         """Add a message. Lone surrogates, which no provider accepts, are replaced.
 
-        A message added `again`, because a run is replayed, is kept but not published. `shown` is what
-        others may see of it and what is recorded, if that is not the message itself.
+        `again` means that the run is being replayed: the message is kept but not published. `shown` is the form
+        that others may see and that is recorded, if it differs from the message itself.
         """
         if shown is None or shown is message:
             shown = message = _sendable(message)
@@ -77,16 +77,16 @@ class Conversation:
 
     @property
     def masks(self) -> bool:
-        """Whether it contains a secret that others may not see."""
+        """Whether the conversation contains a secret that others may not see."""
         return bool(self._shown)
 
     def shown_since(self, start: int) -> list[Message]:
-        """Return the messages from this one on, as they may be seen and recorded."""
+        """Return the messages from index `start` on, in the form in which they may be seen and recorded."""
         shown = self._shown
         return [shown.get(at, message) for at, message in enumerate(self.messages.since(start), start)]
 
     def open_section(self, path: str, run_id: str, *, again: bool = False) -> None:
-        """Record that a section is shown in full from here on."""
+        """Record that a section is shown in full from now on."""
         self.opened.append(path)
         session = self._of()
         (session.keep if again else session.record)(SectionOpened(self.key, path, run_id))
@@ -97,14 +97,14 @@ class Conversation:
         return session
 
     def close_calls(self, run_id: str) -> None:
-        """Give each call without a result one, because an earlier run was interrupted."""
+        """Add a result for each call that has none because an earlier run was interrupted."""
         last = self.messages[-1] if len(self.messages) else None
         if isinstance(last, AssistantMessage) and last.calls:
             left = tuple(CallAnswered(call.id, call.name, _INTERRUPTED, True) for call in last.calls)
             self.add(ToolMessage(left), run_id)
 
     def fresh_ids(self, calls: tuple[CallAsked, ...]) -> tuple[CallAsked, ...]:
-        """Give each call an id of its own: some providers omit or repeat them."""
+        """Give each call a unique id, since some providers omit or repeat them."""
         taken = self._ids
         if len(calls) == 1 and calls[0].id and calls[0].id not in taken:
             taken[calls[0].id] = 1
@@ -120,10 +120,10 @@ class Conversation:
         return tuple(renamed)
 
     def _stem(self) -> str:
-        """The prefix of generated ids: different in every session, since their files may be the same.
+        """Return the prefix of generated ids. It differs between sessions, since these may share files.
 
-        It differs between conversations too: a replayed run does not go through finished ones, and must
-        generate the same ids without them.
+        It differs between conversations, too: a replayed run skips finished ones, and must generate the same
+        ids without them.
         """
         stem = f"call-{''.join(filter(str.isalnum, self._of().id))[:8]}"
         return stem if self.key == ROOT else f"{stem}-{hashlib.sha256(self.key.encode()).hexdigest()[:8]}"
@@ -131,7 +131,7 @@ class Conversation:
     def begin_with(
         self, history: Iterable[Message], run_id: str, shown: Callable[[Message], Message] | None = None
     ) -> None:
-        """Take over messages from elsewhere. Only an empty conversation can."""
+        """Take over messages from elsewhere. Raises `DefinitionError` unless the conversation is empty."""
         said = list(history)
         if said and len(self.messages):
             raise DefinitionError(
@@ -164,9 +164,9 @@ class Conversation:
 
 
 def _sendable(message: Message) -> Message:
-    """Replace everything in the message that is not valid text, such as file names that are not UTF-8."""
+    """Return the message with everything replaced that is not valid text, such as file names that are not UTF-8."""
     if isinstance(message, AssistantMessage):
-        return message  # a model's message comes from JSON, which has only valid text
+        return message  # a model's message comes from JSON, which contains only valid text
     if not isinstance(message, ToolMessage):
         return message if message.text.isascii() else UserMessage(_text(message.text), message.by_run)
     for result in message.results:
@@ -186,7 +186,7 @@ def _text(text: str) -> str:
 
 
 def check_well_formed(messages: Iterable[Message]) -> None:
-    """Raise for what no provider would accept: a call without its one result, or a result without a call."""
+    """Check that each call has exactly one result and each result a call. Raises `DefinitionError` otherwise."""
     open_calls: list[str] | None = None
     for number, message in enumerate(messages, 1):
         if not isinstance(message, UserMessage | AssistantMessage | ToolMessage):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
@@ -214,7 +214,7 @@ def check_well_formed(messages: Iterable[Message]) -> None:
 
 
 _ids: WeakKeyDictionary[Session, dict[str, int]] = WeakKeyDictionary()
-"""The ids of calls in each session, and how often a model gave each."""
+"""The call ids in each session, with how many times a model used each."""
 
 
 def _ids_of(session: Session) -> dict[str, int]:
@@ -228,7 +228,7 @@ _roots: WeakKeyDictionary[Session, Conversation] = WeakKeyDictionary()
 
 
 def root_conversation(session: Session) -> Conversation:
-    """Return the conversation of a session's root: one object for every caller, fully loaded."""
+    """Return a session's root conversation, fully loaded. All callers share one object."""
     with session.lock:
         conversation = _roots.get(session)
         if conversation is None:

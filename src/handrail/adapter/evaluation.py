@@ -1,6 +1,6 @@
 """One evaluation, new or resumed, from its options to its response.
 
-`Adapter` loads this module at the first run, and with it the gate and all that a run is made of.
+`Adapter` imports this module for its first run, and with it the gate and everything else a run needs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OutputT = TypeVar("OutputT")
 async def evaluate(
     adapter: Adapter, prompt: Prompt[OutputT], options: RunOptions, streaming: bool = False
 ) -> PromptResponse[OutputT]:
-    """Run a prompt, in a journal where there is one."""
+    """Run a prompt, and record it if there is a journal."""
     bus, new_id, journal = options.bus, options.new_id, options.journal
     own = bus if isinstance(bus, Dispatcher) else None
     run_id = options.run_id or new_id()
@@ -65,7 +65,7 @@ async def resume(
     options: RunOptions,
     heard: EventBus | None = None,
 ) -> PromptResponse[Any]:
-    """Continue a recorded run; `heard` gets the events that are not in its record."""
+    """Continue a recorded run. `heard` receives the events that are not in its record."""
     journal, session, clock = options.journal, options.session, options.clock
     if journal is None:
         raise RunError(run_id, "this adapter has no journal", "Give it the one that has the run: journal=.")
@@ -75,7 +75,7 @@ async def resume(
         return answer_of(row, prompt, await session_after(journal, row, session))
     check_resumed(row, prompt, options.filesystem, options.tools)
     async with acquire_run(journal, run_id) as row:
-        if row.status in OVER:  # since it was looked at
+        if row.status in OVER:  # it may have ended since the first look
             return answer_of(row, prompt, await session_after(journal, row, session))
         if isinstance(options.filesystem, Recoverable):
             await options.filesystem.recover(journal)
@@ -95,7 +95,7 @@ async def _go(
     resumed: ResumedRun | None = None,
     heard: EventBus | None = None,
 ) -> PromptResponse[Any]:
-    """One run, new or resumed, from its frame to its response."""
+    """Run a prompt, new or resumed, from its frame to its response."""
     settings = adapter.settings().override(
         temperature=options.temperature, max_tokens=options.max_tokens, streaming=streaming
     )
@@ -119,10 +119,10 @@ async def _go(
                 resumed.catch_up()
             history = options.history
             if history and (resumed is None or not len(conversation.messages)):
-                frame.show([*rendered.tools, *options.tools], ())  # they declare what in it is secret
+                frame.show([*rendered.tools, *options.tools], ())  # they declare the secrets in it
                 secretive = frame.secretive or rendered.secretive
                 masked = SecretMask(frame, conversation).message if secretive else None
-                conversation.begin_with(history, run_id, masked)  # else the session was saved with it
+                conversation.begin_with(history, run_id, masked)  # otherwise the session was saved with it
                 if masked is not None:
                     options = options.replace(history=tuple(masked(each) for each in history))
             journal = None if log is None else options.journal

@@ -1,4 +1,4 @@
-"""The loop: ask the model, run its calls, report their results, until it is done.
+"""The loop: ask the model, run its calls and report their results, until the model is done.
 
 One loop serves all providers. However it ends, the conversation stays well-formed: each call has one result.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from handrail.adapter.adapter import Adapter
 
 NO_MESSAGE = "Do what the instructions say."
-"""The message to the model where the prompt itself says everything."""
+"""The user message if none is given, because the prompt itself says everything."""
 
 
 async def run_in(
@@ -92,7 +92,7 @@ async def run_in(
 
 
 async def run_until_done(run: Run) -> Outcome:
-    """Loop until the model is done. Raises `PromptEvaluationError` where the run can't continue."""
+    """Loop until the model is done. Raises `PromptEvaluationError` if the run can't continue."""
     conversation, frame = run.conversation, run.frame
     run_id = frame.run_context.run_id
     advisers = Advisers(run) if run.feedback or run.completion else None
@@ -139,7 +139,7 @@ async def run_until_done(run: Run) -> Outcome:
 
 
 async def _run_calls(run: Run, calls: tuple[CallAsked, ...], message_id: str) -> tuple[ToolResult[Any], ...]:
-    """Run the calls of a turn through the gate. Each gets a result, also when the turn is cut short."""
+    """Run the calls of a turn through the gate. Each gets a result, even if the turn is cut short."""
     turn = OpenTurn(run.gate, calls, message_id)
     run.calls += len(calls)
     if run.replays and not turn.is_recorded():
@@ -162,7 +162,7 @@ async def _run_calls(run: Run, calls: tuple[CallAsked, ...], message_id: str) ->
                 for call, result in zip(calls, results, strict=True)
             ]
         )
-        if not run.frame.left_to_the_record:  # parked: these calls have no results yet
+        if not run.frame.left_to_the_record:  # in a parked run, these calls have no results yet
             run.say(ToolMessage(answered))
     if ending is not None:
         raise ending
@@ -170,7 +170,7 @@ async def _run_calls(run: Run, calls: tuple[CallAsked, ...], message_id: str) ->
 
 
 def _opened(run: Run, call: CallAsked, result: ToolResult[Any]) -> tuple[str, ...]:
-    """Show the tools of the sections that a call opened, and return their names."""
+    """Show the tools of the sections that a call opened, and return the tools' names."""
     if not result.success:
         return ()
     paths = [path for path in result.value if path not in run.rendered.opened]
@@ -188,14 +188,14 @@ def _answer_among(
         if run.answer_tool(call.name) and result.success:
             if isinstance(result, RecordedResult) and run.output is not None:
                 if run.output.schema.secret and is_masked(call.arguments):
-                    return None  # its secret was not recorded: the model has to answer again
+                    return None  # the secret was not recorded, so the model has to answer again
                 return ToolResult.ok(run.output.schema.parse(call.arguments))  # typed again
             return result
     return None
 
 
 def _outcome(run: Run, answer: Answer) -> Outcome:
-    """The outcome of an answer without calls. Raises `ToolValidationError` where it does not fit."""
+    """Return the outcome of an answer without calls. Raises `ToolValidationError` if the answer does not fit."""
     stop: Any = answer.stop
     reason = "done" if stop.reason == "calls" else stop.reason
     output = run.output
@@ -227,10 +227,10 @@ class Sections:
 
 
 def opener(rendered: Callable[[], RenderedPrompt[Any]], in_place: bool) -> Tool[Sections, list[str]]:
-    """The tool by which a model opens sections that are shown as summaries.
+    """Return the tool with which a model opens sections that are shown as summaries.
 
-    Its result is their text, so earlier messages stay byte-identical. Their tools can be called from the
-    next turn on. Where `in_place` is false it raises `VisibilityExpansionRequired`.
+    Its result is the sections' text, so earlier messages stay byte-identical. The sections' tools can be called
+    from the next turn on. If `in_place` is false, the tool raises `VisibilityExpansionRequired`.
     """
 
     async def open_sections(params: Sections, *, context: ToolContext) -> ToolResult[list[str]]:

@@ -1,8 +1,8 @@
 """`SecretMask`: hides the arguments that a tool declares as secret in what a model wrote.
 
 The conversation in memory keeps the secrets, since the provider has them already. Everything else gets the
-masked form: events, session, journal, and the request that tools can see. A run without a tool that takes
-secrets never comes here.
+masked form: events, session, journal, and the request that tools can see. A run without tools that take
+secrets does not use this module.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class _Asker(NamedTuple):
-    """Looks up a worker in place of a call."""
+    """Stands in for a call to look up a worker."""
 
     frame: Frame
     parent: Attempt | None
 
 
 class SecretMask:
-    """The mask of one run, by the tools it offers now. What was masked before stays as it was."""
+    """The mask of one run, based on the tools it offers now. What was masked before stays masked."""
 
     __slots__ = ("_conversation", "_frame")
 
@@ -40,7 +40,7 @@ class SecretMask:
         self._conversation = conversation
 
     def message(self, message: Message) -> Message:
-        """The message with its secrets masked; the same object where it has none."""
+        """Return the message with its secrets masked; the same object if it has none."""
         if not isinstance(message, AssistantMessage) or not message.calls:
             return message
         calls = self.calls(message.calls)
@@ -65,7 +65,7 @@ class SecretMask:
     def kept(
         self, kept: Kept | None, calls: tuple[CallAsked, ...], shown: tuple[CallAsked, ...]
     ) -> Kept | None:
-        """The provider's own form of the message, masked; None where the calls are not found in it."""
+        """Return the provider's own form of the message, masked; None if the calls are not found in it."""
         if kept is None:
             return None
         swaps = Swaps()
@@ -77,7 +77,7 @@ class SecretMask:
         return Kept(kept.wire, pydantic_core.to_json(data)) if swaps.all_made else None
 
     def body(self, body: Any, messages: list[Message]) -> Any:
-        """The body of a request with these first messages of the conversation, masked, for any wire."""
+        """Mask the body of a request that has these first messages of the conversation, for any wire."""
         swaps = Swaps()
         for message, shown in zip(messages, self._conversation.shown_since(0), strict=False):
             if isinstance(message, AssistantMessage):
@@ -87,10 +87,10 @@ class SecretMask:
                     swaps.add(message.calls, self.calls(message.calls))
         return swaps.made_in(body) if swaps else body
 
-    # While it is written.
+    # While the answer is being written.
 
     def may_be_seen(self, name: str) -> bool:
-        """Whether arguments of a partial call may be shown. Its name may be incomplete."""
+        """Return whether the arguments of a partial call may be shown. Its name may be incomplete."""
         tools = self._frame.tools
         tool = tools.get(name)
         if tool is None or tool.secret:
@@ -102,7 +102,7 @@ class SecretMask:
 
 
 class Swaps:
-    """Arguments to replace in plain JSON, as text and as the object it encodes."""
+    """Arguments to replace in plain JSON, both as text and as the object that the text encodes."""
 
     __slots__ = ("_found", "_objects", "_texts")
 
@@ -126,7 +126,7 @@ class Swaps:
 
     @property
     def all_made(self) -> bool:
-        """Whether each was found."""
+        """Return whether every text to replace was found."""
         return self._found == self._texts.keys()
 
     def made_in(self, value: Any) -> Any:
@@ -150,11 +150,11 @@ class _PartialCall(msgspec.Struct):
     name: str = ""
     arguments: str = ""
     seen: int = 0
-    """How many characters of the arguments were shown."""
+    """How many characters of the arguments have been shown."""
 
 
 class StreamMask:
-    """The calls of one streamed answer: arguments are shown as they arrive, or masked when complete."""
+    """The calls of one streamed answer. Arguments are shown as they arrive, or masked once complete."""
 
     __slots__ = ("_calls", "_mask")
 
@@ -163,7 +163,7 @@ class StreamMask:
         self._calls: dict[int, _PartialCall] = {}
 
     def take(self, part: CallPart) -> CallPart:
-        """The part of a piece that may be shown."""
+        """Return the part of a piece that may be shown."""
         call = self._calls.setdefault(part.index, _PartialCall())
         call.name += part.name
         call.arguments += part.arguments
@@ -173,7 +173,7 @@ class StreamMask:
         return CallPart(part.index, part.id, part.name, piece)
 
     def rest(self) -> Iterator[CallPart]:
-        """The arguments that were not shown while streaming, masked."""
+        """Yield the arguments that were not shown while streaming, masked."""
         for index, call in self._calls.items():
             if not call.seen and call.arguments:
                 yield CallPart(index, arguments=self._mask.whole(call))

@@ -52,16 +52,16 @@ def redeem(
     on_event: Callable[[object], None] | None = None,
     **surroundings: Unpack[GuardArguments],
 ) -> Operation[ToolResult[Any]]:
-    """Run the tool of a ticket here: `await redeem(text, {"page": 3}, tool=render, journal=journal)`.
+    """Run a ticket's tool in this process: `await redeem(text, {"page": 3}, tool=render, journal=journal)`.
 
-    It passes a gate of its own, under the policies given here, with the deadline and the share of the
+    The tool passes a gate of its own, under the policies given here, with the deadline and the share of the
     budget that the ticket carries, on the session as last committed. Nothing is committed here: the
     changes are deposited in the journal, and become part of the issuing call if that succeeds. A ticket
     is redeemed once; redeeming it again returns the same result. A forged or expired ticket, or one for
     another tool, raises `TicketError`.
 
-    - `tools`: what the tool's handler may call besides.
-    - `session`: an empty one with the run's session id, if its slices need rules that are not declared.
+    - `tools`: other tools that the handler may call.
+    - `session`: an empty session with the run's session id, if its slices need rules that are not declared.
     """
     check_kinds(tool=(tool, Tool, "the tool the ticket is for"), tools=(tools, Iterable, "a list of tools"))
 
@@ -88,7 +88,7 @@ def redeem(
 
 
 def _check(ticket: Ticket, tool: Tool[Any, Any], clock: Clock) -> None:
-    """Check everything that can be told from the ticket alone."""
+    """Check everything that the ticket alone can show."""
     if ticket.deadline is not None and clock.now() >= ticket.deadline:
         raise TicketError(
             f"its deadline, {ticket.deadline.isoformat()}, has passed",
@@ -113,7 +113,7 @@ def _check(ticket: Ticket, tool: Tool[Any, Any], clock: Clock) -> None:
 
 
 def _effect_of(ticket: Ticket) -> Effect:
-    effect: Any = ticket.effect  # sealed by us, so its values are ours
+    effect: Any = ticket.effect  # we sealed the ticket, so the value is valid
     return effect
 
 
@@ -122,7 +122,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 async def _session_of(ticket: Ticket, journal: Journal, session: Session | None, clock: Clock) -> Session:
-    """Return the session of the ticket's run, as all commits have left it."""
+    """Return the session of the ticket's run, with all commits applied."""
     resumed = await load_resumed(journal, await journal.runs.get(ticket.run_id), session, clock)
     resumed.catch_up()
     await keep_decisions(resumed.session, journal)
@@ -130,7 +130,7 @@ async def _session_of(ticket: Ticket, journal: Journal, session: Session | None,
 
 
 class _Redemption:
-    """One ticket being redeemed."""
+    """One ticket while it is being redeemed."""
 
     def __init__(self, ticket: Ticket, tool: Tool[Any, Any], journal: Journal) -> None:
         self._ticket = ticket
@@ -156,7 +156,7 @@ class _Redemption:
         around = self._stand_in(gate)
         try:
             async with self._held(gate):
-                # A task of its own: stopping it because its call is over does not stop the redeemer.
+                # Its own task: if the issuing call is over, the work is stopped without stopping the redeemer.
                 return await asyncio.ensure_future(self._carry_out(gate, around, arguments))
         finally:
             around.open_transaction.drop()
@@ -173,7 +173,7 @@ class _Redemption:
             ended = error
         result, newest = passage.result, passage.attempt
         has_begun = newest.number > 1 or newest.token is not None
-        if result is None or not has_begun:  # it can still be redeemed
+        if result is None or not has_begun:  # the ticket can still be redeemed
             await shielded(self._box.release(*self._which, self._by))
         else:
             await shielded(self._deposit(newest, result, passage.status, around.open_transaction))
@@ -184,7 +184,7 @@ class _Redemption:
     async def _deposit(
         self, attempt: Attempt, result: ToolResult[Any], status: CallStatus, done: Transaction
     ) -> None:
-        """Deposit what was done for the waiting call; if it no longer waits, undo it here."""
+        """Deposit the work for the waiting call. If the call no longer waits, undo the work here."""
         frame = attempt.frame
         try:
             inner = record_of(attempt, result, done, status)
@@ -205,7 +205,7 @@ class _Redemption:
             ) from error
 
     async def _undo(self, gate: Gate, settled: Iterable[Settled]) -> tuple[str, ...]:
-        """Compensate what was done to the world, in a transaction that is dropped too."""
+        """Compensate the effects on the world, in a transaction that is dropped afterwards."""
         around = self._stand_in(gate)
         failed = gate.open(new_call(gate, self._tool.name, "{}", parent=around)).attempt
         try:
@@ -214,9 +214,9 @@ class _Redemption:
             around.open_transaction.drop()
 
     def _stand_in(self, gate: Gate) -> Attempt:
-        """A stand-in for the issuing call.
+        """Return a stand-in for the issuing call.
 
-        The redeemed call commits into its transaction, which is never committed. Ids derive from the
+        The redeemed call commits into the stand-in's transaction, which is never committed. Ids derive from the
         ticket's place, so they are the same for every redeemer and unique in the run.
         """
         ticket, frame = self._ticket, gate.frame
@@ -241,7 +241,7 @@ class _Redemption:
 
     @contextlib.asynccontextmanager
     async def _held(self, gate: Gate) -> AsyncGenerator[None]:
-        """Renew the claim. If the issuing call is over, stop the work under the ticket."""
+        """Renew the claim during the block. If the issuing call is over, stop the work under the ticket."""
 
         async def hold() -> None:
             while True:

@@ -1,4 +1,4 @@
-"""`PromptResponse`: the end of a run, and `Output`: the typed answer in it."""
+"""`PromptResponse`, what a run returns, and `Output`, the typed answer in it."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ class PromptResponse(msgspec.Struct, Generic[OutputT], frozen=True):
 
     text: str
     output: OutputT
-    """The typed answer of a prompt with `output=...`, else None."""
+    """The typed answer of a prompt with `output=...`; otherwise None."""
     usage: Usage
     """Tokens of this run and of everything nested in it."""
     cost: Decimal | None
-    """US dollars, including nested runs; None where part of it is unknown."""
+    """US dollars, including nested runs; None if part of it is unknown."""
     run_id: str
     stop_reason: str
-    """`done`; `length` where the answer was cut off; `refused`; `incomplete` where a completion checker
-    has reached its cap and something is still missing."""
+    """`done`; `length` if the answer was cut off; `refused`; `incomplete` if a completion checker
+    has reached its cap and something is still missing.
+    """
     session: Session
 
 
@@ -51,7 +52,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def respond(outcome: Outcome, frame: Frame) -> PromptResponse[Any]:
-    """The response of a run, root or nested."""
+    """Return the response of a run, root or nested."""
     spending = frame.costs.models
     return PromptResponse(
         outcome.text,
@@ -67,9 +68,9 @@ def respond(outcome: Outcome, frame: Frame) -> PromptResponse[Any]:
 # --- structured output ---
 
 ANSWER_TOOL = "final_answer"
-"""The tool a model answers with where its provider can't enforce a schema."""
+"""The tool with which a model answers if its provider can't enforce a schema."""
 REPAIRS = 2
-"""How often an answer may be corrected."""
+"""How many times an answer may be corrected."""
 
 _FENCED = re.compile(r"\A\s*```[a-zA-Z]*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
 
@@ -84,16 +85,16 @@ class Output:
         self.schema: Schema[Any] = _wrapped(schema) if self._unwraps else schema
 
     def parse(self, text: str) -> Any:
-        """Parse an answer. Raises `ToolValidationError` with every problem."""
+        """Parse an answer. Raises `ToolValidationError` with all problems."""
         fenced = _FENCED.match(text)
         return self.value_of(self.schema.parse(fenced[1] if fenced else text))
 
     def value_of(self, answer: Any) -> Any:
-        """The value inside the object the model wrote."""
+        """Return the value inside the object that the model wrote."""
         return answer.value if self._unwraps else answer
 
     def tool(self) -> Tool[Any, Any]:
-        """The tool whose call is the answer. It passes the gate like any other."""
+        """Return the tool whose call is the answer. It passes the gate like any other tool."""
 
         async def handler(params: Any, *, context: ToolContext) -> ToolResult[Any]:
             return ToolResult.ok(params, "The answer was taken.", exclude_value_from_context=True)
@@ -110,20 +111,20 @@ class Output:
 
 
 def what_to_correct(error: ToolValidationError, by_call: bool = False) -> str:
-    """The message about an answer that does not fit."""
+    """Return the message to the model about an answer that does not fit."""
     problems = "\n".join(f"- {problem}" for problem in error.problems) or f"- {error}"
     how = f"Call {ANSWER_TOOL} with it." if by_call else "Answer again, with nothing but the corrected JSON."
     return f"Your answer does not fit:\n{problems}\n{how}"
 
 
 def _can_be_params(annotation: Any) -> bool:
-    """Whether it can be the params of a tool. A mapping can't."""
+    """Return whether a type can be the params of a tool. A mapping can't."""
     kind = get_origin(annotation) or annotation
     return not (is_typeddict(kind) or (isinstance(kind, type) and issubclass(kind, Mapping)))
 
 
 def _wrapped(schema: Schema[Any]) -> Schema[Any]:
-    """An object with one value: providers enforce objects only."""
+    """Return a schema of an object with one value, since providers enforce only objects."""
     value: Any = schema.annotation
     if isinstance(value, TypeAdapter):
         value = _by_adapter(cast("TypeAdapter[Any]", value))
@@ -132,7 +133,7 @@ def _wrapped(schema: Schema[Any]) -> Schema[Any]:
 
 
 def _by_adapter(adapter: TypeAdapter[Any]) -> type:
-    """A type validated by the adapter."""
+    """Return a type that is validated by the adapter."""
 
     class ByAdapter:
         core: ClassVar[CoreSchema] = adapter.core_schema

@@ -24,7 +24,7 @@ from handrail.protocols import Filesystem, SessionView
 from handrail.tools import Tool
 
 _AROUND = 128
-"""Upper bound of the bytes a wire adds to a schema."""
+"""Upper bound for the bytes that a wire adds to a schema."""
 
 
 class Run:
@@ -65,7 +65,7 @@ class Run:
         self.on_text = on_text
         native = settings.model.traits.native_output
         self.answers_by_call = output is not None and (not native or output.schema.secret)
-        """Whether the answer is a call. It is one also where the answer has secrets: only calls can be masked."""
+        """Whether the answer is given by a call. An answer with secrets always is, because only calls can be masked."""
         self._extra_tools = [
             *added,
             *extra_tools,
@@ -75,7 +75,7 @@ class Run:
         """How many messages have been counted, and their tokens: the provider's count, or an upper bound."""
         self.calls = 0
         self.answers = 0
-        """Number of answers, with the one that is awaited."""
+        """The number of answers, including the one being awaited."""
         self.replays = False
         """Whether the run is being replayed from its record."""
         self._began_with = rendered
@@ -87,14 +87,14 @@ class Run:
     # Events.
 
     def begin(self) -> None:
-        """Announce the run. A replayed run is announced when it gets past its record."""
+        """Announce the run. A replayed run is announced only when it gets past its record."""
         frame = self.frame
         self.replays = frame.log.has_begun(frame.place)
         if not self.replays:
             self._tell()
 
     def leave_record(self) -> None:
-        """End the replay: what follows is not recorded."""
+        """End the replay: from here on there is no record."""
         if self.replays:
             self.replays = False
             self._tell()
@@ -106,7 +106,7 @@ class Run:
             frame.publish(PromptRendered(self.prompt_name, rendered.text, names, frame.run_context))
 
     def end(self, ended: str) -> None:
-        """Announce the end. A nested run that ended in the record was announced before."""
+        """Announce the end of the run. A nested run's recorded end is stored, but not published again."""
         frame, spending = self.frame, self.frame.costs.models
         fact = PromptExecuted(self.prompt_name, ended, spending.usage, spending.cost, frame.run_context)
         if self.replays and frame.outer is not None and ended != "cancelled":
@@ -118,20 +118,20 @@ class Run:
             frame.parking.start_grace(frame.outer)
 
     def say(self, message: Message) -> None:
-        """Add a message to the conversation. A recorded one is not published again."""
+        """Add a message to the conversation. A recorded message is not published again."""
         masking = self.masking
         shown = message if masking is None else masking.message(message)
         self.conversation.add(message, self.frame.run_context.run_id, again=self.replays, shown=shown)
 
     @property
     def masking(self) -> SecretMask | None:
-        """The mask for secrets in what the model writes; None where there can be none."""
+        """The mask for secrets in what the model writes; None if there can't be any."""
         return self._masking if self.frame.secretive or self.conversation.masks else None
 
     # Requests.
 
     def request(self, max_tokens: int | None = None) -> ModelRequest:
-        """The next request. It shares the conversation and the tools, which grow."""
+        """Return the next request. It shares the conversation and the tools, which both grow."""
         most = max_tokens or self.settings.max_tokens
         request = self._request
         if request is None or request.max_tokens != most:
@@ -149,37 +149,37 @@ class Run:
         return request
 
     def next_place(self) -> Place:
-        """The place of the next answer of the model."""
+        """Return the place of the model's next answer."""
         self.answers += 1
         return self.place_of_answer
 
     @property
     def place_of_answer(self) -> Place:
-        """Where in the record the newest answer of the model belongs."""
+        """The place of the model's newest answer in the record."""
         return self.frame.place.answer(self.answers)
 
     def offered_size(self) -> int:
-        """Upper bound of the bytes that describe the tools and the answer."""
+        """Return an upper bound for the bytes that describe the tools and the answer."""
         schema = None if self.output is None or self.answers_by_call else self.output.schema.json_schema
         tools = sum(_size_of(offered.tool) for offered in self.tools)
         return tools if schema is None else tools + len(msgspec.json.encode(schema)) + _AROUND
 
     def uncounted_cost(self) -> Decimal | None:
-        """The cost of a request without reported usage: unknown, unless the model is free."""
+        """Return the cost of a request without reported usage: unknown, unless the model is free."""
         one = self.tariff(Usage(1, 1))
         return None if one is None or one else one
 
     # Tools.
 
     def open(self, paths: Sequence[str]) -> tuple[str, ...]:
-        """Open sections, so that their tools can be called. Returns the names of the tools."""
+        """Open sections, so that their tools can be called. Returns the names of these tools."""
         opening = self.rendered.open(paths)
         self.rendered = opening.rendered
         shown = [tool for tool in opening.tools if self.frame.offers(tool)]
         for tool in shown:
             self.tools.append(Offered(tool, deferred=True))
         known, tokens = self.counted
-        if known:  # the count does not include them
+        if known:  # the count does not include the new tools
             self.counted = (known, tokens + sum(map(_size_of, shown)))
         self._allow(opening.rendered)
         return tuple(tool.name for tool in shown)
@@ -193,7 +193,7 @@ class Run:
     # Failures.
 
     def failed(self, error: Exception, phase: str, more: str = "") -> PromptEvaluationError:
-        """The error that ends the run. A limit shared with outer runs ends those too."""
+        """Return the error that ends the run. If it is about a limit shared with outer runs, it ends those, too."""
         shared = isinstance(error, LimitError) and self._is_shared(error)
         return PromptEvaluationError(
             f"prompt {self.prompt_name!r}: {str(error).rstrip('.')}.{more}",
@@ -225,10 +225,10 @@ class Run:
         return files
 
     def answer_tool(self, name: str) -> bool:
-        """Whether this call is the answer of the run."""
+        """Return whether a call of this tool is the run's answer."""
         return self.answers_by_call and name == ANSWER_TOOL
 
 
 def _size_of(tool: Tool[Any, Any]) -> int:
-    """Upper bound of the bytes that describe a tool."""
+    """Return an upper bound for the bytes that describe a tool."""
     return len(msgspec.json.encode([tool.name, tool.description, tool.json_schema])) + _AROUND

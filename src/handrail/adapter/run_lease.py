@@ -1,4 +1,4 @@
-"""The lease of a run: acquire, renew, release."""
+"""Run lease: acquire, renew, release."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from handrail.replay.log import RunLog
 log = logging.getLogger("handrail.adapter")
 
 STOPPED = "cancelled by somebody else"
-"""The reason of a cancellation that another process requested."""
+"""The reason given for a cancellation that another process requested."""
 
 _held: set[tuple[int, str]] = set()
 _lock = threading.Lock()
@@ -32,7 +32,7 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def acquire_in_process(journal: Journal, run_id: str) -> Generator[None]:
-    """Hold a run in this process. A lease tells processes apart; this tells tasks and threads apart."""
+    """Hold a run in this process. A lease excludes other processes; this excludes other tasks and threads."""
     mine = (id(journal), run_id)
     with _lock:
         if mine in _held:
@@ -47,13 +47,13 @@ def acquire_in_process(journal: Journal, run_id: str) -> Generator[None]:
 
 @contextlib.asynccontextmanager
 async def acquire_run(journal: Journal, run_id: str) -> AsyncGenerator[RunRow]:
-    """Acquire a run to resume it. Unless it has ended or was parked meanwhile, it is released unchanged."""
+    """Acquire a run to resume it. On exit the run is released unchanged, unless it has ended or was parked meanwhile."""
     with acquire_in_process(journal, run_id):
         row = await journal.runs.take(run_id)
         try:
             yield row
         finally:
-            with contextlib.suppress(RunBusy, JournalError):  # released already, or it can't be
+            with contextlib.suppress(RunBusy, JournalError):  # already released, or the journal failed
                 await asyncio.shield(
                     asyncio.ensure_future(journal.runs.leave(run_id, row.status, row.outcome))
                 )
@@ -61,11 +61,11 @@ async def acquire_run(journal: Journal, run_id: str) -> AsyncGenerator[RunRow]:
 
 @contextlib.asynccontextmanager
 async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
-    """Renew the lease. If another process has taken the run, this one stops without recording an end."""
+    """Renew the lease during the block. If another process takes the run, this one stops without recording an end."""
     run_id = frame.run_context.run_id
     deadline = frame.deadline
     if deadline is not None and deadline.pauses_for_people and frame.log.resumed:
-        await note_deadline(journal, run_id, deadline, frame.clock, paused=False)  # it runs again
+        await note_deadline(journal, run_id, deadline, frame.clock, paused=False)  # no longer paused
     noted = None if deadline is None else deadline.at
 
     async def keep() -> None:
@@ -97,7 +97,7 @@ async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
 
 
 class _Noted(msgspec.Struct, frozen=True):
-    """The state of a deadline that was paused: its time, or the seconds left while it is paused."""
+    """The state of a deadline that can pause: its time, or the seconds left while it is paused."""
 
     at: float | None
     left: float | None
@@ -115,7 +115,7 @@ async def note_deadline(
 def deadline_after(
     at: float | None, pauses: bool, row: RunRow, run_log: RunLog, clock: Clock
 ) -> Deadline | None:
-    """Return the deadline a run began with, without the time that people took since."""
+    """Return the deadline that a run began with, extended by the time that people have taken since."""
     if at is None:
         return None
     if pauses:

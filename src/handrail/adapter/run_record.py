@@ -1,4 +1,4 @@
-"""The record of a run: how it begins, how it is resumed, and how it ends."""
+"""The record of a run: begin, resume and end it."""
 
 from __future__ import annotations
 
@@ -52,31 +52,31 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     params: bytes | None
     history: list[Message]
     system: str
-    """The rendered prompt, which is sent again unchanged, whatever became of the prompt."""
+    """The rendered prompt, which is sent again unchanged even if the prompt has changed since."""
     tools: list[str]
     opened: list[str]
     temperature: float | None
     max_tokens: int | None
     deadline: float | None
     pauses: bool
-    """Whether time that people take does not count towards the deadline."""
+    """Whether the deadline pauses while people answer."""
     budget: dict[str, int | Decimal] | None
     base: bytes | None
-    """The session as it was, if the journal has no record of it."""
+    """The session's state when the run began, if the journal has no record of it."""
     folder: str = ""
-    """The folder of its files, if it is on disk."""
+    """The folder of the run's files, if it is on disk."""
     offered: dict[str, str] = {}
     """The description and JSON Schema of each tool."""
     added: list[str] = []
-    """The tools that were added to the prompt's for this run."""
+    """The names of the tools that were added to the prompt's for this run."""
     events: list[bytes] = []
-    """What was committed in the session since `base` by runs that this one was separated from."""
+    """Events committed in the session since `base`, by earlier runs that are not copied with this one."""
     said: list[Message] = []
-    """The messages of those runs."""
+    """The messages of those earlier runs."""
     shown: list[str] = []
-    """The sections opened in those runs."""
+    """The sections opened in those earlier runs."""
     denied: list[bytes] = []
-    """The denials that held for that session, and their revocations."""
+    """The denials remembered in the original session, and their revocations."""
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,9 +90,9 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     phase: str = ""
     messages: list[Message] = []
-    """What it added to its session's conversation."""
+    """The messages that the run added to its session's conversation."""
     opened: list[str] = []
-    """The sections its model opened: later runs show them."""
+    """The sections that the run's model opened. Later runs show them."""
 
 
 def decode_begin(record: RunRecord) -> RunBegin:
@@ -114,7 +114,7 @@ async def begin_run(
     options: RunOptions,
     model: str,
 ) -> None:
-    """Record a new run before anything of it happens."""
+    """Record a new run before it does anything."""
     app = options.app
     try:
         code = code_of(app)
@@ -160,12 +160,12 @@ async def begin_run(
 
 
 async def _base(journal: Journal, session: Session) -> bytes | None:
-    """Return the session's state if no earlier run in this journal accounts for it."""
+    """Return the session's state, or None if an earlier run in this journal accounts for it."""
     return None if await journal.runs.list(session_id=session.id, limit=1) else save(session)
 
 
 async def _heed_undone(journal: Journal, session: Session, log: RunLog) -> None:
-    """Drop calls of earlier runs that were undone since; the model will be told."""
+    """Drop calls of earlier runs that were undone since. The model will be told about them."""
     undone = await undone_in(journal, session.id)
     if undone.untold:
         log.untold = undone.untold
@@ -181,12 +181,12 @@ async def heed_undone(journal: Journal, session: Session, undone: UndoneCalls) -
 
 
 def offer_of(tool: Tool[Any, Any]) -> str:
-    """Return what a model is told about a tool."""
+    """Return a tool's description and JSON Schema, as text."""
     return msgspec.json.encode([tool.description, tool.json_schema], order="sorted").decode()
 
 
 def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequence[Tool[Any, Any]]) -> None:
-    """Refuse another prompt, or missing files or tools, before the run is taken."""
+    """Raise `RunError` for another prompt, or missing files or tools, before the run is acquired."""
     record, begin = row.record, decode_begin(row.record)
     folder = begin.folder
     if prompt.name != record.prompt:
@@ -212,7 +212,7 @@ def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequen
 
 
 def code_of(app: str) -> str:
-    """Return a digest of an app's code; "" if there is none to look at."""
+    """Return a digest of an app's code, or "" if there is no app."""
     if not app:
         return ""
     module, colon, _ = app.partition(":")
@@ -229,7 +229,7 @@ def code_of(app: str) -> str:
 
 
 def prompt_of(run_id: str, app: str) -> Prompt[Any]:
-    """Return the prompt that an app reference of the form `module:name` names."""
+    """Return the prompt that an app reference of the form `module:name` refers to."""
     module, colon, name = app.partition(":")
     if not colon or app.endswith(".md"):
         raise RunError(
@@ -245,7 +245,7 @@ def prompt_of(run_id: str, app: str) -> Prompt[Any]:
             f"its prompt is at {app!r}, which can't be imported: {error}",
             "Start where it can be, or give the prompt: resume(run_id, prompt); on the command line, --app module:name.",
         ) from error
-    prompt: object = getattr(found, "prompt", found)  # an agent's, or the prompt itself
+    prompt: object = getattr(found, "prompt", found)  # an agent's prompt, or the prompt itself
     if not isinstance(prompt, Prompt):
         raise RunError(run_id, f"there is no Prompt at {app!r}", "Give the prompt: resume(run_id, prompt).")
     return cast("Prompt[Any]", prompt)
@@ -257,7 +257,7 @@ def prompt_of(run_id: str, app: str) -> Prompt[Any]:
 async def carry_out(
     journal: Journal, frame: Frame, conversation: Conversation, work: Coroutine[Any, Any, Outcome]
 ) -> Outcome:
-    """Run the work under the lease, and record how it ends."""
+    """Run `work` under the run's lease, and record how it ends."""
     run_id = frame.run_context.run_id
     began, shown = len(conversation.messages), len(conversation.opened)
     scope = open_scope(frame.cancellation)
@@ -286,7 +286,7 @@ async def carry_out(
         raise
     except Exception as error:
         status = "failed"
-        # A lone surrogate could not be recorded.
+        # A lone surrogate can't be recorded.
         words = str(error).encode(errors="replace").decode()
         phase = error.phase if isinstance(error, PromptEvaluationError) else ""
         outcome = RunOutcome(stop_reason="failed", error=words, phase=phase)
@@ -309,7 +309,7 @@ async def carry_out(
 
 
 async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Return the outcome of the work. A parked run has not ended, however the work does: `RunParked`."""
+    """Return the outcome of `work`. Raises `RunParked` if the run was parked, however the work ends."""
     scope = open_scope(frame.cancellation)
     try:
         ended = await work
@@ -329,22 +329,22 @@ async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, An
 
 
 class ResumedRun(msgspec.Struct, frozen=True):
-    """What a run resumes from."""
+    """What a run is resumed from."""
 
     row: RunRow
     begin: RunBegin
     session: Session
     log: RunLog
     own: tuple[CommitUnit, ...]
-    """The run's own commits, not yet in the session."""
+    """The run's own commits, which are not in the session yet."""
 
     def catch_up(self) -> None:
-        """Apply the run's own commits to the session, after its prompt was rendered as it was then."""
+        """Apply the run's own commits to the session, once its prompt has been rendered without them."""
         for unit in self.own:
             _redo(self.session, unit)
 
     def options(self, options: RunOptions) -> RunOptions:
-        """Return the options it began with, but with the people, files and tools given now."""
+        """Return the options the run began with, combined with the people, files and tools given now."""
         begin, row = self.begin, self.row
         limits: Any = begin.budget
         return options.replace(
@@ -355,7 +355,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
             opened=tuple(begin.opened),
             temperature=begin.temperature,
             max_tokens=begin.max_tokens,
-            # The time that people took since then does not count if it need not.
+            # Time that people have taken since then does not count if the deadline pauses for them.
             deadline=deadline_after(begin.deadline, begin.pauses, row, self.log, options.clock),
             budget=None if limits is None else Budget(**limits),
             run_id=row.record.id,
@@ -393,7 +393,7 @@ async def load_resumed(journal: Journal, row: RunRow, session: Session | None, c
 
 
 async def session_after(journal: Journal, row: RunRow, session: Session | None) -> Session:
-    """Return the session as a finished run left it: what it and earlier runs committed and said."""
+    """Return the session as a finished run left it, with the commits and messages of that run and earlier ones."""
     record = row.record
     units = await journal.calls.load_session(record.session_id)
     runs = await journal.runs.list(session_id=record.session_id)
@@ -408,14 +408,14 @@ async def session_after(journal: Journal, row: RunRow, session: Session | None) 
 
 
 async def session_before(journal: Journal, row: RunRow, session: Session | None) -> Session:
-    """Return the session as the first of its runs found it."""
+    """Return the session as it was before the first of its runs."""
     session = _fresh(row.record, await journal.runs.list(session_id=row.record.session_id), session)
     await keep_decisions(session, journal)
     return session
 
 
 def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone: Container[str]) -> None:
-    """Apply what a finished run left to a session."""
+    """Apply a finished run's commits and messages to a session."""
     for unit in units:
         if unit.run_id == row.record.id and unit.call_id not in undone:
             _redo(session, unit)
@@ -424,7 +424,7 @@ def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone
 
 
 def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -> Session:
-    """Create an empty session under the old id, with what it began with."""
+    """Create an empty session with the old id and the state it began with."""
     base = base_of(runs)
     if session is not None:
         if session.id != record.session_id or session.state or session.logs():
@@ -434,7 +434,7 @@ def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -
                 f"Give a new one: Session(id={record.session_id!r}, ...), or none.",
             )
         for fact in () if base is None else said_in(base, MessageAdded):
-            session.keep(fact)  # the history it began with
+            session.keep(fact)  # the history that the session began with
         bring_in(session, () if base is None else decisions_in(base))
     else:
         session = (
@@ -451,7 +451,7 @@ def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -
 
 
 def _say_again(session: Session, run_id: str, messages: Iterable[Message], opened: Iterable[str]) -> None:
-    """Add what an earlier run said to a session's conversation."""
+    """Add an earlier run's messages and opened sections to a session's conversation."""
     for message in messages:
         session.keep(MessageAdded(ROOT, message, run_id))
     for path in opened:
@@ -459,7 +459,7 @@ def _say_again(session: Session, run_id: str, messages: Iterable[Message], opene
 
 
 def base_of(runs: Iterable[RunRow]) -> bytes | None:
-    """Return the session as it was before the first of its runs here."""
+    """Return the session as it was before the first of its runs in this journal."""
     bases = (decode_begin(each.record).base for each in runs if each.record.begin)
     return next((base for base in bases if base is not None), None)
 
@@ -479,7 +479,7 @@ def answer_of(row: RunRow, prompt: Prompt[Any], session: Session) -> PromptRespo
     if prompt.output is not None:
         with contextlib.suppress(
             ToolValidationError
-        ):  # the type has changed since: return it as it was recorded
+        ):  # the type has changed since: keep the output as it was recorded
             schema: Schema[Any] = Schema(prompt.output)
             output = schema.parse(outcome.output)
     return PromptResponse(

@@ -1,4 +1,4 @@
-"""`Settings`: how a run asks its model, with `Retry` and `Throttle`; and the checks before a run begins."""
+"""`Settings`, how a run asks its model, with `Retry` and `Throttle`; and the checks before a run begins."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Retry:
     """When a request is retried after a transient failure.
 
-    Waits double, with jitter. Where the provider says when to retry, that is respected; if it is more than
+    Waits double, with jitter. If the provider says when to retry, that time is used; if it is more than
     `longest_wait` away, the request is not retried. Nothing is retried past the run's deadline.
     """
 
@@ -50,7 +50,7 @@ class Retry:
             )
 
     def wait_after(self, attempt: int, error: ModelError) -> float | None:
-        """Seconds until the next attempt; None to give up."""
+        """Return the seconds until the next attempt; None to give up."""
         if not error.transient or attempt >= self.attempts:
             return None
         wanted = error.retry_after
@@ -61,9 +61,9 @@ class Retry:
 
 
 class Throttle:
-    """Limits requests: how many at once, how many a minute; and all of them after a rate limit.
+    """Limits how many requests run at once and how many start per minute, and holds all of them after a rate limit.
 
-    The runs of an adapter share one throttle, and adapters can share it too.
+    The runs of an adapter share one throttle, and several adapters can share it, too.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Throttle:
         self._next = max(self._next, self._clock.monotonic() + seconds)
 
     async def enter(self) -> None:
-        """Wait for a turn. Pair every `enter` with a `leave`."""
+        """Wait until a request may be sent. Pair every `enter` with a `leave`."""
         if self._at_once is not None:
             loop = asyncio.get_running_loop()
             slot = self._slots.get(loop)
@@ -111,14 +111,14 @@ class Throttle:
             raise
 
     def leave(self) -> None:
-        """End a request."""
+        """Mark a request as ended, so that another may be sent."""
         if self._at_once is not None:
             self._slots[asyncio.get_running_loop()].release()
 
 
 @dataclass(slots=True, eq=False)
 class Settings:
-    """How a run asks its model. Nested runs inherit it, with overrides."""
+    """How a run asks its model. Nested runs inherit these settings, with overrides."""
 
     model: Model
     _: KW_ONLY
@@ -140,7 +140,7 @@ class Settings:
         max_tokens: int | None = None,
         streaming: bool | None = None,
     ) -> Settings:
-        """These settings with some replaced."""
+        """Return these settings with some of them replaced."""
         check_sampling(temperature, max_tokens)
         return replace(
             self,
@@ -152,7 +152,7 @@ class Settings:
 
 
 def check_prompt(prompt: object) -> None:
-    """Raise `DefinitionError` for what is not a prompt."""
+    """Raise `DefinitionError` for anything that is not a prompt."""
     if not isinstance(prompt, Prompt):
         raise DefinitionError(
             f"evaluate takes a Prompt, not a {type(prompt).__name__}. "
@@ -161,7 +161,7 @@ def check_prompt(prompt: object) -> None:
 
 
 def one_message(params: str, message: str | None) -> str:
-    """The message that was given as params. Raises `DefinitionError` where another was given too."""
+    """Return the message that was given as params. Raises `DefinitionError` if another message was given, too."""
     if message is not None:
         raise DefinitionError(
             "two messages were given: a string as params is the user's message, and so is `message`. "
@@ -171,7 +171,7 @@ def one_message(params: str, message: str | None) -> str:
 
 
 def check_sampling(temperature: Any, max_tokens: Any) -> None:
-    """Raise `DefinitionError` here, where a provider would refuse in the middle of a run."""
+    """Raise `DefinitionError` for values that a provider would refuse in the middle of a run."""
     if temperature is not None and (
         isinstance(temperature, bool)
         or not isinstance(temperature, int | float)
@@ -187,7 +187,7 @@ def check_sampling(temperature: Any, max_tokens: Any) -> None:
 
 
 def check_added(prompt: Prompt[Any], tools: Sequence[Tool[Any, Any]]) -> None:
-    """Check that tools added to one run have names of their own."""
+    """Check that the tools added to a run have unique names."""
     if not tools:
         return
     from handrail.dispatch.frame import check_tool
@@ -206,7 +206,7 @@ def check_added(prompt: Prompt[Any], tools: Sequence[Tool[Any, Any]]) -> None:
 
 
 def check_files(prompt: Prompt[Any], frame: Frame) -> None:
-    """Check that the run has files where a section needs them."""
+    """Check that the run has files if a section needs them."""
     wanting = [type(section).__name__ for _, section in walk(prompt.sections) if section.needs_files]
     if wanting and frame.world.filesystem is None and not frame.world.resources.binds(Filesystem):
         raise DefinitionError(
@@ -231,7 +231,7 @@ def checked_workers(workers: Any) -> WorkerSource | None:
 
 
 def forward_events(session: Session, *buses: EventBus | None) -> Callable[[], None]:
-    """Publish the session's events on these buses too. Returns a function that stops it."""
+    """Publish the session's events on these buses, too. Returns a function that stops this."""
     own = session.dispatcher
     stops = [own.subscribe(object, bus.publish) for bus in buses if bus is not None and bus is not own]
 

@@ -21,8 +21,8 @@ _END = object()
 class RunStream(Generic[OutputT]):
     """The events of a run and of everything nested in it, then its response.
 
-    Iterate with `async for`, or with `for` in a script. `.response` is an operation with the response; it
-    raises the error that ended the run. Iterating never raises for the run. Leaving early cancels the run:
+    Iterate with `async for`, or with `for` in a script. `.response` is an operation that returns the response or
+    raises the error that ended the run; iterating does not raise that error. Leaving early cancels the run:
     a `for` loop does so by itself, an `async for` once its generator is closed, `aclose()` at once.
     """
 
@@ -44,7 +44,7 @@ class RunStream(Generic[OutputT]):
     def run_id(self) -> str:
         return self._run_id
 
-    if not TYPE_CHECKING:  # a type checker knows by itself that there is no such attribute
+    if not TYPE_CHECKING:  # a type checker knows without this that there is no such attribute
 
         def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(
@@ -54,7 +54,7 @@ class RunStream(Generic[OutputT]):
 
     @property
     def response(self) -> Operation[PromptResponse[OutputT]]:
-        """The response. Awaiting it starts the run unless iterating did."""
+        """The response. Awaiting it starts the run, unless iterating has started it."""
         return Operation(self._finish, f"stream({self._name!r}).response")
 
     async def _finish(self) -> PromptResponse[OutputT]:
@@ -67,7 +67,7 @@ class RunStream(Generic[OutputT]):
             raise
 
     async def aclose(self) -> None:
-        """Cancel the run and wait until it has ended. Does nothing when it is over."""
+        """Cancel the run and wait until it has ended. Does nothing if the run is over."""
         if self._task is not None and not self._task.done():
             await cancel_and_await([self._task])
 
@@ -126,7 +126,7 @@ class RunStream(Generic[OutputT]):
 
 def _seen(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
-        task.exception()  # retrieved, so that asyncio does not log it; `.response` raises it
+        task.exception()  # marked as retrieved, so that asyncio does not log it; `.response` raises it
 
 
 async def _next(events: AsyncIterator[object]) -> object:

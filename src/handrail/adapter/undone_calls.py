@@ -1,4 +1,4 @@
-"""Calls that were undone after they were committed, and how the session and the model learn of it."""
+"""Calls that were undone after they were committed, and how the session and the model learn about it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class UndoneCall(msgspec.Struct, frozen=True):
-    """The record of an undone call; its id is the key."""
+    """The record of an undone call. The call's id is the record's key."""
 
     tool: str
     places: list[str]
     """The paths and slices that were restored."""
     stands: list[str] = []
-    """What it did to the world, which can't be undone here."""
+    """The call's effects on the world that could not be undone."""
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 class UndoneCalls:
-    """The undone calls of a session, and those that its model has not been told of."""
+    """The undone calls of a session, and those that its model has not been told about."""
 
     __slots__ = ("calls", "untold")
 
@@ -56,7 +56,7 @@ async def undone_in(journal: Journal, session_id: str) -> UndoneCalls:
 
 
 async def tell_undone(run: Run, place: Place) -> None:
-    """Tell the model before a request what was undone since its last one. A replayed run repeats what it was told."""
+    """Tell the model, before a request, which calls were undone since its last one. A replay repeats the message."""
     log = run.frame.log
     if run.frame.outer is not None:
         return
@@ -91,7 +91,7 @@ def forget_undone(
 ) -> None:
     """Remove undone calls from a session in memory.
 
-    Only the slices they wrote are rebuilt, from the record: no later commit has read or written them.
+    Only the slices that these calls wrote are rebuilt, from the record: no later commit has read or written them.
     """
     units = tuple(units)
     names = {

@@ -1,7 +1,7 @@
 """`ToolContext`: everything about one call that its handler may see and do.
 
-It is a view of a `ContextSource`. `WaitFor` and `PromptModel` are the verbs of an environment: ask a person,
-ask a model.
+It is a view of a `ContextSource`. `WaitFor` and `PromptModel` are the verbs that need an environment: ask a
+person, ask a model.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ if TYPE_CHECKING:
 
 
 class WaitFor(Protocol):
-    """Ask the person on the other side. The answer is validated against `schema`.
+    """Asks the person in the environment. The answer is validated against `schema`.
 
-    No answer raises `Declined`, `QuestionCancelled` or `QuestionTimedOut`. A type that is not a
-    class, such as `Literal["a", "b"]`, is given as `TypeAdapter(...)`.
+    Without an answer it raises `Declined`, `QuestionCancelled` or `QuestionTimedOut`. Pass a type that is not a
+    class, such as `Literal["a", "b"]`, as `TypeAdapter(...)`.
     """
 
     @overload
@@ -75,9 +75,9 @@ class WaitFor(Protocol):
 
 
 class PromptModel(Protocol):
-    """One structured call of a model, validated, with a bounded number of repair turns.
+    """Asks a model once for a structured, validated answer, with a bounded number of repair turns.
 
-    Text arrives at `on_text` as it is written. Tools run through the gate, within the call's limits.
+    `on_text` is called with text as it is written. Tools run through the gate, within the call's limits.
     """
 
     @overload
@@ -109,8 +109,8 @@ class PromptModel(Protocol):
 class ContextSource(Protocol):
     """The members and verbs of a context, made when they are first used.
 
-    The gate's attempts and the fakes of `handrail.testing` satisfy this. A context only adds that its verbs
-    refuse once `home` is closed.
+    The gate's attempts and the fakes in `handrail.testing` satisfy this. The context itself only adds that its
+    verbs refuse once `home` is closed.
     """
 
     @property
@@ -211,9 +211,9 @@ T = TypeVar("T")
 class ToolContext(msgspec.Struct, frozen=True, eq=False):
     """What one call may see and do. It is built for the call and expires with it.
 
-    It is frozen and holds nothing itself: every member is read from the call behind it. Once the
-    call is over every verb refuses with `ContextExpired`, also from a thread that outlived it. The
-    gate makes contexts, and `handrail.testing` makes them for tests; nobody builds one by hand.
+    It is frozen and holds no data of its own: every member is read from the call behind it. Once the call is
+    over, every verb raises `ContextExpired`, even in a thread that outlived the call. Contexts are made by the
+    gate, and by `handrail.testing` for tests; they are not meant to be built by hand.
     """
 
     _source: ContextSource
@@ -226,7 +226,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def call_id(self) -> str:
-        """The id of this call. It is the same after a resume."""
+        """The id of this call. It stays the same after a resume."""
         return self._source.invocation.id
 
     @property
@@ -236,14 +236,14 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def invocation(self) -> Invocation:
-        """Id, start, attempt, idempotency key, and the path of calls that led here."""
+        """The call's id, start, attempt and idempotency key, and the path of calls that led to it."""
         return self._source.invocation
 
     # The run.
 
     @property
     def prompt(self) -> PromptView:
-        """The prompt being run, with `prompt.sections`, the unrendered tree."""
+        """The prompt being run. `prompt.sections` is the unrendered tree."""
         return self._source.prompt
 
     @property
@@ -252,7 +252,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         return self._source.rendered_prompt
 
     def require_rendered(self) -> RenderedPromptView:
-        """The rendered prompt; raises `NotRendered` if there is none yet."""
+        """Return the rendered prompt. Raises `NotRendered` if there is none yet."""
         rendered = self._source.rendered_prompt
         if rendered is None:
             raise NotRendered(self._source.prompt.name)
@@ -260,17 +260,17 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def adapter(self) -> BoundAdapter:
-        """The adapter of this run, bound to this call: evaluations inherit the call's limits."""
+        """The run's adapter, bound to this call. Evaluations inherit the call's limits."""
         return self._source.adapter
 
     @property
     def session(self) -> SessionView:
-        """The session as this call sees it: a fork, to read and to dispatch into."""
+        """The session as this call sees it: reads and dispatches go to the call's fork."""
         return self._source.session
 
     @property
     def event_bus(self) -> EventBus:
-        """Where facts are published; the same as `session.dispatcher`."""
+        """Where facts are published. The same object as `session.dispatcher`."""
         return self._source.event_bus
 
     @property
@@ -280,24 +280,24 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def depth(self) -> int:
-        """How many calls and workers this call is nested in; 0 for a model's own call."""
+        """How many calls and workers this call is nested in; 0 for a call that the run's own model made."""
         return self._source.depth
 
     # The provider's side.
 
     @property
     def request(self) -> RequestView | None:
-        """The model request that led to this call, read-only, secrets redacted; None if no model did."""
+        """The model request that led to this call, read-only, secrets redacted; None if no model made the call."""
         return self._source.request
 
     @property
     def response_accumulator(self) -> ResponseAccumulator | None:
-        """What the model has streamed so far in this turn; None if no model asked for the call."""
+        """What the model has streamed so far in this turn; None if no model made the call."""
         return self._source.response_accumulator
 
     @property
     def extras(self) -> Extras:
-        """Values that the adapter adds under declared keys: `context.extras.get(RATE_LIMIT)`."""
+        """Values that the adapter adds under declared keys, as in `context.extras.get(RATE_LIMIT)`."""
         return self._source.extras
 
     # Limits.
@@ -309,17 +309,17 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def signal(self) -> CancelSignal:
-        """Whether this call has been cancelled."""
+        """The signal that tells whether this call has been cancelled."""
         return self._source.signal
 
     @property
     def heartbeat(self) -> Heartbeat:
-        """The lease of the job this call runs in."""
+        """Renews the lease on the job this call runs in."""
         return self._source.heartbeat
 
     @property
     def budget_tracker(self) -> BudgetTracker:
-        """What may still be spent; the same object as `resources.get(BudgetTracker)`."""
+        """What may still be spent. The same object as `resources.get(BudgetTracker)`."""
         return self._source.budget_tracker
 
     @property
@@ -331,20 +331,20 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def resources(self) -> Resources:
-        """The resources of the run, by protocol."""
+        """The run's resources, by protocol."""
         return self._source.resources
 
     @property
     def filesystem(self) -> Filesystem:
-        """This call's fork of the files; the same as `resources.get(Filesystem)`."""
+        """This call's fork of the files. The same object as `resources.get(Filesystem)`."""
         return self._source.filesystem
 
     @property
     def approval_controller(self) -> ApprovalController:
-        """The approvals of the run, read-only. A tool asks with `request_approval`; it can't decide."""
+        """The run's approvals, read-only. A tool asks with `request_approval`; it can't decide."""
         return self._source.approval_controller
 
-    # Verbs, always there.
+    # Verbs that are always available.
 
     def once(
         self,
@@ -354,10 +354,10 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         probe: Callable[[], Any] | None = None,
         on_unknown: Literal["ask", "fail"] = "ask",
     ) -> Operation[T]:
-        """Do something that can't be rolled back, settled at most once.
+        """Run something that can't be rolled back, and settle it at most once.
 
-        Keyed by this call's identity and `key`, never by its arguments. Once settled it is not run again: the
-        recorded value is returned. Execution is at least once, the settled effect at most once.
+        It is keyed by this call's identity and `key`, never by the call's arguments. Once settled it is not run
+        again: the recorded value is returned. Execution is at least once, the settled effect at most once.
 
         If a crash left it begun but not settled, `probe` is asked first whether it happened (None: unknown),
         then, with `on_unknown="ask"`, a person. If nobody knows, `OutcomeUnknown` is raised. If it did happen,
@@ -377,17 +377,17 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         return self._source.report_progress(message, done, total)
 
     def emit(self, event: object) -> Done:
-        """Publish an event of your own at once, under the tool's name."""
+        """Publish an event of your own immediately, under the tool's name."""
         self._source.home.check()
         return self._source.emit(event)
 
     def request_approval(self, message: str) -> Operation[Approval]:
-        """Ask for approval. A denial does not raise: check the result."""
+        """Ask for approval. A denial does not raise, so check the result."""
         self._source.home.check()
         return self._source.request_approval(message)
 
     def request_permission(self, kind: str) -> Operation[Approval]:
-        """Ask for a permission by name. A denial does not raise: check the result."""
+        """Ask for a permission by name. A denial does not raise, so check the result."""
         self._source.home.check()
         return self._source.request_permission(kind)
 
@@ -397,71 +397,71 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         return self._source.call_tool(name, arguments)
 
     def call_worker(self, name: str, input: Any, *, attachments: Sequence[Any] = ()) -> Operation[Any]:
-        """Run a worker inside this call and return its value; raises `CallFailed` if it failed."""
+        """Run a worker inside this call and return its value. Raises `CallFailed` if it failed."""
         self._source.home.check()
         return self._source.call_worker(name, input, attachments)
 
     def ticket(self) -> str:
-        """A signed text with which another process can run this call's tool."""
+        """Return a signed text with which another process can run this call's tool."""
         self._source.home.check()
         return self._source.ticket()
 
-    # Verbs of an environment.
+    # Verbs that need an environment.
 
     @property
     def wait_for(self) -> WaitFor | None:
-        """Ask the person on the other side; None if nobody can be asked."""
+        """The verb that asks the person in the environment; None if nobody can be asked."""
         return self._source.wait_for
 
     @property
     def prompt_model(self) -> PromptModel | None:
-        """Ask the model in a person's place; None if there is none."""
+        """The verb that asks a model in a person's place; None if there is no such model."""
         return self._source.prompt_model
 
 
 class UserContext(ToolContext, frozen=True, eq=False):
-    """A context with a person to ask. A tool whose handler takes it is only offered where there is one."""
+    """A context with a person to ask. A tool whose handler takes it is offered only where there is a person."""
 
     @property
     def wait_for(self) -> WaitFor:
-        """Ask the person on the other side."""
+        """The verb that asks the person in the environment."""
         verb = self._source.wait_for
         assert verb is not None, "the gate makes this context only where somebody can be asked"
         return verb
 
 
 class AgentContext(ToolContext, frozen=True, eq=False):
-    """A context with a model to ask. A tool whose handler takes it is only offered where there is one."""
+    """A context with a model to ask. A tool whose handler takes it is offered only where there is such a model."""
 
     @property
     def prompt_model(self) -> PromptModel:
-        """Ask a model."""
+        """The verb that asks a model."""
         verb = self._source.prompt_model
         assert verb is not None, "the gate makes this context only where there is a model"
         return verb
 
 
 class WorkerContext(ToolContext, frozen=True, eq=False):
-    """The context of a worker's tools. A tool whose handler takes it is only offered in a worker."""
+    """The context of a worker's tools. A tool whose handler takes it is offered only in a worker."""
 
     @property
     def registry(self) -> RegistryView:
-        """The workers that this one may call, by name, with their descriptions."""
+        """The workers that this worker may call, by name, with their descriptions."""
         return self._facts.registry
 
     @property
     def creation_defaults(self) -> Mapping[str, Any]:
-        """Defaults for workers that this one creates."""
+        """Defaults for workers that this worker creates."""
         return self._facts.creation_defaults
 
     @property
     def attachments(self) -> tuple[Attachment, ...]:
-        """The files this worker was given."""
+        """The files that this worker was given."""
         return self._facts.attachments
 
     @property
     def message_callback(self) -> MessageCallback | None:
-        """Called with every message of this worker and of those below it; None if not wanted."""
+        """Called with every message of this worker and of workers below it; None if there is no callback."""
         return self._facts.message_callback
 
     @property

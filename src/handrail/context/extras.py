@@ -32,11 +32,11 @@ def _check_json(name: str, value: Any) -> None:
         ) from None
 
 
-@dataclass(frozen=True)  # no slots: a subscripted call, ExtraKey[...](...), sets an attribute
+@dataclass(frozen=True)  # no slots, because a subscripted call, ExtraKey[...](...), sets an attribute
 class ExtraKey(Generic[T]):
     """The name and type of a value in the extras.
 
-    Values are JSON unless the key is `opaque`: then `about` must say how long the object lives and
+    Values are JSON unless the key is `opaque`. For an opaque key, `about` must say how long the object lives and
     from which threads it may be used.
     """
 
@@ -59,7 +59,7 @@ class ExtraKey(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """The provider's rate limit, as it last reported it."""
+    """The provider's rate limit, as last reported."""
 
     requests_left: int | None = None
     tokens_left: int | None = None
@@ -80,7 +80,7 @@ RETRIES = ExtraKey("retries", int, "How often the request was tried before it wa
 
 
 class Extras(Mapping[str, Any]):
-    """A read-only mapping, by name or by key: `extras[RATE_LIMIT]` has the key's type."""
+    """A read-only mapping by name or by key. `extras[RATE_LIMIT]` has the key's type."""
 
     __slots__ = ("_values",)
 

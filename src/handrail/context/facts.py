@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class Invocation(msgspec.Struct, frozen=True):
-    """One call of a tool."""
+    """Facts about one call of a tool."""
 
     id: str
     started_at: datetime
     attempt: int
     """1 for the first attempt, 2 for the first retry."""
     idempotency_key: str
-    """The same for every attempt of this call, also after a crash. Pass it to systems that accept one."""
+    """The same for every attempt at this call, even after a crash. Pass it to systems that accept one."""
     parent_message: str | None
-    """The id of the model's message that asked for the call; None if no model did."""
+    """The id of the model's message that made the call; None if no model did."""
     path: tuple[str, ...]
-    """The names of the calls that led here, outermost first, this one last."""
+    """The names of the calls that led here, outermost first, ending with this call's own."""
 
 
 class RunContext(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ ApprovalOutcome = Literal["approved", "denied", "timed out", "cancelled", "nobod
 
 
 class Approval(msgspec.Struct, frozen=True):
-    """The decision on a request for approval. It is true if it was approved."""
+    """The decision on a request for approval. It is truthy if the request was approved."""
 
     approved: bool
     reason: str
@@ -73,22 +73,22 @@ class Approval(msgspec.Struct, frozen=True):
 
 
 class Attachment(msgspec.Struct, frozen=True):
-    """A file given to a worker: a name and bytes, as they were when it was given."""
+    """A file given to a worker: its name and its bytes at that time."""
 
     name: str
     content: bytes
 
     @property
     def size(self) -> int:
-        """The size in bytes."""
+        """The size of the content in bytes."""
         return len(self.content)
 
     def read(self) -> bytes:
-        """The content as bytes."""
+        """Return the content as bytes."""
         return self.content
 
     def text(self) -> str:
-        """The content as text; raises `ToolValidationError` if it is not UTF-8."""
+        """Return the content as text. Raises `ToolValidationError` if it is not UTF-8."""
         try:
             return self.content.decode()
         except UnicodeDecodeError:
@@ -111,12 +111,12 @@ class WorkerMessage(msgspec.Struct, frozen=True):
     """A message that was added to a worker's conversation."""
 
     path: tuple[str, ...]
-    """The path of calls from the worker that was started to the one whose message it is."""
+    """The path of calls from the worker that was started to the worker that the message belongs to."""
     message: Message
 
     @property
     def worker(self) -> str:
-        """The name of the worker whose conversation it is."""
+        """The name of the worker that the conversation belongs to."""
         return self.path[-1]
 
 
@@ -124,7 +124,7 @@ MessageCallback = Callable[[WorkerMessage], None]
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):
-    """What a worker's run has in addition to any run."""
+    """What a worker's run has in addition to what every run has."""
 
     name: str
     registry: RegistryView

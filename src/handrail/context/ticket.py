@@ -1,4 +1,4 @@
-"""`Ticket`: a signed form of a call, with which another process runs its tool."""
+"""`Ticket`: a signed form of a call, with which another process can run the call's tool."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _SHORTEST_KEY = 16
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
-    """What another process needs to run this call's tool, and nothing secret.
+    """What another process needs to run this call's tool. It contains nothing secret.
 
-    Its share of the budget is already reserved: the holder of the ticket can spend that and no more. Changes
-    made under a ticket commit through the gate of the run it names.
+    The ticket's share of the budget is already reserved: its holder can spend that and no more. Changes
+    made under a ticket are committed through the gate of the run it names.
     """
 
     run_id: str
     """The id of the run in its journal."""
     place: str
-    """Where in the run the ticket was issued. It is the same when the handler is re-entered."""
+    """The place in the run where the ticket was issued. It is the same when the handler is re-entered."""
     call_id: str
     session_id: str
     tool: str
@@ -36,17 +36,17 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     budget: dict[str, float]
     capabilities: tuple[str, ...]
     effect: str
-    """The effect of the call. It limits the tools that may run under the ticket."""
+    """The call's effect. It limits which tools may run under the ticket."""
 
     def seal(self, key: bytes) -> str:
-        """The ticket as stable, URL-safe text, signed with `key`."""
+        """Return the ticket as stable, URL-safe text, signed with `key`."""
         _check_key(key)
         body = msgspec.json.encode({"v": _VERSION, **msgspec.to_builtins(self)}, order="sorted")
         return f"{_text(body)}.{_text(_signature(body, key))}"
 
     @staticmethod
     def open(text: str, key: bytes) -> Ticket:
-        """Read a sealed ticket, if it was signed with the same key."""
+        """Read a sealed ticket. Raises `TicketError` unless it was signed with the same key."""
         _check_key(key)
         encoded, dot, signature = str(text).partition(".")
         try:

@@ -1,6 +1,6 @@
-"""The gate and what it is made of. `gate.py` says what happens to a call.
+"""The gate and its parts. `gate.py` describes the steps of a call.
 
-The names are loaded when they are first used: `RunOptions` alone needs no gate.
+Names are imported on first use, so that `RunOptions` alone does not load the gate.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def open_gate(
     policies: Iterable[ToolPolicy] = (),
     **arguments: Unpack[GateArguments],
 ) -> Gate:
-    """A gate for these tools: `await open_gate([weather]).invoke("weather", {"city": "Oslo"})`.
+    """Open a gate for these tools: `await open_gate([weather]).invoke("weather", {"city": "Oslo"})`.
 
-    Nothing is asked for unless a policy asks; nothing is written to disk; without an environment
-    nobody is there.
+    By default no approval is needed unless a policy asks for one, nothing is written to disk, and without
+    an environment there is nobody to ask.
     """
     from handrail.dispatch.frame import open_frame
     from handrail.dispatch.gate import Gate

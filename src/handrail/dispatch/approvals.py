@@ -1,6 +1,6 @@
-"""Approvals: what somebody must allow before a call takes effect.
+"""Approvals: permission that a call must have before it takes effect.
 
-A call that can be undone as a whole runs first, in its fork, and is approved by what it did there.
+A call that can be undone completely runs first, in its fork, and the approval is for its changes there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def approval_verb(
     attempt: Attempt, asks: Asks, operation: str, name: str, reason: str
 ) -> Operation[Approval]:
-    """The verbs `request_approval` and `request_permission`."""
+    """Implement the verbs `request_approval` and `request_permission`."""
     attempt.home.check()
     number = attempt.next_verb(f"approval {name}")
 
@@ -51,7 +51,7 @@ def approval_verb(
 async def ask_approval(
     attempt: Attempt, asks: Asks, name: str, reason: str, diff: str = "", question_id: str | None = None
 ) -> tuple[Approval, DecidedBy]:
-    """Ask for an approval. The answer holds for exactly what was asked, including the diff."""
+    """Ask for an approval. The answer applies to exactly what was asked, including the diff."""
     frame = attempt.frame
     session = frame.session
     params = _params_that_came(attempt)
@@ -62,7 +62,7 @@ async def ask_approval(
     scopes = {scope.words: scope.key for scope in keys.scopes} if kept else {}
     payload = {"tool": attempt.name, "arguments": arguments, "reason": reason}
     if kept:
-        payload["scopes"] = tuple(scopes)  # without them, no memory is offered
+        payload["scopes"] = tuple(scopes)  # without scopes, a decision can't be remembered
     if diff:
         payload["diff"] = diff
     decision_keys = DecisionKeys(
@@ -120,7 +120,7 @@ async def ask_approval(
 def _covering(
     attempt: Attempt, asks: Asks, name: str, params: Any, shown: Any, diff: str
 ) -> Callable[[str], Coverage]:
-    """The keys of a request, by the id of the session that they are for."""
+    """Return a function that gives the keys of a request for a session id."""
     frame = attempt.frame
     paths = paths_of(attempt, params, bool(diff)) if asks == "call" else None
     spellings = spelled(attempt, params)
@@ -144,7 +144,7 @@ def _covering(
 
 
 def _params_that_came(attempt: Attempt) -> Any:
-    """The params as they were sent: parsed again once the handler, which may change its own, has had them."""
+    """Return the params as sent. They are parsed again if the handler has started, since it may change its own."""
     if not attempt.let_through or attempt.arguments is None:
         return attempt.params
     return attempt.tool.parse(attempt.arguments)
@@ -154,29 +154,29 @@ def _params_that_came(attempt: Attempt) -> Any:
 
 
 class Decided(msgspec.Struct, frozen=True):
-    """The outcome of a request, and how it was decided."""
+    """The outcome of an approval request, and how it was decided."""
 
     approval: Approval
     how: DecidedBy
     remembered: str | None = None
-    """The id of the remembered decision, if one decided it."""
+    """The id of the remembered decision that decided the request, if one did."""
 
 
 class _Noted(msgspec.Struct, frozen=True):
-    """A decision that was remembered, as it is recorded in the run."""
+    """The use of a remembered decision, as the run records it."""
 
     digest: str
-    """Of the request: one about anything else is decided again."""
+    """Digest of the request. A request with another digest is decided again."""
     approval: Approval
     remembered: str
 
 
 async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> Decided:
-    """Decide as the record says, in a resumed run; else ask the broker.
+    """Decide an approval request: in a resumed run from the record, if it is there, otherwise through the broker.
 
-    An answer given to this very question takes precedence over everything said since, and so does a
-    remembered decision that was used here: a call that was approved stays approved, whatever was denied
-    or revoked while its process was down. Only the mode *strict* applies to every call.
+    An answer to this very question, or a remembered decision that was used for it, takes precedence over
+    anything said since: a call that was approved stays approved, whatever was denied or revoked while its
+    process was down. Only the mode *strict* applies to every call.
     """
     frame, log = attempt.frame, attempt.frame.log
     mode = frame.people.mode
@@ -184,11 +184,11 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
         before = _before(log, asked)
         if before is not None:
             return before
-        # One with a diff is not withdrawn for another's answer, since somebody may be looking at it.
+        # A request with a diff stays open when another is answered, since somebody may be looking at it.
         recall.is_open = bool(asked.diff) and _was_asked(log, asked) and mode != "approve_all"
     book = frame.session.decisions
     if book is not None and frame.journal is not None and len(frame.session[ApprovalRemembered]):
-        await book.read()  # somebody may have revoked one elsewhere
+        await book.read()  # a decision may have been revoked elsewhere
     approval = await frame.people.broker.decide(asked)
     used = recall.used
     if used is None:
@@ -197,12 +197,12 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
         noted = _Noted(asked.question.digest, approval, used.id)
         await log.note("approval", _place(log, asked), noted)
         if log.resumed and _was_asked(log, asked):
-            await frame.people.questions.withdraw(asked.question.id)  # nobody hears an answer to it
+            await frame.people.questions.withdraw(asked.question.id)  # its answer would not be used
     return Decided(approval, "remembered", used.id)
 
 
 def _before(log: RunLog, asked: ApprovalRequest) -> Decided | None:
-    """How this request was decided before the process ended, if it was."""
+    """Return how this request was decided before the process ended, or None if it was not."""
     question = asked.question
     noted = log.find("approval", _place(log, asked), _Noted)
     if noted is not None and noted.digest == question.digest:
@@ -210,12 +210,12 @@ def _before(log: RunLog, asked: ApprovalRequest) -> Decided | None:
     answer = log.asked[question.id].answer if _was_asked(log, asked) else None
     try:
         return None if answer is None else Decided(decision(answer, asked), "asked")
-    except ToolValidationError:  # given where nobody could check it: ask again
+    except ToolValidationError:  # the answer was given where it could not be checked: ask again
         return None
 
 
 def _was_asked(log: RunLog, asked: ApprovalRequest) -> bool:
-    """Whether exactly this question was asked before."""
+    """Return whether exactly this question was asked before."""
     before = log.asked.get(asked.question.id)
     return before is not None and before.question.digest == asked.question.digest
 
@@ -234,17 +234,17 @@ def _decided_by(approval: Approval, mode: str | None) -> DecidedBy:
 
 
 def runs_first(attempt: Attempt) -> bool:
-    """Whether a call runs before it is approved. All of it must be undoable, and somebody there to look.
+    """Return whether a call runs before it is approved: it can be undone completely, and a preview can be shown.
 
-    If nothing can be shown to anybody, because nobody is there or the mode is *strict*, a call that needs
-    an approval does not run. Nor does one that asks somebody itself.
+    If a preview can't be shown, because nobody is there or the mode is *strict*, a call that needs an
+    approval does not run at all. A call that asks somebody itself is approved before it runs.
     """
     undoable = EFFECTS[attempt.tool.effect].previewed and not attempt.tool.reenters
     return undoable and attempt.frame.people.shows_previews
 
 
 def diff_of(transaction: Transaction) -> str:
-    """What a call did, for a person to read: its files, then its state. It can't change after this."""
+    """Seal a call's transaction and return its changes as text for a person: files first, then state."""
     transaction.seal()
     said: list[str] = []
     for fork in transaction.touched:
@@ -267,9 +267,9 @@ def _shown(event: object) -> str:
 
 
 def paths_of(attempt: Attempt, params: Any, ran: bool) -> tuple[str, ...] | None:
-    """The paths a call names and where they lead; after it ran in its fork, also what it changed.
+    """Return the paths a call names and the targets of their links; after it ran in its fork, also the paths it changed.
 
-    None if that can't be known: a path is invalid, or something other than files was changed.
+    None if they can't be known: a path is invalid, or something other than files was changed.
     """
     found: list[str] = []
     try:
@@ -288,7 +288,7 @@ def paths_of(attempt: Attempt, params: Any, ran: bool) -> tuple[str, ...] | None
 
 
 def spelled(attempt: Attempt, params: Any) -> dict[str, str]:
-    """The paths a call names, each with its canonical spelling; invalid ones are left out."""
+    """Return the paths a call names, each with its canonical spelling. Invalid paths are left out."""
     found: dict[str, str] = {}
     for each in attempt.tool.paths(params):
         with contextlib.suppress(FileError):
@@ -297,18 +297,18 @@ def spelled(attempt: Attempt, params: Any) -> dict[str, str]:
 
 
 def _followed(attempt: Attempt, paths: list[str]) -> list[str]:
-    """Where these lead: a link may point into another folder."""
+    """Return the paths these resolve to: a link may point into another folder."""
     frame = attempt.frame
     files: Any = frame.world.filesystem
     if files is None:
         files = attempt.filesystem if frame.world.resources.binds(Filesystem) else None
     elif attempt.parent is not None:
-        files = attempt.parent.open_transaction.fork_of(files)  # the call around it may have made a link
+        files = attempt.parent.open_transaction.fork_of(files)  # the outer call may have made a link
     return [files.resolved(path) for path in paths if path] if isinstance(files, HasLinks) else []
 
 
 def _changed(attempt: Attempt) -> list[str] | None:
-    """What changed in its forks. A folder is left out if something in it is listed."""
+    """Return the paths changed in the attempt's forks. A folder is left out if something in it is listed."""
     changed: list[str] = []
     for fork in attempt.open_transaction.touched:
         paths = fork.changed_paths()

@@ -1,4 +1,4 @@
-"""`Attempt`: one try at a call. The context a handler gets is a view of it."""
+"""`Attempt`: one try at a call. The handler's context is a view of it."""
 
 from __future__ import annotations
 
@@ -51,56 +51,56 @@ if TYPE_CHECKING:
 
 
 class Attempt(msgspec.Struct, eq=False):
-    """One try at a call, as its handler and its policies see it through their contexts.
+    """One try at a call, which its handler and its policies see through their contexts.
 
-    What only some handlers need is made when it is first asked for. Once the handler is over, its verbs
-    refuse with `ContextExpired`.
+    Parts that only some handlers need are made on first use. Once the handler has ended, its verbs raise
+    `ContextExpired`.
     """
 
     call: Call
     frame: Frame
     number: int = 1
-    """1-based: how many times the handler has been started."""
+    """1-based index among the call's attempts."""
     retries: int = 0
-    """How many of these tries followed a transient failure."""
+    """How many of the attempts followed a transient failure."""
     has_secret: bool = False
-    """Whether it was given a secret. Secrets are not recorded, so the call can't run again from its record."""
+    """Whether the call was given a secret. Secrets are not recorded, so the call can't run again from its record."""
     started: float = 0.0
-    """Seconds into the run at which its call reached the gate."""
+    """Seconds from the start of the run until the call reached the gate."""
     params: Any = None
     seen: Any = None
     """The params as policies see them."""
     transaction: Transaction | None = None
     token: object = None
-    """Issued by the gate in step 7. No handler starts without it."""
+    """Issued by the gate in step 7. A handler does not start without it."""
     scope: CancelScope | None = None
-    """The cancel scope around it, once it passes the gate."""
+    """The cancel scope around the attempt, once it passes the gate."""
     finished: Any = None
-    """What the handler returned, even if the call then failed."""
+    """The handler's return value, even if the call failed afterwards."""
     decision: str = ""
-    """What the policies said, if there are any."""
+    """The policies' combined decision, if there are policies."""
     preview: str | None = None
-    """Why it must be approved, if it runs first and is approved by what it did."""
+    """Why approval is needed, if the call runs first and its changes are then approved."""
     stale: tuple[str, ...] = ()
     approvals: int = 0
     """How many approvals this attempt has asked for."""
     inner: int = 0
-    """How many verbs it has used that are counted: calls, questions, nested runs, tickets."""
+    """How many counted verbs it has used: calls, questions, nested runs and tickets."""
     tickets: list[GivenTicket] | None = None
-    """The tickets it issued and has not closed."""
+    """The tickets that this attempt issued and has not closed."""
     asking: int = 0
-    """How many of its questions are open."""
+    """How many of the attempt's questions are open."""
     waiting: int = 0
-    """How many of these were left to be answered later."""
+    """How many of the open questions were left to be answered later."""
     grace: asyncio.TimerHandle | None = None
-    """Timer that runs while its handler may act on an answer."""
+    """Timer that runs while the handler may act on an answer."""
     ended: bool = False
     stopped: bool = False
     policy_context: ToolContext | None = None
     policies_made_resources: bool = False
     bound: BoundAdapter | None = None
     made_resources: CallResources | None = None
-    """Its view of the resources, once it asked for any."""
+    """The attempt's view of the resources, once it has asked for any."""
     _home: Home | None = None
     _invocation: Invocation | None = None
     _heartbeat: Heartbeat | None = None
@@ -146,12 +146,12 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def place(self) -> Place:
-        """Where this attempt is in the outermost run."""
+        """This attempt's place in the outermost run."""
         return self.call.place.attempt(self.number)
 
     @property
     def elapsed(self) -> float:
-        """Seconds since its call reached the gate."""
+        """Seconds since the call reached the gate."""
         frame = self.frame
         return frame.monotonic() - frame.began - self.started
 
@@ -159,10 +159,10 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def home(self) -> Home:
-        """Where this attempt's operations run; closed with it."""
+        """Where this attempt's operations run. It is closed when the attempt ends."""
         home = self._home
         if home is None:
-            with self.frame.session.lock:  # two threads may ask at once, and there is one home
+            with self.frame.session.lock:  # two threads may ask at once and must get the same home
                 home = self._home
                 if home is None:
                     home = self._home = Home(self.call.loop, self.call.id)
@@ -171,16 +171,16 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def let_through(self) -> bool:
-        """Whether the gate has let the handler start. Until then only policies have looked."""
+        """Whether the gate has let the handler start. Until then only policies have seen the call."""
         return self.token is not None
 
     def check(self) -> None:
-        """Raise `ContextExpired` if the handler is over."""
+        """Raise `ContextExpired` if the handler has ended."""
         if self.ended:
             raise ContextExpired(self.call.id)
 
     def close(self) -> None:
-        """Close the context: the handler is over."""
+        """Close the context, because the handler has ended."""
         self.ended = True
         if self._home is not None:
             self._home.close()
@@ -194,19 +194,19 @@ class Attempt(msgspec.Struct, eq=False):
         return lambda: watchers.remove(watcher) if watcher in watchers else None
 
     def stop(self) -> None:
-        """Tell the watchers of its signal that the call was cancelled or timed out."""
+        """Notify the watchers of the call's signal that it was cancelled or timed out."""
         if not self.stopped:
             self.stopped = True
             for watcher in tuple(self._cancel_watch or ()):
                 watcher()
 
     def next(self) -> Attempt:
-        """Return the next attempt at the same call. The context of this one has expired."""
+        """Return the next attempt at the same call. This attempt's context has expired."""
         has_secret = self.call.kind.is_part and self.has_secret
         number, started, scope = self.number + 1, self.started, self.scope
         return Attempt(self.call, self.frame, number, self.retries, has_secret, started, scope=scope)
 
-    # Numbers and ids. They follow from the order in which a handler makes its verbs, never from chance.
+    # Numbers and ids. They follow from the order in which a handler uses its verbs, and are never random.
 
     def next_number(self) -> int:
         """Return the number of the next verb."""
@@ -214,7 +214,7 @@ class Attempt(msgspec.Struct, eq=False):
         return self.inner
 
     def next_verb(self, verb: str) -> int:
-        """Return the number of the verb that begins now. `Diverged` if the record has another verb there."""
+        """Return the number of the verb that begins now. Raises `Diverged` if the record has another verb there."""
         number = self.next_number()
         log = self.frame.log
         if log.resumed:
@@ -222,16 +222,16 @@ class Attempt(msgspec.Struct, eq=False):
         return number
 
     def question_id(self, which: int | str) -> str:
-        """The id of the question asked by a verb, by the verb's number or the question's name."""
+        """Return the id of a question, by the number of the verb that asks it or by the question's name."""
         return self.place.question(which).id(self.run_context.request_id)
 
     def next_approval_id(self) -> str:
-        """The id of the next approval the gate asks for."""
+        """Return the id of the next approval that the gate asks for."""
         self.approvals += 1
         return self.place.approval(self.approvals).id(self.run_context.request_id)
 
     def own_effect(self, result: Any) -> Settled | None:
-        """What this call itself has done to the world, if a rollback must know of it."""
+        """Return this call's own effect on the world, or None if a rollback need not know of one."""
         tool = self.tool
         if not isinstance(result, ToolResult) or not result.success or tool.delegates:
             return None
@@ -341,12 +341,12 @@ class Attempt(msgspec.Struct, eq=False):
         return self.open_transaction.fork_of(files)
 
     def fork(self, protocol: type, resource: Forkable) -> Any:
-        """The call's own version of a resource."""
+        """Return the call's own fork of a resource."""
         return self.open_transaction.fork_of(resource)
 
     @property
     def open_transaction(self) -> Transaction:
-        """The call's transaction, which is there from step 7 on."""
+        """The call's transaction. Raises `NotSupported` before step 7, when there is none yet."""
         transaction = self.transaction
         if transaction is None:
             raise NotSupported("session", "The call's transaction opens when its handler runs.")

@@ -1,4 +1,4 @@
-"""`Call`: what was asked for, and where in its run. It does not change once its arguments are parsed."""
+"""`Call`: the tool and arguments asked for, and the call's place in its run. Fixed once the arguments are parsed."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ NO_TOOL: Tool[Any, Any] = Tool("unknown", "Stands for a tool that was asked for 
 
 
 class CallKind(msgspec.Struct, frozen=True):
-    """What the gate leaves out for a call."""
+    """Which of the gate's steps a call skips."""
 
     is_part: bool = False
-    """Part of the call around it: its tool is given, and that call was allowed and charged."""
+    """A part of the call around it. Its tool is given, and the outer call was already allowed and charged."""
     only_asks: bool = False
-    """Part of a call that only asks somebody: asked again if its answer was not kept."""
+    """A part that only asks somebody. It is asked again if its answer was not recorded."""
     undoes: bool = False
     """Undoes a call or finds out whether it happened, or is inside a call that does. Neither a cancelled run nor a
     deadline stops it, and it is never replayed.
     """
     is_auxiliary: bool = False
-    """A compensation or a probe itself, which passes the gate beside the call it is about. It has a transaction,
-    events and a record. It needs no approval, costs nothing of the budget, is not numbered and is never undone.
+    """A compensation or a probe, which passes the gate beside the call it belongs to. It has a transaction,
+    events and a record. It needs no approval, is not charged to the budget, is not numbered and is never undone.
     """
 
 
@@ -45,7 +45,7 @@ INSIDE_AUXILIARY = CallKind(undoes=True)
 class Call(msgspec.Struct, frozen=True, eq=False):
     """One call as it was asked for.
 
-    The gate looks its tool up in step 1 and settles its arguments in step 2. Nothing else ever changes it.
+    The gate looks up its tool in step 1 and settles its arguments in step 2. Nothing else about it ever changes.
     """
 
     gate: Gate
@@ -53,28 +53,28 @@ class Call(msgspec.Struct, frozen=True, eq=False):
     arguments: Any
     id: str
     path: tuple[str, ...]
-    """The names of the calls around it, outermost first, and its own."""
+    """The names of the calls around it, outermost first, followed by its own."""
     loop: asyncio.AbstractEventLoop
     number: int
-    """1-based index in its run, or among the verbs of the attempt around it; 0 if it is not counted."""
+    """1-based index in its run, or among the verbs of the attempt around it; 0 for a call that is not counted."""
     parent: Attempt | None = None
     """The attempt it was made in; None for a call of the outermost run."""
     depth: int = 0
     message_id: str | None = None
     kind: CallKind = CALL
     has_secret: bool = False
-    """Part of a call that was given a secret before: the secret is not recorded, so nobody can give it again."""
+    """Part of a call that was given a secret before. Secrets are not recorded, so it can't be given again."""
     tool: Tool[Any, Any] = NO_TOOL
     _place: Place | None = None
 
     @property
     def frame(self) -> Frame:
-        """The run it is a call of."""
+        """The run that this call belongs to."""
         return self.gate.frame
 
     @property
     def place(self) -> Place:
-        """Where this call is in the outermost run."""
+        """This call's place in the outermost run."""
         place = self._place
         if place is None:
             parent = self.parent
@@ -87,17 +87,17 @@ class Call(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def key(self) -> str:
-        """Identifies the call: the same however often it, or what is around it, is tried."""
+        """Key that identifies the call. It stays the same however often the call, or one around it, is tried."""
         return f"{self.frame.run_context.request_id}{self.place.key}"
 
     # For the gate, in steps 1 and 2.
 
     def resolve(self, tool: Tool[Any, Any]) -> None:
-        """Settle which tool the name stands for."""
+        """Set the tool that the call's name stands for."""
         force_setattr(self, "tool", tool)
 
     def settle(self, arguments: Any) -> None:
-        """Settle the arguments, as a value that nobody else holds."""
+        """Set the arguments to a value that nothing else refers to."""
         force_setattr(self, "arguments", arguments)
 
 
@@ -109,7 +109,7 @@ def new_call(
     parent: Attempt | None = None,
     message_id: str | None = None,
 ) -> Call:
-    """A call of the tool called `name`, inside `parent` or the call this whole run is nested in."""
+    """Return a call of the tool named `name`, inside `parent` or the call that this whole run is nested in."""
     frame = gate.frame
     outer = frame.outer
     if parent is None and outer is None:
@@ -145,7 +145,7 @@ def new_call(
 def new_part(
     parent: Attempt, tool: Tool[Any, Any], *, only_asks: bool = False, has_secret: bool = False
 ) -> Call:
-    """A part of a call, as a call of its own whose tool is given."""
+    """Return a part of a call as a call of its own. Its tool is given."""
     call, number = parent.call, parent.next_number()
     kind = CallKind(is_part=True, only_asks=only_asks, undoes=call.kind.undoes)
     return Call(
@@ -166,7 +166,7 @@ def new_part(
 
 
 def new_auxiliary(attempt: Attempt, id: str, tool: Tool[Any, Any], place: Place) -> Call:
-    """A compensation or a probe, beside the call of `attempt` and inside the same transaction as that."""
+    """Return the call of a compensation or a probe, beside the call of `attempt` and in the same outer transaction."""
     call = attempt.call
     return Call(
         call.gate,

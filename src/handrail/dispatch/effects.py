@@ -31,7 +31,7 @@ log = logging.getLogger("handrail.gate")
 OnUnknown = Literal["ask", "fail"]
 
 _SECONDS = 30.0
-"""How long one compensation or probe may take."""
+"""Maximum duration of one compensation or probe, in seconds."""
 
 
 # --- once -------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def once(
     probe: Callable[[], Any] | None,
     on_unknown: OnUnknown,
 ) -> Operation[Any]:
-    """The verb `once` of one call."""
+    """Implement the verb `once` of one call."""
     if EFFECTS[attempt.tool.effect].transactional:
         raise EffectRefused(
             attempt.name, attempt.tool.effect, f"it may not use `once` ({key!r}), which can't be rolled back"
@@ -85,7 +85,7 @@ async def _settle_unknown(
     probe: Callable[[], Any] | None,
     on_unknown: OnUnknown,
 ) -> Any:
-    """Decide a `once` that began and never finished: probe it, or ask. Its value is None if it happened."""
+    """Settle a `once` that began and never finished, by its probe or a question. If it happened, the value is None."""
     happened: Any = None if probe is None else await call_either(probe)
     if happened is None and on_unknown == "ask":
         happened = await _ask_whether(attempt, key)
@@ -118,10 +118,10 @@ async def _ask_whether(attempt: Attempt, key: str) -> bool | None:
 
 
 class _AuxiliaryTool(Tool[Any, Any]):
-    """A function of a tool, its `compensate` or its `probe`, as a tool that only the gate can call."""
+    """A tool's `compensate` or `probe` function, as a tool that only the gate can call."""
 
     given: Any
-    """The params, which are parsed already."""
+    """The params, already parsed."""
 
     def parse(self, arguments: Any) -> Any:
         return self.given
@@ -131,7 +131,7 @@ class _AuxiliaryTool(Tool[Any, Any]):
 
 
 def is_auxiliary(path: Sequence[str]) -> bool:
-    """Whether the call with this path is a compensation or a probe, or inside one."""
+    """Return whether the call with this path is a compensation or a probe, or inside one."""
     return any(name.endswith((".undo", ".probe")) for name in path)
 
 
@@ -157,7 +157,7 @@ def _auxiliary_tool(
 
 
 async def compensate(attempt: Attempt, settled: Sequence[Settled]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Compensate what a call that failed has done, last first. Returns what was compensated and what still stands.
+    """Compensate the effects of a failed call, last first. Returns what was compensated and what was not.
 
     Each compensation passes the gate beside the call. One that fails is rolled back, and the others still run.
     """
@@ -177,7 +177,7 @@ async def compensate(attempt: Attempt, settled: Sequence[Settled]) -> tuple[tupl
 
 
 async def _compensate(attempt: Attempt, done: Settled, tool: Tool[Any, Any]) -> BaseException | None:
-    """Take one compensation through the gate. Returns the error if it fails."""
+    """Pass one compensation through the gate. Returns the error if it fails."""
     function = tool.compensate
     assert function is not None
 
@@ -191,9 +191,9 @@ async def _compensate(attempt: Attempt, done: Settled, tool: Tool[Any, Any]) -> 
 
 
 async def probe(attempt: Attempt) -> bool | None:
-    """Ask the tool's probe whether an interrupted call happened. None if there is no probe, or it does not know.
+    """Ask the tool's probe whether an interrupted call happened. None if there is no probe or it does not know.
 
-    The probe passes the gate beside the call. One that fails is rolled back, and does not know.
+    The probe passes the gate beside the call. A probe that fails is rolled back and counts as not knowing.
     """
     tool, function = attempt.tool, attempt.tool.probe
     if function is None:
@@ -216,7 +216,7 @@ async def probe(attempt: Attempt) -> bool | None:
 
 
 async def _carry(call: Call) -> Passage:
-    """Take a compensation or a probe through the gate. `error` of what is returned says why it failed."""
+    """Pass a compensation or a probe through the gate. If it fails, the returned passage's `error` says why."""
     passage = call.gate.open(call)
     try:
         await shielded(call.gate.carry(passage))

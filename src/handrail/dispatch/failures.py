@@ -1,4 +1,4 @@
-"""The failure table: the status and the result of a call for everything that can go wrong."""
+"""The failure table: maps every error to the status and the result of its call."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NOBODY = (
 
 
 class Refused(Exception):
-    """The gate refused a call before its handler ran, or what the handler gave back."""
+    """The gate refused a call before its handler ran, or refused what the handler returned."""
 
     def __init__(self, status: CallStatus, message: str) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class Refused(Exception):
 
 
 def not_approved(name: str, approval: Approval, how: DecidedBy, asked: str, ran: bool) -> str:
-    """What the model is told if its call was not approved: the outcome, the reason, and what to do."""
+    """Return the model's message for a call that was not approved: the outcome, the reason and what to do."""
     why = f": {approval.reason}" if approval.reason else ""
     done = "What it would have done was not applied." if ran else "It did not run."
     if how == "nobody":
@@ -61,11 +61,11 @@ def not_approved(name: str, approval: Approval, how: DecidedBy, asked: str, ran:
 
 
 class SignatureMismatch(Exception):
-    """The handler does not accept what handlers are called with."""
+    """The handler does not accept the arguments that handlers are called with."""
 
 
 class WrongResult(Exception):
-    """The handler returned something it does not declare, or something that can't be shown."""
+    """The handler returned a value of a type it does not declare, or one that can't be shown."""
 
 
 class Unsuccessful(Exception):
@@ -76,7 +76,7 @@ class Unsuccessful(Exception):
 
 
 class Failure:
-    """The outcome of a failed call: what the model is told, and the error that ends the run, if any."""
+    """The outcome of a failed call: the result for the model, and the error that ends the run, if any."""
 
     __slots__ = ("advice", "reraise", "result", "status")
 
@@ -87,10 +87,10 @@ class Failure:
         self.result: ToolResult[Any] = ToolResult.error(message)
         self.reraise = reraise
         self.advice = advice
-        """What the model should do if nothing of the call remains."""
+        """What the model should do if no effect of the call remains."""
 
     def told(self, left: Sequence[str]) -> ToolResult[Any]:
-        """The result for the model, with what could not be undone."""
+        """Return the result for the model, which lists what could not be undone."""
         message, value = str(self.result.message), self.result.value
         if left:
             message = (
@@ -105,7 +105,7 @@ class Failure:
 
 
 def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) -> Failure:
-    """Return the row of the table for this error. Every error has one."""
+    """Return the row of the failure table for this error. Every error has one."""
     name = attempt.name
     error = _concerning_the_run(raised)
     match error:
@@ -182,7 +182,7 @@ def _ends_the_run(attempt: Attempt, status: CallStatus, error: Exception, phase:
 
 
 def in_short(error: BaseException) -> str:
-    """Return one line about an error, even if its own text can't be made."""
+    """Return one line about an error, even if its `__str__` raises."""
     try:
         text = str(error).strip().split("\n", 1)[0]
     except Exception:
@@ -193,7 +193,7 @@ def in_short(error: BaseException) -> str:
 
 
 def _concerning_the_run(error: BaseException) -> BaseException:
-    """The member of an exception group that ends the run, if there is one; else the error itself."""
+    """Return the member of an exception group that ends the run, or the error itself if there is none."""
     members: tuple[BaseException, ...] = getattr(error, "exceptions", ())
     for each in members if isinstance(error, BaseExceptionGroup) else ():
         inside = _concerning_the_run(each)
@@ -203,7 +203,7 @@ def _concerning_the_run(error: BaseException) -> BaseException:
 
 
 def forget_locals(error: BaseException) -> None:
-    """Keep the traceback of an error, but not the objects its frames held."""
+    """Clear the local variables that an error's traceback holds, and keep the traceback."""
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:

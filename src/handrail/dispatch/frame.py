@@ -1,4 +1,4 @@
-"""`Frame`: what all the calls of one run share."""
+"""`Frame`: the state that all calls of one run share."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class ProviderSide(Protocol):
-    """What an adapter adds to the contexts of a turn. Each is made when a tool asks for it."""
+    """What an adapter adds to the contexts of a turn. Each part is made when a tool first asks for it."""
 
     @property
     def request(self) -> RequestView | None: ...
@@ -56,7 +56,7 @@ class ProviderSide(Protocol):
 
 
 class NoProvider:
-    """The provider's side of a call that no model asked for."""
+    """The provider's side of a call that was not made by a model."""
 
     __slots__ = ()
     request = None
@@ -68,32 +68,32 @@ NO_PROVIDER = NoProvider()
 
 
 class People(msgspec.Struct, frozen=True, eq=False):
-    """Who takes part in a run and in every run nested in it."""
+    """The people and brokers that a run and every run nested in it can ask."""
 
     environment: Environment | None
-    """Who can be asked; None: nobody."""
+    """Where questions are asked; None if there is nobody to ask."""
     broker: ApprovalBroker
     mode: ApprovalMode | None
-    """The broker's, if it has one."""
+    """The broker's approval mode, if it has one."""
     shows_previews: bool
-    """Whether the broker is asked about a staged call after it ran in its fork."""
+    """Whether the broker is asked about a staged call after it has run in its fork."""
     questions: Questions
     key: bytes
-    """Signs questions and tickets."""
+    """The key that signs questions and tickets."""
 
 
 class World(msgspec.Struct, frozen=True, eq=False):
-    """What the calls of a run, and of every run nested in it, work on."""
+    """The resources, files and steps that the calls of a run, and of every run nested in it, work on."""
 
     resources: RunResources
     filesystem: Forkable | None
-    """The files, if they take part in transactions."""
+    """The filesystem, if it takes part in transactions."""
     steps: Steps
-    """What `once` has settled."""
+    """The outcomes that `once` has settled."""
 
 
 class ModelSide(msgspec.Struct, eq=False):
-    """What calls see of the model and the prompt behind them."""
+    """The model and the prompt behind a run's calls, as the calls see them."""
 
     prompt: PromptView | None = None
     rendered: RenderedPromptView | None = None
@@ -104,19 +104,19 @@ class ModelSide(msgspec.Struct, eq=False):
 
 
 class Costs:
-    """What a run has cost so far, and what its calls are told of that."""
+    """A run's costs so far, and the tracker that its calls can see."""
 
     __slots__ = ("_given", "_tracker", "models")
 
     def __init__(self, budget: BudgetTracker | None, outer: Costs | None) -> None:
         self.models = CostTracker(None if outer is None else outer.models)
-        """What models were paid."""
+        """Usage and cost of models."""
         self._tracker = budget
         self._given: Mapping[type, Callable[[], Any]] | None = None
 
     @property
     def tracker(self) -> BudgetTracker:
-        """The budget's tracker; without a budget, one without limits."""
+        """The budget's tracker, or one without limits if there is no budget."""
         if self._tracker is None:
             self._tracker = BudgetTracker()
         return self._tracker
@@ -130,9 +130,9 @@ class Costs:
 
 
 class Frame:
-    """What the calls of one run share, and which of them are running."""
+    """The state that the calls of one run share, and which of them are running."""
 
-    # Slots, and not all of them grouped: every call reads about twenty of these.
+    # Slots, and not all of them grouped: every call reads about twenty of them.
     __slots__ = (
         "__weakref__",
         "began",
@@ -172,9 +172,9 @@ class Frame:
 
     # Where it is.
     outer: Attempt | None
-    """The call this run is nested in; None for a run of its own."""
+    """The call this run is nested in; None for a run at the root."""
     place: Place
-    """Where in the outermost run this run is."""
+    """This run's place in the outermost run."""
     run_context: RunContext
 
     # What it was given.
@@ -183,19 +183,19 @@ class Frame:
     world: World
     model: ModelSide
     workers: Workers | None
-    """The workers its calls may reach, if any."""
+    """The workers that its calls may call, if any."""
     worker: WorkerFacts | None
-    """Facts about the worker this run belongs to; None if it belongs to none."""
+    """Facts about the worker this run belongs to; None outside a worker."""
     log: RunLog
     parking: Parking | None
 
     # What its model may call.
     tools: Mapping[str, Tool[Any, Any]]
     open_tools: Mapping[str, Tool[Any, Any]]
-    """The tools that can be called without further checks: most of them."""
+    """The tools that can be called without further checks, which is most of them."""
     policies: tuple[ToolPolicy, ...]
     secretive: bool
-    """Whether a tool, shown or not yet shown, takes secrets. Then what the model writes is masked."""
+    """Whether any tool, shown or not yet shown, takes secrets. If so, what the model writes is masked."""
 
     def __init__(
         self,
@@ -206,13 +206,13 @@ class Frame:
         adapter: Callable[[Any], BoundAdapter] | None = None,
         prompt_model: Callable[[Any], PromptModel] | None = None,
     ) -> None:
-        """Open a run of its own: fill in what `options` leave out."""
+        """Open a run at the root, with defaults for what `options` leave out."""
         self.outer = None
         self.place = RUN
         journal, new_id, environment = options.journal, options.new_id, options.environment
         session = options.session or Session(new_id=new_id)
         if journal is not None:
-            session.check_each(check_serialisable)  # harmless if it is checked already
+            session.check_each(check_serialisable)  # harmless if the session is checked already
         self.world = _world_of(options)
         self.people = _people_of(options)
         self.log = log or NO_LOG
@@ -230,7 +230,7 @@ class Frame:
     def nested(
         cls, call: Attempt, number: int, options: RunOptions, prompt: PromptView | None = None
     ) -> Frame:
-        """Open a run inside a call, which shares everything the call has. `options` are those of `nested`.
+        """Open a run inside a call. It shares everything the call has; `options` come from `RunOptions.nested`.
 
         `number` is the index of the verb; the run's id derives from it and the call's id.
         """
@@ -269,11 +269,11 @@ class Frame:
         self.lease = options.lease
         self.limited = options.deadline is not None or budget is not None
         self.task: asyncio.Task[Any] | None = None
-        """The task that runs the loop, if any: a cancellation between calls stops it."""
+        """The task that runs the loop, if any. A cancellation between calls stops it."""
         clock = options.clock
         self.began_at = clock.now()
         self.live: dict[Attempt, asyncio.Task[Any]] = {}
-        """The attempts that are running, and the task of each."""
+        """The attempts that are running, each with its task."""
         self.monotonic, self.began = clock.monotonic, clock.monotonic()
         self.call_prefix = f"{self.run_context.run_id}."
         self.counter = itertools.count(1)
@@ -284,7 +284,7 @@ class Frame:
         return self.options.clock
 
     def show(self, tools: Iterable[Tool[Any, Any]], policies: Iterable[ToolPolicy]) -> None:
-        """Let these tools be called from now on, under these policies."""
+        """Make these the tools that can be called from now on, under these policies."""
         self.tools = _by_name(tools)
         self.open_tools = {
             name: tool for name, tool in self.tools.items() if tool.handler is not None and not tool.needs
@@ -293,7 +293,7 @@ class Frame:
         self.secretive = self.secretive or any(tool.secret for tool in self.tools.values())
 
     def ends(self, call: Attempt) -> None:
-        """Mark an attempt as finished; its end has not been published yet."""
+        """Mark an attempt as finished, before its end is published."""
         del self.live[call]
         if self.parking is not None:
             self.parking.ending.add(call)
@@ -301,22 +301,22 @@ class Frame:
     # Who takes part.
 
     def mode_of(self, tool: Tool[Any, Any]) -> RunMode:
-        """The run mode of a tool: its own, else the session's, else the environment's."""
+        """Return a tool's run mode: its own, else the session's, else the environment's."""
         environment = self.people.environment
         default: RunMode = "headless" if environment is None else environment.run_mode
         return tool.run_mode or self.session.run_mode or default
 
     def can_ask(self, tool: Tool[Any, Any]) -> bool:
-        """Whether this tool may ask somebody."""
+        """Return whether this tool may ask somebody."""
         environment = self.people.environment
         return environment is not None and environment.run_mode == "user" and self.mode_of(tool) == "user"
 
     def can_prompt(self, tool: Tool[Any, Any]) -> bool:
-        """Whether a model stands in for a person."""
+        """Return whether a model answers this tool's questions instead of a person."""
         return self.model.prompt_model is not None and self.mode_of(tool) == "agent"
 
     def offers(self, tool: Tool[Any, Any]) -> bool:
-        """Whether what this tool requires is there, so that the model may be offered it."""
+        """Return whether everything this tool requires is available, so that the model may be offered it."""
         needs = tool.needs
         if "worker" in needs and self.worker is None:
             return False
@@ -329,12 +329,12 @@ class Frame:
 
     @property
     def left_to_the_record(self) -> bool:
-        """Whether the run continues elsewhere, because it is parked or another process has it."""
+        """Whether the run continues elsewhere, because it is parked or another process has taken it over."""
         return self.log.closed
 
     @property
     def parked(self) -> bool:
-        """Whether it is being parked. Then nothing new begins, and no end is published."""
+        """Whether the run is being parked. Then nothing new begins, and no end is published."""
         return self.parking is not None and self.parking.parked
 
 
@@ -367,7 +367,7 @@ def open_frame(
     adapter: Callable[[Any], BoundAdapter] | None = None,
     prompt_model: Callable[[Any], PromptModel] | None = None,
 ) -> Frame:
-    """Open a run of its own, after checking its options."""
+    """Check the options of a run at the root, and open it."""
     check_kinds(policies=(policies, Iterable, "a list of policies: [CapabilityPolicy()]"))
     options.check()
     frame = Frame(options, prompt=prompt, log=log, adapter=adapter, prompt_model=prompt_model)
@@ -376,7 +376,7 @@ def open_frame(
 
 
 def check_tool(given: object) -> None:
-    """Raise `DefinitionError` for anything but a tool, such as a plain function."""
+    """Raise `DefinitionError` for anything that is not a tool, such as a plain function."""
     if not isinstance(given, Tool):
         name = getattr(given, "__name__", repr(given))
         raise DefinitionError(f"{name} is not a tool. Put `@tool` on the function, or make a `Tool` of it.")
@@ -394,7 +394,7 @@ def _by_name(tools: Iterable[Tool[Any, Any]]) -> Mapping[str, Tool[Any, Any]]:
 
 
 def check_policies(policies: Iterable[ToolPolicy]) -> tuple[ToolPolicy, ...]:
-    """Check that each policy is complete and has a name of its own."""
+    """Check that each policy is complete and has a unique name."""
     found = tuple(policies)
     for policy in found:
         if not all(hasattr(policy, member) for member in ("name", "check", "on_result")):

@@ -1,4 +1,4 @@
-"""The gate: every call, whoever makes it, takes the same eleven steps, in this order.
+"""The gate: every call, no matter who makes it, takes the same eleven steps in this order.
 
     1  look the name up                     7   open the transaction
     2  parse the arguments                  8   run the handler, under its timeout and the deadline
@@ -7,8 +7,8 @@
     5  deadline and budget                  11  return the result
     6  build the context
 
-`Gate.carry` is these steps, top to bottom. If a call can be undone as a whole and somebody is there to look,
-step 4 comes after step 8: it is approved by what it did in its fork.
+`Gate.carry` takes these steps from top to bottom. If a call can be undone completely and a preview can be
+shown, step 4 comes after step 8: the approval is for the changes in the call's fork.
 """
 
 from __future__ import annotations
@@ -70,34 +70,34 @@ log = logging.getLogger("handrail.gate")
 Arguments = str | bytes | Mapping[str, Any]
 
 _RETRIES = 2
-"""How often a call is tried again after a transient failure."""
+"""How many times a call is retried after a transient failure."""
 _RERUNS = 2
-"""How often a call is run again because what it read was changed meanwhile."""
+"""How many times a call is rerun because something it read has changed meanwhile."""
 _TOKEN = object()
-"""What a call must hold to start a handler; given out in step 7 and nowhere else."""
+"""The token that a call needs to start a handler. Only step 7 gives it out."""
 
 
 class Passage(msgspec.Struct, eq=False):
-    """One call on its way through the gate: what spans its attempts, and what comes of it."""
+    """One call on its way through the gate: the state its attempts share, and its outcome."""
 
     call: Call
     attempt: Attempt
     """The newest attempt."""
     approved: Approval | None = None
     reservation: Reservation | None = None
-    """What it may spend of the budget."""
+    """The part of the budget reserved for the call."""
     reruns: int = 0
     left: tuple[str, ...] = ()
-    """What earlier attempts did to the world that could not be undone."""
+    """Effects of earlier attempts that could not be undone."""
     status: CallStatus = "ok"
     result: ToolResult[Any] | None = None
     error: BaseException | None = None
     recorded: bool = False
-    """Whether its end is in the journal."""
+    """Whether the call's end is in the journal."""
 
 
 class Gate:
-    """One run's gate. It holds the frame and no state of its own."""
+    """The gate of one run. It holds the frame and no state of its own."""
 
     __slots__ = ("frame",)
 
@@ -107,7 +107,7 @@ class Gate:
     def invoke(
         self, name: str, arguments: Arguments = "{}", *, call_id: str | None = None
     ) -> Operation[ToolResult[Any]]:
-        """Call a tool by name, with JSON text or a mapping, as a model would."""
+        """Call a tool by name, with its arguments as JSON text or a mapping, as a model would."""
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
             named = getattr(name, "name", "...")
             raise DefinitionError(
@@ -116,31 +116,31 @@ class Gate:
         return Operation(lambda: self.pass_through(new_call(self, name, arguments, call_id)), "invoke")
 
     def cancel(self, reason: str = "cancelled") -> None:
-        """Stop every call of this run and everything below, children first. On the loop's thread."""
+        """Stop every call of this run and of the runs below it, children first. Call this on the loop's thread."""
         self.frame.cancellation.cancel(reason)
 
     async def close(self) -> None:
-        """End the run: close its resources, last made first."""
+        """End the run and close its resources, last made first."""
         self.frame.cancellation.close()
         await self.frame.world.resources.close()
 
     def pass_through(self, call: Call) -> Coroutine[Any, Any, ToolResult[Any]]:
-        """Take a call through the gate and return its result."""
+        """Pass a call through the gate and return its result."""
         return self.carry(Passage(call, Attempt(call, self.frame, 1, 0, call.has_secret)))
 
     def open(self, call: Call) -> Passage:
-        """A call before the gate, with its first attempt."""
+        """Return a passage for a call that has not passed the gate yet, with its first attempt."""
         return Passage(call, Attempt(call, self.frame, 1, 0, call.has_secret))
 
     async def carry(self, passage: Passage) -> ToolResult[Any]:
-        """Carry a call through the eleven steps. It always ends in exactly one `ToolInvoked`, and `passage` has its result."""
+        """Take a call through the eleven steps. It ends in exactly one `ToolInvoked`, and `passage` holds its result."""
         frame, call, attempt = self.frame, passage.call, passage.attempt
         if frame.log.resumed and (before := await self._replay(passage)) is not None:
             return before
         started = attempt.started = frame.monotonic() - frame.began
         kind = call.kind
         scope = attempt.scope = open_scope(None if kind.undoes else frame.cancellation, call.loop)
-        if frame.told.get(ToolStarted, True):  # somebody listens, or it is not known yet
+        if frame.told.get(ToolStarted, True):  # somebody listens, or it is not known yet whether anybody does
             frame.publish(ToolStarted(call.id, call.name, call.path, started, frame.run_context))
         frame.live[attempt] = scope.task
         ending: BaseException | None = None
@@ -153,12 +153,12 @@ class Gate:
                 check_nesting(call, call.parent)
             policies = () if kind.is_part else frame.policies
             if policies and type(call.arguments) is not str and type(call.arguments) is not bytes:
-                call.settle(clear_json(call.arguments))  # what is checked is what runs, whoever holds it
+                call.settle(clear_json(call.arguments))  # a copy: what is checked is what runs
             if frame.log.resumed:
                 await decide_interrupted(attempt)
             attempt.params = tool.parse(call.arguments)  # 2
             while True:
-                # Opened here and used from step 7 on: what policies look at counts as read by the call.
+                # Opened here and used from step 7 on: what policies read counts as read by the call.
                 attempt.transaction = new_transaction(attempt, tool)
                 if policies:
                     asked = await check_policies(attempt)  # 3
@@ -176,7 +176,7 @@ class Gate:
                     if handler is not None:
                         await handler
                     result = attempt.finished
-                    if attempt.preview is not None:  # 4, of what it did
+                    if attempt.preview is not None:  # 4, for the changes it made
                         await self._approve(passage, attempt.preview, diff_of(attempt.open_transaction))
                     if policies:
                         await tell_policies(attempt, result)
@@ -189,7 +189,7 @@ class Gate:
                 except Conflict:
                     if attempt.preview is None or passage.reruns >= _RERUNS:
                         raise
-                    passage.reruns += 1  # it was approved on ground that has moved: run again, ask again
+                    passage.reruns += 1  # the approved changes no longer fit: run again and ask again
                 except TransientError as error:
                     await self._wait_to_retry(attempt, error)
                 attempt = await self._again(passage, scope)
@@ -214,7 +214,7 @@ class Gate:
         return result  # 11
 
     async def _replay(self, passage: Passage) -> ToolResult[Any] | None:
-        """What is recorded of a call that is over; else continue with the attempt that was under way."""
+        """Return the recorded result of a call that has ended; otherwise continue with the interrupted attempt."""
         passage.left = resume_attempt(passage.attempt)
         passage.result = await replay_call(passage.attempt)
         return passage.result
@@ -222,20 +222,20 @@ class Gate:
     # 4
 
     async def _approve_first(self, passage: Passage, reason: str) -> None:
-        """Have a call approved before it runs, unless it can run first and be approved by what it did."""
+        """Ask for the call's approval before it runs, unless it can run first and have its changes approved."""
         attempt = passage.attempt
         if runs_first(attempt):
             attempt.preview = reason
             return
         await self._approve(passage, reason)
-        await check_policies(attempt)  # what was true when it was asked may not be now
+        await check_policies(attempt)  # what was true before the question may no longer be true
 
     async def _approve(self, passage: Passage, reason: str, diff: str = "") -> None:
         name = passage.call.name
         approval, how = await ask_approval(passage.attempt, "call", name, reason, diff)
         if not approval.approved:
             raise Refused("denied", not_approved(name, approval, how, reason, bool(diff)))
-        if how != "remembered":  # what is remembered is looked up again if the call is run again
+        if how != "remembered":  # a remembered decision is looked up again if the call is run again
             passage.approved = approval
 
     # 5
@@ -243,7 +243,7 @@ class Gate:
     def _check_limits(self, passage: Passage) -> None:
         frame, call = self.frame, passage.call
         if call.kind.undoes:
-            return  # what has to be undone is, also in a run that was cancelled or has run out of time
+            return  # compensations and probes run even if the run was cancelled or its deadline has passed
         frame.cancellation.check()
         if frame.deadline is not None:
             frame.deadline.check(f"{call.name} could run")
@@ -259,7 +259,7 @@ class Gate:
         context: ToolContext,
         scope: CancelScope,
     ) -> None:
-        """Run the handler in this task, or in a thread if it is not async. Its result is `attempt.finished`."""
+        """Run the handler in this task, or in a thread if it is not async. Sets `attempt.finished` to its result."""
         handler: Any = tool.handler
         if attempt.token is not _TOKEN or handler is None:
             raise SignatureMismatch("it was not let through the gate")
@@ -297,14 +297,14 @@ class Gate:
     # 9
 
     def _commit(self, passage: Passage, result: ToolResult[Any]) -> bool:
-        """Apply what the call did to what it was forked from. False: it must run again."""
+        """Apply the call's changes to what its forks were made from. Returns False if the call must run again."""
         call, attempt = passage.call, passage.attempt
         transaction: Any = attempt.transaction
         if call.parent is not None and call.parent.ended and not call.kind.is_auxiliary:
             raise Refused("cancelled", f"{call.name} was not applied: the call around it is over.")
         if transaction.touched:
             lock = self.frame.session.lock
-            lock.acquire()  # from the version check to the last change nobody else comes in between
+            lock.acquire()  # nobody else may change anything from the version check to the last change
             try:
                 if self._must_run_again(passage, transaction):
                     return False
@@ -317,18 +317,18 @@ class Gate:
                 lock.release()
             transaction.publish()
         if transaction.parent is not None and not call.kind.is_auxiliary:
-            # What an inner call did to the world is the outer one's to answer for, should it fail.
+            # If the outer call fails, it must undo or report what its inner calls did to the world.
             transaction.parent.inherit(transaction)
             self._remember(attempt, transaction.parent)
         passage.result = result
         return True
 
     async def _commit_journaled(self, passage: Passage, result: ToolResult[Any]) -> bool:
-        """The same with a record: check, record and apply, with no other commit in between."""
+        """Commit a call in a run with a journal: check, record and apply, with no other commit in between."""
         attempt = passage.attempt
         journal, log, transaction = self.frame.journal, self.frame.log, attempt.open_transaction
         if journal is None or transaction.parent is not None:
-            # It becomes part of the outer call's record; what it left there is kept in case that is entered again.
+            # It becomes part of the outer call's record; its result is kept in case the outer handler is entered again.
             inner = inner_call(attempt, result) if log.is_kept else None
             done = self._commit(passage, result)
             if done and log.is_kept:
@@ -346,7 +346,7 @@ class Gate:
         return True
 
     def _must_run_again(self, passage: Passage, transaction: Transaction) -> bool:
-        """Whether something the call read has changed and the call, which can be undone as a whole, must run again."""
+        """Return whether something the call read has changed and the call, which can be undone completely, must run again."""
         stale, tool = transaction.stale(), passage.call.tool
         if stale and EFFECTS[tool.effect].transactional:
             if passage.reruns >= _RERUNS or tool.reenters:
@@ -357,7 +357,7 @@ class Gate:
         return False
 
     def _remember(self, attempt: Attempt, transaction: Transaction) -> None:
-        """Note what a finished call did to the world, to be compensated or reported if it is rolled back."""
+        """Note the effect of a finished call on the world, to be compensated or reported if it is rolled back."""
         done = attempt.own_effect(attempt.finished)
         if done is not None:
             transaction.settle(done)
@@ -369,7 +369,7 @@ class Gate:
             passage.result = error.result
             return None
         if isinstance(error, RunBusy):
-            self.frame.log.close()  # another process has the run, and decides what is undone
+            self.frame.log.close()  # another process has the run, and decides what to undo
         failure = failure_of(attempt, error, stopped)
         if failure.status in ("cancelled", "timed out"):
             attempt.stop()
@@ -379,13 +379,13 @@ class Gate:
         undone: tuple[str, ...] = ()
         try:
             undone = await self._undo(attempt, failure.result.message)
-        except Exception:  # whatever happens here, the call gets its end
+        except Exception:  # whatever happens here, the call must get its end
             log.exception("undoing %s failed", name)
         passage.result = failure.told(tuple(dict.fromkeys((*passage.left, *undone))))
         return failure.reraise
 
     def _abandon(self, passage: Passage, error: BaseException) -> None:
-        """End a call whose coroutine was closed from outside: nothing can be awaited any more."""
+        """End a call whose coroutine was closed from outside, when nothing can be awaited any more."""
         attempt = passage.attempt
         attempt.close()
         if attempt.transaction is not None:
@@ -403,7 +403,7 @@ class Gate:
             return ()
         transaction.drop()
         if self.frame.left_to_the_record:
-            return ()  # parked, or another process has it: whoever goes on decides
+            return ()  # parked, or taken over: the process that continues the run decides
         self._remember(attempt, transaction)
         if attempt.tickets is not None:
             await shielded(answer_for_tickets(attempt, transaction))
@@ -424,11 +424,11 @@ class Gate:
         """Undo this attempt and begin the next."""
         frame, attempt = self.frame, passage.attempt
         passage.left = (*passage.left, *await self._undo(attempt, "it is run again"))
-        attempt.transaction = None  # undone, and not to be undone again
+        attempt.transaction = None  # already undone, so not to be undone again
         another = attempt.next()
         await note_attempt(another, passage.left)
         if scope.interrupted:
-            raise asyncio.CancelledError  # it came while this attempt was undone
+            raise asyncio.CancelledError  # the cancellation came while this attempt was being undone
         if attempt.preview is not None:
             passage.approved = None
         another.params = passage.call.tool.parse(passage.call.arguments)
@@ -438,7 +438,7 @@ class Gate:
         return another
 
     async def _wait_to_retry(self, attempt: Attempt, error: TransientError) -> None:
-        """Wait before a retry, or raise the error if there is none."""
+        """Wait before the next retry, or raise the error if no retry is left."""
         if not EFFECTS[attempt.tool.effect].retried or attempt.retries >= _RETRIES:
             raise error
         pause = 0.1 * 2**attempt.retries if error.retry_after is None else error.retry_after
@@ -468,10 +468,10 @@ class Gate:
             close_policy_context(attempt)
         if passage.reservation is not None:
             passage.reservation.settle()
-        attempt.made_resources = None  # it points back here, and only the collector could free the circle
+        attempt.made_resources = None  # breaks a reference cycle with the attempt
         result: Any = passage.result
         shown, parking = call.tool.shown, frame.parking
-        if parking is None or not parking.parked or passage.recorded:  # else it has not ended: it is left
+        if parking is None or not parking.parked or passage.recorded:  # else it has not ended
             frame.record(
                 ToolInvoked(
                     call.id,

@@ -1,4 +1,4 @@
-"""Handlers: finding the one to run, starting it, and checking what it returned."""
+"""Handlers: find the one to run, start it, and check what it returned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from handrail.tools.effect import refusal
 
 
 def look_up(attempt: Attempt) -> Tool[Any, Any]:
-    """The tool that a call asks for. `Refused`, with a hint, if there is none that can be called."""
+    """Return the tool that a call names. Raises `Refused`, with a hint, if no such tool can be called."""
     call, tools, workers = attempt.call, attempt.frame.tools, attempt.frame.workers
     tool = call.tool if call.kind.is_part else tools.get(call.name)
     if tool is None and workers is not None:
@@ -36,7 +36,7 @@ def look_up(attempt: Attempt) -> Tool[Any, Any]:
 
 
 def check_nesting(call: Call, outer: Attempt) -> None:
-    """Calls nest only so deep, and only into effects that the outer one may have."""
+    """Check that a nested call is within the depth limit and that the outer call's effect allows its effect."""
     limit = call.frame.options.depth_limit
     if call.depth > limit:
         raise DepthExceededError(call.path, limit)
@@ -58,12 +58,12 @@ def check_needs(attempt: Attempt, tool: Tool[Any, Any]) -> None:
 
 
 def context_in_worker(tool: Tool[Any, Any]) -> type[ToolContext]:
-    """The type of context a handler gets in a worker: `WorkerContext`, unless it requires a person or a model."""
+    """Return the type of context a handler gets in a worker: `WorkerContext`, unless it requires a person or a model."""
     return WorkerContext if tool.context_type is ToolContext else tool.context_type
 
 
 def begin(handler: Any, params: Any, context: ToolContext) -> Any:
-    """Call a synchronous handler, in a thread."""
+    """Call a synchronous handler. Runs in a thread."""
     try:
         return handler(params, context=context)
     except TypeError as error:
@@ -72,7 +72,7 @@ def begin(handler: Any, params: Any, context: ToolContext) -> Any:
 
 
 def refuse_misfit(error: TypeError) -> None:
-    """Raise `SignatureMismatch` if a `TypeError` came from the call itself, not from inside the handler."""
+    """Raise `SignatureMismatch` if a `TypeError` came from the call itself and not from inside the handler."""
     traceback = error.__traceback__
     if traceback is not None and traceback.tb_next is None:
         raise SignatureMismatch(str(error)) from error
@@ -90,7 +90,7 @@ _SIMPLE = (str, int, float, bool, type(None))
 
 
 def check_result(tool: Tool[Any, Any], result: Any) -> None:
-    """Check that a handler returned a result of the type it declares, and that it can be shown."""
+    """Check that a handler's result has the declared type and can be shown."""
     if not issubclass(type(result), ToolResult):
         raise SignatureMismatch(f"its handler returned a {type(result).__name__} instead of a ToolResult")
     value = result.value
@@ -110,6 +110,6 @@ def check_result(tool: Tool[Any, Any], result: Any) -> None:
 
 def _described(value: Any) -> str:
     if isinstance(value, Operation):
-        value.close()  # the error says enough; no warning on top
+        value.close()  # the error says enough, so no warning is needed
         return f"the operation {value.name}, which has not run: its `await` or `.wait()` is missing,"
     return "None" if value is None else f"a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""`RunOptions`: everything one run is given, from the public call to the gate."""
+"""`RunOptions`: everything a run is given, from the public call to the gate."""
 
 from __future__ import annotations
 
@@ -27,59 +27,59 @@ DEPTH_LIMIT = 5
 
 
 class SharedArguments(TypedDict, total=False):
-    """Arguments of everything that opens a gate."""
+    """Arguments of every function that opens a gate."""
 
     filesystem: Filesystem | None
-    """The files its tools work on."""
+    """The files that tools work on."""
     resources: Iterable[Binding[Any]]
-    """What its tools find with `context.resources.get(...)`."""
+    """The resources that tools find with `context.resources.get(...)`."""
     environment: Environment | None
-    """Who is on the other side; None: nobody."""
+    """Who takes part and can be asked; None for nobody."""
     approvals: ApprovalMode | ApprovalBroker | None
-    """Who decides about approvals; None for the person who is there, if any."""
+    """Who decides about approvals; None for the person in the environment, if there is one."""
 
 
 class ResumeArguments(SharedArguments, total=False):
-    """Arguments of `resume` and `resume_stream`. They replace what the adapter has."""
+    """Arguments of `resume` and `resume_stream`. They replace the adapter's own."""
 
     session: Session | None
-    """An empty session under the old id, for slices with rules of their own."""
+    """An empty session with the old id, for slices with rules of their own."""
     bus: EventBus | None
-    """Hears every event of the run."""
+    """Receives every event of the run."""
     journal: Journal | None
     """Where the run is recorded."""
     tools: Sequence[Tool[Any, Any]]
-    """Added to the prompt's tools for this run alone, under its policies."""
+    """Tools added to the prompt's for this run only, under the prompt's policies."""
 
 
 class RunArguments(ResumeArguments, total=False):
-    """Arguments of `evaluate`, `stream` and `run`. They replace what the adapter has."""
+    """Arguments of `evaluate`, `stream` and `run`. They replace the adapter's own."""
 
     history: Iterable[Message]
-    """What was said before; it goes in front of the message."""
+    """Earlier messages, placed before the new one."""
     opened: Sequence[str]
     """Paths of sections that are shown in full from the start."""
     deadline: Deadline | None
     budget: Budget | BudgetTracker | None
     temperature: float | None
     max_tokens: int | None
-    """Limit of each answer of the model."""
+    """Maximum number of tokens in each of the model's answers."""
     run_id: str | None
     app: str
-    """Where a resumed run finds its prompt: `module:name`."""
+    """Where a resumed run finds its prompt, as `module:name`."""
 
 
 class GuardArguments(SharedArguments, total=False):
-    """Arguments of everything that decides how long its tools may wait and how deep they may nest."""
+    """Arguments of everything that limits how long its tools may wait and how deep they may nest."""
 
     approval_seconds: float | None
-    """How long an approval may take; None: for ever."""
+    """How long an approval may take, in seconds; None for no limit."""
     depth_limit: int
     clock: Clock
 
 
 class HostArguments(GuardArguments, total=False):
-    """Arguments of `Adapter`: what all of its runs have unless they are given something else."""
+    """Arguments of `Adapter`: defaults for all of its runs."""
 
     journal: Journal | None
     """Where runs are recorded, so that they can be resumed."""
@@ -96,7 +96,7 @@ class GateArguments(HostArguments, total=False):
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One run's options. Frozen: `updated`, `tightened` and `nested` give new ones."""
+    """The options of one run. They are frozen: `updated`, `tightened` and `nested` return new ones."""
 
     session: Session | None = None
     bus: EventBus | None = None
@@ -116,7 +116,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     clock: Clock = SYSTEM_CLOCK
     new_id: NewId = random_id
 
-    # The run's own: nothing nested in it inherits these.
+    # For this run only: nested runs do not inherit these.
     run_id: str | None = None
     app: str = ""
     params: object = None
@@ -128,10 +128,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     max_tokens: int | None = None
 
     def updated(self, verb: str, kind: type, arguments: Mapping[str, Any]) -> RunOptions:
-        """These options with the arguments of a call; None and left out mean the same.
+        """Return these options with the arguments of a call. None means the same as leaving an argument out.
 
-        `kind` is the `TypedDict` that says which arguments `verb` takes. Any other is a `TypeError`
-        that names it. Resources are added to those there are.
+        `kind` is the `TypedDict` with the arguments that `verb` takes. Any other argument raises a `TypeError`
+        that names it. Resources are added to the existing ones.
         """
         if not arguments:
             return self
@@ -155,7 +155,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.replace(**given)
 
     def replace(self, **changes: Any) -> RunOptions:
-        """These options with some of them changed."""
+        """Return these options with some of them changed."""
         return msgspec.structs.replace(self, **changes)
 
     # Limits.
@@ -163,7 +163,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def tightened(
         self, *, deadline: Deadline | None = None, budget: Budget | None = None, levels: int | None = None
     ) -> RunOptions:
-        """These options with further limits. Of two limits the tighter one holds.
+        """Return these options with further limits. Of two limits the tighter one applies.
 
         `levels` is how deep calls may nest below a run at the root.
         """
@@ -176,11 +176,11 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def nested(
         self, given: RunOptions, tracker: BudgetTracker, depth: int, levels: int | None = None
     ) -> RunOptions:
-        """The options of a run inside a call of this one.
+        """Return the options of a run nested inside one of this run's calls.
 
         It inherits session, people, files, resources, journal, lease and clock. Its limits can only be
         tighter: the earlier deadline, a share of what this run may spend (`tracker`), and at most
-        `levels` below `depth`, the depth of its calls. `given` says what it is about, and its workers.
+        `levels` below `depth`, the depth of its calls. `given` has the nested run's own options, such as its workers.
         """
         budget = given.budget
         if isinstance(budget, BudgetTracker):
@@ -202,10 +202,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             new_id=self.new_id,
         )
 
-    # Checks, for callers who are not typed.
+    # Checks, for callers without a type checker.
 
     def check(self) -> None:
-        """Raise `DefinitionError` for the option that can't be used."""
+        """Raise `DefinitionError` for the first option that can't be used."""
         check_kinds(
             session=(self.session, Session, "a Session"),
             filesystem=(self.filesystem, Filesystem, _A_FILESYSTEM),
@@ -228,7 +228,7 @@ _A_FILESYSTEM = "a Filesystem: DirectoryFilesystem('folder') or MemoryFilesystem
 
 
 def check_kinds(**given: tuple[object, Any, str]) -> None:
-    """Raise `DefinitionError` for the first value of the wrong kind. None is always allowed."""
+    """Raise `DefinitionError` for the first value of the wrong type. None is always allowed."""
     for name, (value, kind, wanted) in given.items():
         if value is not None and (isinstance(value, str | bytes) or not isinstance(value, kind)):
             raise DefinitionError(f"{name} is a {type(value).__name__}. Give {wanted}.")

@@ -1,4 +1,4 @@
-"""Policies: asking them about a call, and the context they get."""
+"""Policies: how they check a call, and the context they get."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ log = logging.getLogger("handrail.gate")
 class PolicySession(CallSession):
     """The session as a policy sees it.
 
-    Before the call's transaction it reads what the call will start from and may only log; after the
-    handler it reads and writes the call's fork, whatever the tool's own effect.
+    Before the handler runs, a policy reads the state that the call will start from and may only log; after
+    it, a policy reads and writes the call's fork, whatever the tool's own effect.
     """
 
     __slots__ = ()
@@ -59,8 +59,8 @@ class PolicySession(CallSession):
 class PolicyCall(msgspec.Struct, eq=False):
     """The source of the context that policies get.
 
-    Before the handler it shows what the call will start from; afterwards, what the call did. Policies
-    may write state although the tool's effect is only to read.
+    Before the handler it shows the state that the call will start from; afterwards, the call's changes.
+    Policies may write state even if the tool's effect is only to read.
     """
 
     _attempt: Attempt
@@ -76,7 +76,7 @@ class PolicyCall(msgspec.Struct, eq=False):
         return self._home
 
     def check(self) -> None:
-        """Raise `ContextExpired` once the call is over. That is later than for the handler: policies see the result."""
+        """Raise `ContextExpired` once the call is over. That is later than for the handler, since policies see the result."""
         if self._ended:
             raise ContextExpired(self._attempt.id)
 
@@ -84,7 +84,7 @@ class PolicyCall(msgspec.Struct, eq=False):
         return self._attempt.fork(protocol, resource)
 
     def close(self) -> None:
-        """Close the context of the policies: the call is over."""
+        """Close the policies' context, because the call is over."""
         self._ended = True
         if self._home is not None:
             self._home.close()
@@ -111,7 +111,7 @@ class PolicyCall(msgspec.Struct, eq=False):
 
 
 def close_policy_context(attempt: Attempt) -> None:
-    """Close the context of the policies, and break its reference cycle."""
+    """Close the policies' context and break its reference cycle."""
     context = attempt.policy_context
     if context is not None:
         attempt.policy_context = None
@@ -119,7 +119,7 @@ def close_policy_context(attempt: Attempt) -> None:
 
 
 def policy_resources(attempt: Attempt) -> CallResources | None:
-    """The resources that policies made for this attempt, if any."""
+    """Return the resources that policies made for this attempt, if any."""
     if attempt.policy_context is None:
         return None
     behind: Any = attempt.policy_context._source  # pyright: ignore[reportPrivateUsage]  # made here
@@ -127,7 +127,7 @@ def policy_resources(attempt: Attempt) -> CallResources | None:
 
 
 async def close_resources(attempt: Attempt) -> None:
-    """Close what an attempt and its policies made for themselves."""
+    """Close the resources that an attempt and its policies made for themselves."""
     for resources in (attempt.made_resources, policy_resources(attempt)):
         if resources is not None and not resources.untouched:
             for error in await shielded(resources.close()):
@@ -135,16 +135,16 @@ async def close_resources(attempt: Attempt) -> None:
 
 
 async def check_policies(attempt: Attempt) -> str | None:
-    """Ask every policy: all must allow, and one that raises denies. Returns why somebody must be asked."""
+    """Check a call with every policy. All must allow it; one that raises denies. Returns the reason to ask, if any."""
     asked: str | None = None
     call, seen = attempt.call, attempt.seen
     tool, name = call.tool, call.name
-    if seen is None:  # a copy: no policy can change what the handler gets
+    if seen is None:  # a copy, so that no policy can change what the handler gets
         seen = attempt.seen = tool.parse_again(attempt.params, call.arguments)
     attempt.decision = "deny"
     context = attempt.policy_context
     if context is None:
-        behind: Any = PolicyCall(attempt)  # it takes the members that it lacks from the attempt
+        behind: Any = PolicyCall(attempt)  # members that it lacks come from the attempt
         context = attempt.policy_context = ToolContext(behind)
     for policy in attempt.frame.policies:
         try:
@@ -159,14 +159,14 @@ async def check_policies(attempt: Attempt) -> str | None:
             ) from error
         if kind == "ask":
             asked = asked or decision.reason or f"{policy.name} asks"
-        elif kind != "allow":  # also anything but the three kinds
+        elif kind != "allow":  # anything but the three kinds is denied, too
             raise Refused("denied", f"{name} is not allowed: {decision.reason}")
     attempt.decision = "allow" if asked is None else f"ask: {asked}"
     return asked
 
 
 async def tell_policies(attempt: Attempt, result: ToolResult[Any]) -> None:
-    """Tell every policy of a success before it is committed. One that raises fails the call."""
+    """Tell every policy about a success before it is committed. A policy that raises fails the call."""
     context: Any = attempt.policy_context
     tool = attempt.call.tool
     for policy in attempt.frame.policies:

@@ -1,4 +1,4 @@
-"""Questions: what a call asks somebody, and the verb `wait_for`."""
+"""Questions that a call asks a person, and the verb `wait_for`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _HAS_SECRET = (
 
 
 def wait_for(attempt: Attempt) -> WaitFor:
-    """The verb `wait_for` of one call."""
+    """Return the verb `wait_for` of one call."""
 
     def verb(kind: str, payload: object, schema: Any, *, timeout: float | None = None) -> Operation[Any]:
         attempt.home.check()
@@ -78,7 +78,7 @@ async def ask_value(
     wanted: Schema[Any],
     timeout: float | None = None,
 ) -> Any:
-    """Ask somebody for a value of this kind, and accept nothing that does not fit the schema."""
+    """Ask somebody for a value, and accept only an answer that fits the schema."""
     question = question_of(
         attempt, attempt.question_id(number), of, kind, message, payload, wanted.json_schema, timeout
     )
@@ -93,7 +93,7 @@ async def ask_value(
             answer = await put(attempt, question, wanted)
         outcome, by = answer.outcome, answer.by
     finally:
-        if not attempt.frame.parked or outcome != "cancelled":  # else it stays open
+        if not attempt.frame.parked or outcome != "cancelled":  # a parked run leaves its question open
             attempt.frame.session.record(
                 QuestionAnswered(question.id, attempt.id, outcome, by, attempt.run_context)
             )
@@ -104,7 +104,7 @@ async def ask_value(
 
 
 async def put(attempt: Attempt, question: Question, wanted: Schema[Any]) -> Answer:
-    """Put a question to the environment. The run may be parked while it is open."""
+    """Ask the environment a question. The run may be parked while the question is open."""
     frame = attempt.frame
     mask = wanted.hide if wanted.secret else None
     environment = frame.people.environment
@@ -114,7 +114,7 @@ async def put(attempt: Attempt, question: Question, wanted: Schema[Any]) -> Answ
 
 @contextmanager
 def waiting_for_a_person(asks: Attempt) -> Generator[None]:
-    """Pause the timeout, and a deadline that pauses, while a person thinks."""
+    """Pause the call's timeout, and every deadline that pauses, while a person decides."""
     parking = asks.frame.parking
     if parking is not None:
         parking.asks()
@@ -126,7 +126,7 @@ def waiting_for_a_person(asks: Attempt) -> Generator[None]:
             resume.append(attempt.scope.pause())
         deadline = attempt.frame.deadline
         if deadline is not None and deadline not in deadlines:
-            deadlines.append(deadline)  # outer runs wait as well
+            deadlines.append(deadline)  # deadlines of outer runs pause as well
         attempt = attempt.parent
     for deadline in deadlines:
         deadline.pause()
@@ -145,7 +145,7 @@ def waiting_for_a_person(asks: Attempt) -> Generator[None]:
 
 
 class CallAsker:
-    """One call that asks an environment, and waits with its run if the question stays open."""
+    """Asks an environment on behalf of one call. If a question stays open, the call waits and its run may be parked."""
 
     __slots__ = ("_attempt", "_environment")
 
@@ -154,7 +154,7 @@ class CallAsker:
         self._environment = environment
 
     async def ask(self, question: Question, /) -> Answer:
-        """Return what the environment says. A question that it leaves open ends with the run or its answer."""
+        """Return the environment's answer. If it leaves the question open, wait until it is answered or the run ends."""
         answer = await self._environment.ask(question)
         if answer is not None:
             return answer
@@ -163,7 +163,7 @@ class CallAsker:
         attempt = self._attempt
         parking = attempt.frame.parking
         if parking is None:
-            raise QuestionCancelled(question.name)  # without a journal nobody could answer later
+            raise QuestionCancelled(question.name)  # without a journal, nobody can answer later
         attempt.waiting += 1
         try:
             parking.consider()
@@ -172,7 +172,7 @@ class CallAsker:
             attempt.waiting -= 1
 
     def _is_held_by_secret(self) -> bool:
-        """Whether the call, or one around it, was given a secret: then it can't be parked."""
+        """Return whether the call, or one around it, was given a secret, and so can't be parked."""
         attempt: Attempt | None = self._attempt
         while attempt is not None and not was_given_secret(attempt):
             attempt = attempt.parent
@@ -180,7 +180,7 @@ class CallAsker:
 
 
 async def note_verb(attempt: Attempt, number: int, verb: str) -> None:
-    """Record which verb a handler uses, before its value is known."""
+    """Record which verb a handler uses, before the verb's value is known."""
     await attempt.frame.log.note_verb(attempt.place.child(number), verb)
 
 
@@ -206,7 +206,7 @@ def question_of(
     timeout: float | None,
     decision_keys: DecisionKeys | None = None,
 ) -> Question:
-    """The question of an attempt. Its digest binds the answer to everything it is about."""
+    """Return an attempt's question. Its digest binds the answer to everything the question is about."""
     frame = attempt.frame
     now = frame.clock.now()
     try:
@@ -241,12 +241,12 @@ def question_of(
 
 
 def _text(arguments: Any) -> str:
-    """The arguments including secrets: they only go into the digest, which reveals nothing."""
+    """Return the arguments including secrets. They only go into the digest, which does not reveal them."""
     return arguments.decode() if isinstance(arguments, bytes) else str(arguments)
 
 
 def _schema(wanted: Any) -> Schema[Any]:
     try:
         return schema_of(wanted)
-    except TypeError:  # an adapter, or a type that can't be hashed
+    except TypeError:  # a pydantic `TypeAdapter`, or a type that is not hashable
         return Schema(wanted)

@@ -1,6 +1,6 @@
-"""Tickets: a call as a signed text from which another process can run its tool, with a share of its budget.
+"""Tickets: signed texts with which another process can run a call's tool, within a share of its budget.
 
-What was done under the tickets of a call is deposited in the journal, and applied when the call ends.
+Work done under a call's tickets is deposited in the journal and applied when the call ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail.gate")
 
 _SMALLEST = Decimal("0.000001")
-"""The smallest share of money."""
+"""The smallest share of money, in dollars."""
 
 
 class GivenTicket:
@@ -45,7 +45,7 @@ class GivenTicket:
 
 
 def give_ticket(attempt: Attempt) -> str:
-    """The verb `ticket` of one call."""
+    """Implement the verb `ticket` of one call."""
     frame = attempt.frame
     run_log = frame.log
     if not run_log.is_kept:
@@ -75,7 +75,7 @@ def give_ticket(attempt: Attempt) -> str:
     if attempt.tickets is None:
         attempt.tickets = []
     attempt.tickets.append(given)
-    if first != text:  # the handler was entered before: its share may be in use already
+    if first != text:  # the handler was entered before, and the first ticket's share may be in use
         ticket = msgspec.structs.replace(ticket, budget=Ticket.open(first, frame.people.key).budget)
         text = ticket.seal(frame.people.key)
     if frame.budget is not None:
@@ -85,7 +85,7 @@ def give_ticket(attempt: Attempt) -> str:
 
 
 def share_of(ticket: Ticket) -> dict[str, Any]:
-    """The share of the budget that a ticket carries, exactly."""
+    """Return the share of the budget that a ticket carries, as exact numbers."""
     return {
         unit: int(amount) if amount == int(amount) else Decimal(str(amount))
         for unit, amount in ticket.budget.items()
@@ -93,7 +93,7 @@ def share_of(ticket: Ticket) -> dict[str, Any]:
 
 
 def _half_of(budget: BudgetTracker) -> dict[str, float]:
-    """Half of what is left of every bounded unit, rounded down."""
+    """Return half of what remains of every limited unit, rounded down."""
     found: dict[str, float] = {}
     for unit, left in budget.left().items():
         half = max(left, 0) // 2 if isinstance(left, int) else max(left, Decimal(0)) / 2
@@ -105,10 +105,10 @@ def _half_of(budget: BudgetTracker) -> dict[str, float]:
 
 
 async def take_up_tickets(attempt: Attempt) -> None:
-    """Close the tickets of a call whose handler has succeeded, and apply what was done under them.
+    """Close the tickets of a call whose handler has succeeded, and apply the work done under them.
 
-    Each is applied as an inner call that has just finished, in the order the tickets were issued. If one no
-    longer fits, this raises, and the call is responsible for all of them.
+    Each deposit is applied as an inner call that has just finished, in the order the tickets were issued. If
+    one no longer fits, this raises, and the call must undo or report all of them.
     """
     found = await shielded(_close(attempt))
     transaction = attempt.open_transaction
@@ -130,15 +130,15 @@ async def take_up_tickets(attempt: Attempt) -> None:
 
 
 async def answer_for_tickets(attempt: Attempt, transaction: Transaction) -> None:
-    """Close the tickets of a call that failed: undo or report everything that was done under them."""
+    """Close the tickets of a failed call, and undo or report everything that was done under them."""
     try:
         _settle_all(attempt, transaction, await _close(attempt))
-    except Exception:  # whatever else there is to undo is still undone
+    except Exception:  # everything else is still undone
         log.exception("the tickets of %s could not be closed", attempt.id)
 
 
 async def _close(attempt: Attempt) -> list[tuple[GivenTicket, Deposit | None]]:
-    """Close the call's tickets and settle their shares. Returns the tickets that somebody redeemed or had begun to."""
+    """Close the call's tickets and settle their shares. Returns the tickets whose redemption has begun or finished."""
     run_log, tickets = attempt.frame.log, attempt.tickets or []
     attempt.tickets = None
     deposits: Mapping[str, bytes] = {}
@@ -177,7 +177,7 @@ def _name_unknown(attempt: Attempt, transaction: Transaction) -> None:
 
 
 def _inner_of(attempt: Attempt, given: GivenTicket) -> Attempt:
-    """The call that was made elsewhere, as an inner call of this one."""
+    """Return a call that was made elsewhere under a ticket, as an inner call of this one."""
     call = attempt.call
     inner = Call(
         call.gate,

@@ -1,4 +1,4 @@
-"""Transactions: one call's forks of the session and of every forkable resource, committed as one."""
+"""Transactions: one call's forks of the session and of every forkable resource, committed together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Settled:
-    """An effect of a call on the world, which a rollback must compensate or report."""
+    """A call's effect on the world, which a rollback must compensate or report."""
 
     __slots__ = ("call_id", "params", "place", "tool", "value", "what")
 
@@ -39,32 +39,32 @@ class Settled:
         self.what = what
         self.call_id = call_id
         self.tool = tool
-        """The compensable tool to be compensated; None for what can't be undone."""
+        """The tool whose compensation undoes the effect; None if it can't be undone."""
         self.params = params
         self.value = value
         self.place = place
-        """Where the call to be compensated is in its run."""
+        """Place in the run of the call to be compensated."""
 
 
 NOTHING: list[Fork] = []
 
 
 class Transaction(msgspec.Struct, eq=False):
-    """What one call works on. Forks are made when first touched, so an untouched call costs nothing.
+    """The forks that one call works on. They are made on first use, so a call that uses none costs nothing.
 
-    Inside another call's transaction the forks are forks of its forks, and committing goes there.
+    Inside another call's transaction, forks are made of that call's forks and are committed into them.
     """
 
     _root: Session
     owner: str
-    """The name of the tool, for the errors of its forks."""
+    """The name of the tool, for the forks' errors."""
     writable: bool
     parent: Transaction | None = None
     settled: list[Settled] | None = None
     touched: list[Fork] = NOTHING
-    """The forks made so far: what the call looked at or changed, and a rollback undoes."""
+    """The forks made so far, with everything the call has read or changed. A rollback drops them."""
     durable: list[DurableFork] | None = None
-    """Those of the forks that outlive the process: applied first, since they may still refuse."""
+    """The forks that outlive the process. They are applied first, since they may still refuse."""
     closed: bool = False
     _session: SessionFork | None = None
     _forks: dict[int, Any] | None = None
@@ -84,7 +84,7 @@ class Transaction(msgspec.Struct, eq=False):
             return self._session
 
     def fork_of(self, resource: Forkable) -> Any:
-        """This call's fork of a resource."""
+        """Return this call's fork of a resource."""
         if self._forks is not None:
             fork = self._forks.get(id(resource))
             if fork is not None:
@@ -106,23 +106,23 @@ class Transaction(msgspec.Struct, eq=False):
 
     @property
     def events(self) -> list[object]:
-        """The state events of the call and of what committed into it."""
+        """Return the state events of the call and of the inner calls that committed into it."""
         return [] if self._session is None else self._session.events
 
     def reads(self) -> list[str]:
-        """The slices and paths the call read, by name. They decide whether an earlier call can be undone."""
+        """Return the slices and paths the call read, by name. They decide whether an earlier call can be undone."""
         return [place for fork in self.touched for place in fork.read_places()]
 
     def writes(self) -> list[str]:
-        """The slices and paths it changed."""
+        """Return the slices and paths the call changed, by name."""
         return [place for fork in self.touched for place in fork.written_places()]
 
     def file_diff(self) -> str:
-        """What it changes in files, as text."""
+        """Return the call's changes to files as text."""
         return "".join(fork.diff() or "" for fork in self.durable or ())
 
     def stale(self) -> tuple[str, ...]:
-        """What the call read that somebody else has changed since."""
+        """Return what the call read that has been changed by somebody else since."""
         found: tuple[str, ...] = ()
         for fork in self.touched:
             places = fork.stale()
@@ -131,7 +131,7 @@ class Transaction(msgspec.Struct, eq=False):
         return found
 
     def seal(self) -> None:
-        """Refuse further changes in every fork, so that what is shown now is what is applied."""
+        """Refuse further changes in every fork, so that exactly what is shown now is applied later."""
         for fork in self.touched:
             fork.seal()
 
@@ -142,12 +142,12 @@ class Transaction(msgspec.Struct, eq=False):
             fork.prepare()
 
     def apply(self) -> None:
-        """Apply every fork. Nothing here fails or waits. With durable forks, use `apply_all`."""
+        """Apply every fork, without failing or waiting. If there are durable forks, use `apply_all`."""
         for fork in self.touched:
             fork.apply()
 
     def apply_all(self, call_id: str) -> None:
-        """Apply every fork, including durable ones. It may fail, and then nothing is applied."""
+        """Apply every fork, including durable ones. If this raises, nothing is applied."""
         self.stage(call_id)
         self.apply_durable()
         self.apply_others()
@@ -158,7 +158,7 @@ class Transaction(msgspec.Struct, eq=False):
         return [manifest for manifest in staged if manifest is not None]
 
     def apply_durable(self, synced: bool = False) -> None:
-        """Apply the durable forks: all of them, or none and it raises."""
+        """Apply the durable forks. If this raises, none is applied."""
         done: list[DurableFork] = []
         try:
             for fork in self.durable or ():
@@ -169,7 +169,7 @@ class Transaction(msgspec.Struct, eq=False):
             raise
 
     def apply_others(self) -> None:
-        """Apply the other forks, then confirm the durable ones. If it fails, the durable ones are reverted."""
+        """Apply the other forks, then confirm the durable ones. If one fails, the durable ones are reverted."""
         durable = self.durable or []
         try:
             for fork in self.touched:
@@ -186,12 +186,12 @@ class Transaction(msgspec.Struct, eq=False):
             fork.revert()
 
     def publish(self) -> None:
-        """Publish the call's state events, once they are part of the session itself."""
+        """Publish the call's state events. Called once they are part of the session itself."""
         if self._session is not None:
             self._session.publish()
 
     def drop(self) -> None:
-        """Forget everything the call did."""
+        """Discard everything the call did."""
         with self._root.lock:
             self.closed = True
         for fork in self.touched:
@@ -202,19 +202,19 @@ class Transaction(msgspec.Struct, eq=False):
             raise ContextExpired(self.owner)
 
     def settle(self, done: Settled) -> None:
-        """Remember what an inner call did to the world."""
+        """Remember an inner call's effect on the world."""
         if self.settled is None:
             self.settled = []
         self.settled.append(done)
 
     def inherit(self, inner: Transaction) -> None:
-        """Take over what an inner transaction remembers, now that it has committed into this one."""
+        """Take over the effects of an inner transaction that has committed into this one."""
         for done in inner.settled or ():
             self.settle(done)
 
 
 def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
-    """The transaction of one attempt at a call, inside that of the call around it."""
+    """Return the transaction of one attempt at a call, inside the outer call's transaction if there is one."""
     call, writable = attempt.call, EFFECTS[tool.effect].writes
     parent = None if call.parent is None else call.parent.transaction
     return Transaction(attempt.frame.session, call.name, writable, parent)
@@ -227,7 +227,7 @@ _WAIT = 0.001
 
 
 class CommitLock:
-    """One commit at a time to a session, fair among the tasks of a loop and exclusive among loops."""
+    """Allows one commit at a time to a session. Fair among the tasks of a loop, exclusive among loops."""
 
     def __init__(self) -> None:
         self._between_loops = threading.Lock()
@@ -258,7 +258,7 @@ _locks: WeakKeyDictionary[Session, CommitLock] = WeakKeyDictionary()
 
 
 def commit_lock_of(session: Session) -> CommitLock:
-    """The lock of this session."""
+    """Return the session's commit lock, the same for every caller."""
     lock = _locks.get(session)
     if lock is None:
         lock = _locks.setdefault(session, CommitLock())

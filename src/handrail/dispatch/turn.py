@@ -1,4 +1,4 @@
-"""A turn: the calls of one answer of the model, run concurrently except those that run alone."""
+"""Turns: the calls of one model answer, run concurrently, except tools that run alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from handrail.tools import ToolResult
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """One call a model asked for."""
+    """One call that a model asked for."""
 
     name: str
     arguments: Any = "{}"
@@ -31,7 +31,7 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class OpenTurn:
-    """The calls of a turn. Each has exactly one result, however `run()` ends."""
+    """The calls of a turn. Each has exactly one result, no matter how `run()` ends."""
 
     __slots__ = ("_calls", "_gate")
 
@@ -57,19 +57,19 @@ class OpenTurn:
         return None
 
     def is_recorded(self) -> bool:
-        """Whether the record of a resumed run has the results of all calls."""
+        """Return whether the record of a resumed run has the results of all calls."""
         log = self._gate.frame.log
         return all(log.is_over(each.call.place) for each in self._calls)
 
     def results(self) -> tuple[ToolResult[Any], ...]:
-        """A result for every call, in the order they were asked for."""
+        """Return a result for every call, in the order they were asked for."""
         return tuple([_result_of(each) for each in self._calls])
 
 
 async def run_turn(gate: Gate, calls: Sequence[ToolCall], message_id: str | None = None) -> Turn:
-    """Run the calls of one turn. Whatever happens, every one of them has exactly one result.
+    """Run the calls of one turn. Whatever happens, each of them has exactly one result.
 
-    A call that stops the run cancels its siblings; each of them still gets its result.
+    A call that ends the run cancels its siblings; each of them still gets its result.
     """
     turn = OpenTurn(gate, calls, message_id)
     ending = await turn.run()
@@ -77,7 +77,7 @@ async def run_turn(gate: Gate, calls: Sequence[ToolCall], message_id: str | None
 
 
 def _groups(gate: Gate, calls: list[Passage]) -> Iterator[list[Passage]]:
-    """Group neighbours that run together. A call that runs alone is a group of its own."""
+    """Yield groups of neighbouring calls that run together. A call that runs alone is its own group."""
     group: list[Passage] = []
     for each in calls:
         tool = gate.frame.tools.get(each.call.name)

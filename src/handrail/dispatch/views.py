@@ -1,4 +1,4 @@
-"""What a handler and a policy see of the session, the bus and the cancel signal."""
+"""The session, the bus and the cancel signal, as handlers and policies see them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class CallBus:
-    """The bus as a tool sees it. A tool publishes its own events only."""
+    """The event bus as a tool sees it. A tool can only publish its own events."""
 
     __slots__ = ("_attempt",)
 
@@ -27,20 +27,20 @@ class CallBus:
         self._attempt = attempt
 
     def publish(self, event: object, /) -> None:
-        """The same as `context.emit(event)`."""
+        """Publish an event, as `context.emit(event)` does."""
         self._attempt.home.check()
         if isinstance(event, Fact):
             raise reserved(event)
         self._attempt.emit(event)
 
     def subscribe(self, kind: type[T], listener: Callable[[T], None], /) -> Callable[[], None]:
-        """Listen, even after the call is over. Returns a function that unsubscribes."""
+        """Subscribe to events of one type, even beyond the end of the call. Returns a function that unsubscribes."""
         self._attempt.home.check()
         return self._attempt.frame.session.dispatcher.subscribe(kind, listener)
 
 
 class CallSession:
-    """The session as a tool sees it: its fork, to read and to dispatch into."""
+    """The session as a tool sees it: reads and dispatches go to the call's fork."""
 
     __slots__ = ("_attempt",)
 
@@ -69,7 +69,7 @@ class CallSession:
         return attempt.open_transaction.session[kind]
 
     def dispatch(self, event: object, /) -> None:
-        """Reduce an event into the call's fork; it becomes real when the call commits."""
+        """Reduce an event into the call's fork. It reaches the session when the call commits."""
         attempt = self._attempt
         attempt.check()
         if isinstance(event, Fact):
@@ -85,7 +85,7 @@ class CallSession:
 
 
 class CallApprovals:
-    """The approvals of the run as a tool sees them: nothing here decides, remembers or forgets."""
+    """The run's approvals as a tool sees them: read-only."""
 
     __slots__ = ("_attempt",)
 
@@ -97,13 +97,13 @@ class CallApprovals:
         return self._attempt.frame.people.mode
 
     def list(self) -> tuple[ApprovalRemembered, ...]:
-        """What was decided for more than one call of this session, and not revoked."""
+        """Return the remembered decisions of this session that were not revoked."""
         self._attempt.check()
         return remembered_in(self._attempt.frame.session)
 
 
 class CallSignal:
-    """Whether the call was cancelled or has run out of time."""
+    """Tells a handler whether its call was cancelled or has run out of time."""
 
     __slots__ = ("_attempt",)
 

@@ -1,4 +1,4 @@
-"""Whether a call may run, and whether a run may end: policies, approvals, feedback, completion."""
+"""Policies, approvals, feedback and completion: whether a call may run, and whether a run may end."""
 
 from handrail.guard.approval import Broker
 from handrail.guard.approval_memory import ApprovalMemory, approvals_of

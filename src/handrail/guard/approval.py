@@ -1,4 +1,4 @@
-"""The approval broker: it decides, at the root of a run, what policies ask about."""
+"""The approval broker, which decides, at the root of a run, the requests that policies make."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ APPROVAL_SCHEMA: dict[str, Any] = {
 
 @runtime_checkable
 class PreviewBroker(Protocol):
-    """A broker that says whether it is asked about a staged call after it ran in its fork, with a diff."""
+    """A broker that declares whether it is asked about a staged call after the call ran in its fork, with a diff."""
 
     @property
     def shows_previews(self) -> bool: ...
 
 
 class Broker:
-    """Decides what policies ask about.
+    """Decides the approval requests that policies make.
 
-    - *interactive*: the person on the other side is asked. A model in a person's place never approves on
+    - *interactive*: the person in the environment is asked. A model in a person's place never approves on
       their behalf.
     - *approve_all*: everything is approved except what a remembered denial covers. Never a default.
-    - *strict*: everything is denied, also what was approved before.
+    - *strict*: everything is denied, even what was approved before.
 
-    Without a mode it asks if a person is there, and denies otherwise. A remembered decision of the session
-    decides without asking; denials come before approvals.
+    Without a mode, a person is asked if one is there; otherwise the request is denied. A decision remembered
+    in the session decides without asking; denials take precedence over approvals.
 
-    One broker can serve any number of runs at once: each request brings its own session's memory. Without
-    `questions`, its open questions are kept in memory.
+    One broker can serve any number of concurrent runs: each request brings its own session's memory. Without
+    `questions`, the broker keeps its open questions in memory.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Broker:
 
     @property
     def shows_previews(self) -> bool:
-        """Whether a person is asked, who can be shown a diff before it is applied."""
+        """Whether a person is asked and can be shown a diff before it is applied."""
         environment = self._environment
         asked = self._mode in (None, "interactive")
         return asked and environment is not None and environment.run_mode == "user"
@@ -112,10 +112,10 @@ class Broker:
             answer = await self._ask(request, environment)
             if answer is not None:
                 return decision(answer, request)
-            await self._questions.withdraw(request.question.id)  # nothing waits for its answer
+            await self._questions.withdraw(request.question.id)  # nothing waits for its answer any more
 
     async def _ask(self, request: ApprovalRequest, environment: Environment) -> Answer | None:
-        """The answer to a request; None if it was withdrawn because a new decision covers it."""
+        """Return the answer to a request; None if the request was withdrawn because a new decision covers it."""
         fits = partial(_checked, request=request)
         asker = cast("Asker", environment) if request.through is None else request.through(environment)
         asking = asyncio.ensure_future(self._questions.ask(request.question, asker, fits))
@@ -140,7 +140,7 @@ class Broker:
 
 
 def _checked(value: Any, request: ApprovalRequest) -> ApprovalAnswer:
-    """The answer, checked against what was offered."""
+    """Parse an answer and check it against what was offered."""
     answer = APPROVAL_ANSWER.parse_value(value)
     offered = request.scopes
     if request.recall is None and answer.remember != "once":
@@ -160,7 +160,7 @@ def _checked(value: Any, request: ApprovalRequest) -> ApprovalAnswer:
 
 
 def decision(answer: Answer, request: ApprovalRequest) -> Approval:
-    """The approval that an answer means. It is remembered if the answer says so."""
+    """Return the approval that an answer means. It is remembered if the answer says so."""
     if answer.outcome != "answered":
         outcomes: dict[str, ApprovalOutcome] = {"declined": "denied", "timed out": "timed out"}
         return Approval(False, answer.reason, answer.by, outcomes.get(answer.outcome, "cancelled"))
@@ -174,7 +174,7 @@ def decision(answer: Answer, request: ApprovalRequest) -> Approval:
 
 
 def _repeat(remembered: ApprovalRemembered) -> Approval:
-    """A remembered decision as the answer to a new request, with its reason and scope."""
+    """Return a remembered decision as the answer to a new request, with its reason and scope."""
     reason = f"{remembered.reason} " if remembered.reason else ""
     return Approval(
         remembered.approved,

@@ -1,7 +1,8 @@
-"""Approval memory: decisions of a session that hold for later calls, listed, revocable and recorded.
+"""Approval memory: a session's decisions that apply to later calls. They can be listed and revoked, and are recorded.
 
-The keys of a request, and the scopes that can be offered for it, are computed here too. A remembered decision is stored under a key. It covers the requests that have this key among their own, so
-what a person is offered and what is covered afterwards can't differ.
+A remembered decision is stored under a key, and covers the requests that have this key among their own. The
+keys of a request and the scopes offered for it are both computed here, so what a person is offered and what
+is covered afterwards can't differ.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from handrail.session.serialization import decode_item, said_in
 from handrail.tools import Tool
 
 Asks = Literal["call", "message", "permission"]
-"""Who asks: a policy about a call, `request_approval`, or `request_permission`."""
+"""What asks: a policy about a call, `request_approval`, or `request_permission`."""
 
 NEVER_REMEMBERED = frozenset({"worker.create"})
-"""Capabilities that are asked about every time: no answer holds for a second call."""
+"""Capabilities that are asked about every time. No answer applies to a second call."""
 _KEY = new_key()
-"""Key for digests of arguments that were not shown in full, if no journal has one. Valid in this process."""
+"""Key for digests of arguments that were not shown in full, if there is no journal. Valid in this process."""
 _SHORT = 200
 _MANY = 5
-"""A list of more files than this is not offered: nobody would read it."""
+"""Maximum number of files in an offered scope. Nobody would read a longer list."""
 _PLAIN = re.compile(r"[\w.@+-]+(/[\w.@+-]+)*", re.ASCII)
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """A set of calls in words that a person can agree to, and its key."""
+    """A set of calls that a person can agree to, described by a text, and its key."""
 
     words: str
     key: str
@@ -53,11 +54,11 @@ class Coverage(msgspec.Struct, frozen=True):
     """The keys of one request. They are valid for one session and its principal only."""
 
     words: str
-    """This request in words, for a list of decisions."""
+    """A description of this request, for lists of remembered decisions."""
     exact: str
-    """Key of these arguments and, if a diff was shown, this diff."""
+    """Key for exactly these arguments and, if a diff was shown, this diff."""
     any_diff: str
-    """Key of the same call with paths normalised, whatever its diff. Denials are stored under it."""
+    """Key for the same call with normalised paths and any diff. Denials are stored under it."""
     scopes: tuple[Scope, ...]
 
     @property
@@ -84,7 +85,7 @@ def coverage_of(
     spelled: Mapping[str, str],
     secret: bytes | None = None,
 ) -> Coverage:
-    """The keys of a request.
+    """Return the keys of a request.
 
     `whose` is the session's id and principal; `arguments` are those that were sent and `shown` what a person
     sees of them; `paths` are the normalised paths it names, None if they are not known; `spelled` maps each
@@ -114,16 +115,16 @@ def coverage_of(
 def _offered(
     tool: Tool[Any, Any], asks: Asks, name: str, paths: Sequence[str] | None
 ) -> Iterable[tuple[str, tuple[Any, ...]]]:
-    """Each scope in words, and what its key is made of, the narrowest first.
+    """Yield the description of each scope and the parts of its key, narrowest first.
 
-    No scope covers everything: that is for a mode or a policy to say, not for one answer.
+    No scope covers everything: only a mode or a policy can, not a single answer.
     """
     if asks == "permission":
         yield _request(tool, asks, name), ("permission", name, _identity(tool))
     if asks != "call" or paths is None:
         return
     if not paths:
-        if not tool.path_accesses:  # a tool that can name paths would be allowed everywhere
+        if not tool.path_accesses:  # otherwise it would be allowed for all paths
             yield f"{tool.name} (any arguments)", ("tool", _identity(tool))
         return
     words = " and ".join(sorted(tool.capabilities)) or tool.name
@@ -148,7 +149,7 @@ def _in_short(words: str) -> str:
 
 
 def _common(folders: Sequence[str]) -> str:
-    """The innermost folder that contains all of these."""
+    """Return the innermost folder that contains all of these."""
     names = [folder.split("/") for folder in folders]
     same: list[str] = []
     for each in zip(*names, strict=False):
@@ -159,17 +160,17 @@ def _common(folders: Sequence[str]) -> str:
 
 
 def _said(text: str, end: str = "") -> str:
-    """A name from a call as it is shown among our words: quoted unless it is plain."""
+    """Return a name from a call as it appears in our text: quoted unless it is plain."""
     return f"{text}{end}" if _PLAIN.fullmatch(text) else json.dumps(f"{text}{end}")
 
 
 def _identity(tool: Tool[Any, Any]) -> Any:
-    """What tells this tool from another of the same name."""
+    """Return what distinguishes this tool from another tool with the same name."""
     return (tool.name, tool.json_schema, sorted(tool.capabilities), tool.effect)
 
 
 def _given(arguments: Any) -> Any:
-    """The arguments as plain JSON."""
+    """Return the arguments as plain JSON."""
     try:
         text = arguments if isinstance(arguments, str | bytes) else to_json(arguments)
         return pydantic_core.from_json(text) if text.strip() else {}
@@ -178,7 +179,7 @@ def _given(arguments: Any) -> Any:
 
 
 def _is_shown(given: Any, shown: Any) -> bool:
-    """Whether everything given is also shown, nothing of it masked, left out or changed."""
+    """Return whether everything given is also shown, with nothing masked, left out or changed."""
     if isinstance(given, Mapping) and isinstance(shown, Mapping):
         there = cast("Mapping[str, Any]", shown)
         return all(
@@ -192,7 +193,7 @@ def _is_shown(given: Any, shown: Any) -> bool:
 
 
 def _respelled(value: Any, spelled: Mapping[str, str]) -> Any:
-    """The value with every path in its normal form: `./a` would otherwise evade a denial of `a`."""
+    """Return the value with every path in its normal form, since `./a` would otherwise evade a denial of `a`."""
     if isinstance(value, str):
         return spelled.get(value, value)
     if isinstance(value, Mapping):
@@ -208,11 +209,11 @@ def _key(*parts: Any) -> str:
 
 
 class ApprovalMemory:
-    """The decisions that hold for more than one call of this session.
+    """The decisions that apply to more than one call of this session.
 
     They are facts in the session's log: they outlive a failed call, are saved and loaded with the session,
     and are recorded in the journal of its runs. An approval has no effect in another session; no decision has
-    any for another principal.
+    any effect for another principal.
     """
 
     __slots__ = ("_clock", "_session")
@@ -227,7 +228,7 @@ class ApprovalMemory:
         self._clock = clock
 
     def list(self) -> tuple[ApprovalRemembered, ...]:
-        """The decisions that were not revoked, oldest first."""
+        """Return the decisions that were not revoked, oldest first."""
         return remembered_in(self._session)
 
     def __iter__(self) -> Iterator[ApprovalRemembered]:
@@ -237,7 +238,7 @@ class ApprovalMemory:
         return len(self.list())
 
     def revoke(self, id: str, by: str | None = None) -> None:
-        """Withdraw a decision: later calls that it covered are asked about again."""
+        """Revoke a decision. Later calls that it covered are asked about again."""
         session = self._session
         with session.lock:
             found = next((each for each in self.list() if each.id == id), None)
@@ -251,12 +252,12 @@ class ApprovalMemory:
 
 
 def approvals_of(session: Session) -> ApprovalMemory:
-    """The approval memory of a session: `.list()` the decisions, `.revoke(id)` one."""
+    """Return the approval memory of a session, to `.list()` its decisions or `.revoke(id)` one."""
     return ApprovalMemory(session)
 
 
 def remembered_in(session: Session) -> tuple[ApprovalRemembered, ...]:
-    """The decisions that hold in this session: its own, and denials from the session it was forked from."""
+    """Return the decisions that apply in this session: its own, and denials from the session it was forked from."""
     kept = session[ApprovalRemembered].all()
     if not kept:
         return ()
@@ -269,7 +270,7 @@ def remembered_in(session: Session) -> tuple[ApprovalRemembered, ...]:
 
 
 def _record(session: Session, fact: ApprovalRemembered | ApprovalRevoked) -> None:
-    """Record a decision, then let it count. If it can't be recorded it does not count."""
+    """Record a decision and then let it take effect. If it can't be recorded, it has no effect."""
     if session.decisions is not None:
         session.decisions.write(fact)
     session.record(fact)
@@ -278,7 +279,7 @@ def _record(session: Session, fact: ApprovalRemembered | ApprovalRevoked) -> Non
 class Recall:
     """What a session remembers about one request, and how an answer to it is remembered.
 
-    `cover` gives the keys of the request in the session with an id: this one, or the one a denial came from.
+    `cover` returns the keys of the request for a session id: this session's, or that of a denial's origin.
     """
 
     __slots__ = ("_clock", "_cover", "_question", "_session", "is_open", "used")
@@ -291,12 +292,12 @@ class Recall:
         self._cover = cover
         self._clock = clock
         self.is_open = False
-        """Whether somebody was asked before and may still be looking at it. Then it is theirs to decide."""
+        """Whether somebody was asked before and may still be looking at the request. If so, only they decide."""
         self.used: ApprovalRemembered | None = None
         """The remembered decision that decided the request, if one did."""
 
     def find(self) -> ApprovalRemembered | None:
-        """The decision that covers this request. Denials come before approvals."""
+        """Return the decision that covers this request. Denials take precedence over approvals."""
         found = () if self.is_open else remembered_in(self._session)
         if not found:
             return None
@@ -313,12 +314,12 @@ class Recall:
         if fact is None:
             return
         if any(each.id == fact.id for each in session[ApprovalRemembered].all()):
-            session.dispatcher.publish(fact)  # recorded with its answer, and announced now
+            session.dispatcher.publish(fact)  # recorded with its answer, and published now
         else:
             _record(session, fact)
 
     def when_covered(self, wake: Callable[[], object]) -> Callable[[], None]:
-        """Call `wake` on this loop once a decision covers this request; returns how to stop."""
+        """Call `wake` on this loop once a decision covers this request. Returns a function that stops this."""
         loop = asyncio.get_running_loop()
 
         def look(_: ApprovalRemembered) -> None:
@@ -329,7 +330,7 @@ class Recall:
 
 
 class RecordedDecisions:
-    """The decisions of one session in one journal."""
+    """One session's decisions in one journal."""
 
     __slots__ = ("_journal", "_session")
 
@@ -344,7 +345,7 @@ class RecordedDecisions:
         self._journal.decisions.write(written(decision, session.id, session.principal), run_id=made_in)
 
     async def read(self) -> None:
-        """Tell the session of the decisions that the journal has and it does not know."""
+        """Add the decisions that only the journal has to the session."""
         session = self._session
         recorded = await self._journal.decisions.read(session.id, session.principal)
         known = _known(session)
@@ -352,7 +353,7 @@ class RecordedDecisions:
         bring_in(session, [decode_item(each.body, session.id) for each in new])
 
     async def add(self) -> None:
-        """Record the decisions that the session knows and the journal does not: made without a journal."""
+        """Record the decisions that only the session has, because they were made without a journal."""
         session = self._session
         known = _known(session)
         if known:
@@ -362,7 +363,7 @@ class RecordedDecisions:
 
 
 async def keep_decisions(session: Session, journal: Journal) -> None:
-    """Record the decisions of this session from now on, and load those made before."""
+    """Record this session's decisions from now on, and load those recorded before."""
     book = RecordedDecisions(session, journal)
     await book.read()
     await book.add()
@@ -370,12 +371,12 @@ async def keep_decisions(session: Session, journal: Journal) -> None:
 
 
 def decisions_in(saved: bytes) -> list[ApprovalRemembered | ApprovalRevoked]:
-    """The decisions in a saved session, revocations included."""
+    """Return the decisions in a saved session, including revocations."""
     return [*said_in(saved, ApprovalRemembered), *said_in(saved, ApprovalRevoked)]
 
 
 def bring_in(session: Session, facts: Iterable[ApprovalRemembered | ApprovalRevoked]) -> None:
-    """Tell a session of earlier decisions, each once. They are not published again."""
+    """Add earlier decisions to a session, each once. They are not published again."""
     with session.lock:
         known = _known(session)
         for fact in facts:

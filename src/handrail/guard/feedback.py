@@ -1,6 +1,6 @@
-"""Feedback: advice for the model after its calls, on a trigger and up to a cap.
+"""Feedback: advice for the model after its calls, given on a trigger and up to a cap.
 
-Completion checkers hold a run that stops too early and say what is missing, up to a cap.
+Completion checkers keep a run from ending too early and say what is missing, up to a cap.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 
 CAP = 3
-"""How often a provider or checker may speak in one run, by default."""
+"""How many times a provider or checker may speak in one run, by default."""
 
 
 class RunState(msgspec.Struct, frozen=True):
-    """What feedback providers and completion checkers see of a run."""
+    """A run's state as feedback providers and completion checkers see it."""
 
     session: SessionView
     calls: int
     """The number of tool calls so far."""
     seconds: float
-    """How long the run has taken so far."""
+    """How long the run has taken so far, in seconds."""
     given: int
-    """How often this provider or checker has spoken in this run."""
+    """How many times this provider or checker has spoken in this run."""
     deadline: Deadline | None = None
     left: Mapping[str, float] = {}
-    """What is left of each limited unit of the budget."""
+    """What remains of each limited unit of the budget."""
     spent: Mapping[str, float] = {}
     filesystem: Filesystem | None = None
     text: str = ""
-    """The answer, if there is one yet."""
+    """The model's answer, if there is one yet."""
     output: Any = None
 
 
@@ -48,7 +48,7 @@ class RunState(msgspec.Struct, frozen=True):
 class Trigger:
     """When advice is due: every `calls` calls, every `seconds` seconds, or after an event of a type.
 
-    Checked after each turn of calls. One of them is enough.
+    The conditions are checked after each turn of calls. One of them is enough.
     """
 
     calls: int | None = None
@@ -65,7 +65,7 @@ class Trigger:
 
 
 class FeedbackProvider(Protocol):
-    """Gives advice after a call. An exception in it is reported, and the run continues."""
+    """Gives advice after a turn of calls. If it raises, the error is reported and the run continues."""
 
     @property
     def name(self) -> str: ...
@@ -73,17 +73,17 @@ class FeedbackProvider(Protocol):
     def trigger(self) -> Trigger: ...
     @property
     def cap(self) -> int:
-        """How often it may speak in one run."""
+        """How many times it may speak in one run."""
         ...
 
     def advise(self, state: RunState, /) -> str | Awaitable[str | None] | None:
-        """What to tell the model; None when there is nothing to say."""
+        """Return the advice for the model; None if there is none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DeadlineFeedback:
-    """Tells the model how much time is left, once for each of these numbers of seconds."""
+    """Tells the model how much time is left, once at each of these numbers of seconds."""
 
     at: Sequence[float] = (300.0, 60.0, 15.0)
     name: str = "deadline"
@@ -104,7 +104,7 @@ class DeadlineFeedback:
 
 @dataclass(frozen=True, slots=True)
 class BudgetFeedback:
-    """Tells the model what is left of its budget, once for each of these fractions spent."""
+    """Tells the model how much of its budget is left, once at each of these fractions spent."""
 
     at: Sequence[float] = (0.5, 0.8, 0.95)
     name: str = "budget"
@@ -128,22 +128,22 @@ def _fraction(state: RunState, unit: str) -> float:
 
 
 class CompletionChecker(Protocol):
-    """Decides whether a run may end. An exception in it is reported, and the run continues."""
+    """Decides whether a run may end. If it raises, the error is reported and the run continues."""
 
     @property
     def name(self) -> str: ...
     @property
     def cap(self) -> int:
-        """How often it may hold one run. After that the run ends as it is."""
+        """How many times it may keep one run from ending. After that the run ends as it is."""
         ...
 
     def missing(self, state: RunState, /) -> str | Awaitable[str | None] | None:
-        """What is still to be done, for the model; None if the run is complete."""
+        """Return what is still to be done, as a text for the model; None if the run is complete."""
         ...
 
 
 class FilesThere:
-    """Complete once these files exist and are not empty."""
+    """Lets a run end once these files exist and are not empty."""
 
     def __init__(self, *paths: str, cap: int = CAP, name: str = "files") -> None:
         if not paths:
@@ -162,7 +162,7 @@ class FilesThere:
 
 
 class OutputFilled:
-    """Complete once these fields of the structured output are filled."""
+    """Lets a run end once these fields of the structured output are filled."""
 
     def __init__(self, *fields: str, cap: int = CAP, name: str = "output") -> None:
         if not fields:
@@ -183,7 +183,7 @@ def _field(output: Any, field: str) -> Any:
 
 
 class CommandPassing:
-    """Complete once this command exits with 0. It runs on a fork of the files and changes none of them.
+    """Lets a run end once this command exits with 0. It runs on a fork of the files and changes none of them.
 
     A command that can't run at all has not passed: the model is told so, and the run does not end as done.
     """
@@ -216,7 +216,7 @@ class CommandPassing:
 
 
 class _Composed:
-    """Several checkers as one."""
+    """Combines several checkers into one."""
 
     def __init__(self, checkers: tuple[CompletionChecker, ...], cap: int, how: str) -> None:
         if not checkers:
@@ -241,15 +241,15 @@ class _AnyOf(_Composed):
 
 
 def all_of(*checkers: CompletionChecker, cap: int = CAP) -> CompletionChecker:
-    """Complete once every one of them is."""
+    """Return a checker that lets a run end once all of these do."""
     return _AllOf(checkers, cap, "all")
 
 
 def any_of(*checkers: CompletionChecker, cap: int = CAP) -> CompletionChecker:
-    """Complete once one of them is."""
+    """Return a checker that lets a run end once one of these does."""
     return _AnyOf(checkers, cap, "any")
 
 
 async def answer_of(answer: Any) -> str | None:
-    """The answer of a provider or checker, awaited if need be."""
+    """Return the answer of a provider or checker, and await it if necessary."""
     return await answer if inspect.isawaitable(answer) else answer

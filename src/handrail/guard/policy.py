@@ -30,7 +30,7 @@ def _policy_key(note: Any) -> Hashable:
 
 @kept(key=_policy_key)
 class PolicyNote(msgspec.Struct, frozen=True):
-    """One thing a policy remembers. It is undone with the call that made it."""
+    """Something a policy remembers. It is undone with the call that led to it."""
 
     policy: str
     key: str
@@ -38,7 +38,7 @@ class PolicyNote(msgspec.Struct, frozen=True):
 
 
 class CallCounted(msgspec.Struct, frozen=True):
-    """A call that counts towards a rate, whatever its result."""
+    """A call counts towards a rate, whatever its result."""
 
     policy: str
     call: str
@@ -48,12 +48,12 @@ class CallCounted(msgspec.Struct, frozen=True):
 
 
 def _within(window: float, at: float, now: float) -> bool:
-    """Whether `at` lies in the window. A time far ahead comes from another machine's clock."""
+    """Return whether `at` lies in the window. A time far ahead comes from another machine's clock."""
     return abs(now - at) < window
 
 
 def _full(earlier: RateWindow | None, most: int, window: float, now: float) -> bool:
-    """Whether the window already holds as many calls as the rate allows."""
+    """Return whether the window already holds as many calls as the rate allows."""
     return (
         earlier is not None and len(earlier.times) >= most and _within(window, earlier.times[-most][1], now)
     )
@@ -73,7 +73,7 @@ def _window_key(window: Any) -> Hashable:
 
 @kept(kind="log", key=_window_key, reducers={CallCounted: _add_to_window})
 class RateWindow(msgspec.Struct, frozen=True):
-    """The latest calls and their times, as many as the rate allows. Kept when calls fail."""
+    """The times of the latest calls, as many as the rate allows. They are kept even if the calls fail."""
 
     policy: str
     times: tuple[tuple[str, float], ...]
@@ -89,7 +89,7 @@ class _CheckOnly:
 
 
 class SequentialDependencyPolicy:
-    """A tool may run only after others have succeeded: `{"deploy": {"build", "test"}}`."""
+    """Allows a tool only after others have succeeded, as in `{"deploy": {"build", "test"}}`."""
 
     def __init__(self, needs: Mapping[str, Collection[str]], *, name: str = "sequential") -> None:
         for tool, others in needs.items():
@@ -121,12 +121,12 @@ class SequentialDependencyPolicy:
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> None:
         if tool.name in self._watched:
-            # Not looked up first: a call that reads the notes becomes stale whenever another one writes.
+            # Not looked up first, because a call that reads the notes becomes stale whenever another one writes.
             context.session.dispatch(PolicyNote(self.name, tool.name, "succeeded"))
 
 
 class ReadBeforeWritePolicy:
-    """An existing file must be read, at its current content, before it is overwritten.
+    """Requires that an existing file is read, at its current content, before it is overwritten.
 
     New files and files this session wrote may be overwritten. A tool that writes files but declares no path,
     or runs without a filesystem, is denied.
@@ -176,7 +176,7 @@ class ReadBeforeWritePolicy:
         try:
             at = parse_path(path).path
         except FileError:
-            return True  # not a path: the filesystem refuses it in better words
+            return True  # not a path: the filesystem's own error is better
         current = _content_digest(files, at)
         if current is None:
             return True
@@ -188,7 +188,7 @@ _UNREADABLE = "unreadable"
 
 
 def _content_digest(files: Filesystem, path: str) -> str | None:
-    """A digest of a file's content; None if there is no file."""
+    """Return a digest of a file's content; None if there is no file."""
     if not path:
         return None  # the root, which is a folder
     try:
@@ -199,19 +199,19 @@ def _content_digest(files: Filesystem, path: str) -> str | None:
         try:
             return _UNREADABLE if files.exists(path) and not files.stat(path).is_directory else None
         except FileError:
-            return None  # a link that leads out: the filesystem refuses it in better words
+            return None  # a link that leads out: the filesystem's own error is better
 
 
 class CapabilityPolicy(_CheckOnly):
-    """Allow, ask or deny by capability, effect and path.
+    """Allows, asks about or denies calls by capability, effect and path.
 
     Verdicts on capabilities come first, by name or by a pattern such as `fs.*` or `*`. A tool is denied or
     asked about if one of its capabilities is, and allowed if all of them are. Otherwise the tool's effect
     decides: `pure`, `read` and `staged` are allowed, `idempotent` goes by its capabilities, `compensable` and
     `irreversible` ask.
 
-    A worker called as a tool is allowed unless its capability, `worker`, says otherwise: its own calls are
-    decided on by its own policies.
+    A worker called as a tool is allowed unless its capability, `worker`, says otherwise: its own policies
+    decide about its calls.
 
     Writes are allowed within `scope` only. A path outside it asks, even if the tool is allowed.
     """
@@ -305,9 +305,9 @@ class CapabilityPolicy(_CheckOnly):
 
 
 class RateLimitPolicy(_CheckOnly):
-    """At most `most` calls in `per_seconds` seconds, of all tools or of some. Failed calls count too.
+    """Allows at most `most` calls in `per_seconds` seconds, of all tools or of some. Failed calls count, too.
 
-    A call counts once, also when it is retried. A call that this policy denied does not count.
+    A call counts once, even if it is retried. A call that this policy denied does not count.
     """
 
     def __init__(
@@ -341,7 +341,7 @@ class RateLimitPolicy(_CheckOnly):
             return PolicyDecision.allow()
         if not _full(window, self._most, self._window, now):
             session.dispatch(CallCounted(self.name, call, now, self._window, self._most))
-            # The reducer admits only as many as the rate allows, also when threads race.
+            # The reducer admits only as many calls as the rate allows, even if threads race.
             window = session[RateWindow].get(self.name)
             if self._counted(window, call, now):
                 return PolicyDecision.allow()
@@ -352,13 +352,13 @@ class RateLimitPolicy(_CheckOnly):
         )
 
     def _counted(self, window: RateWindow | None, call: str, now: float) -> bool:
-        """Whether this call was admitted before."""
+        """Return whether this call was admitted before."""
         times = () if window is None else reversed(window.times)
         return any(one == call and _within(self._window, at, now) for one, at in times)
 
 
 class Scoped:
-    """A policy of a section: it decides on the section's tools, and is told every tool's results."""
+    """A section's policy. It decides about the section's tools, and is told the results of all tools."""
 
     __slots__ = ("_policy", "_tools", "name")
 
@@ -381,5 +381,5 @@ class Scoped:
 
 
 def within_scope(policy: ToolPolicy, tools: frozenset[str] | None) -> ToolPolicy:
-    """The policy, deciding on these tools only; None means all of them."""
+    """Return the policy limited to these tools; None means all tools."""
     return policy if tools is None else Scoped(policy, tools)

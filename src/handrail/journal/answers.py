@@ -1,7 +1,7 @@
-"""Which answers a question accepts, and what is recorded of one with secrets in it.
+"""Answers: which ones a question accepts, and what is recorded of an answer that contains secrets.
 
 The asker gets the answer as it was given. The record has a mask in place of each secret, and a seal: a digest of
-the whole answer, made with the journal's key. So a repeat of the same answer is recognised, and another is not.
+the whole answer, made with the journal's key. The seal shows whether a later answer repeats the recorded one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from handrail.schema.secrets import MASK, is_masked
 
 
 def check_answer(question: Question, answer: Answer, now: datetime) -> None:
-    """Refuse an answer to another question, from somebody else, too late, or that does not fit the schema."""
+    """Refuse an answer to another question, from somebody else, too late, or that does not fit: `AnswerRefused`."""
     check_sender(question, answer)
     check_in_time(question, answer, now)
     wrong = (
@@ -39,7 +39,7 @@ def check_answer(question: Question, answer: Answer, now: datetime) -> None:
 
 
 def check_sender(question: Question, answer: Answer) -> None:
-    """Refuse an answer to another question, or from somebody who was not asked."""
+    """Raise `AnswerRefused` for an answer to another question, or from somebody who was not asked."""
     if not hmac.compare_digest(_bytes(answer.digest), _bytes(question.digest)):
         raise AnswerRefused(
             question.id,
@@ -53,7 +53,7 @@ def check_sender(question: Question, answer: Answer) -> None:
 
 
 def check_in_time(question: Question, answer: Answer, now: datetime) -> None:
-    """Refuse an answer to an expired question, or with an unknown outcome."""
+    """Raise `AnswerRefused` for an answer to an expired question, or with an unknown outcome."""
     if question.expires_at is not None and now >= question.expires_at:
         raise AnswerRefused(question.id, "it has expired", "Ask again to get a new question.")
     if answer.outcome not in get_args(AnswerOutcome):
@@ -65,7 +65,7 @@ def check_in_time(question: Question, answer: Answer, now: datetime) -> None:
 
 
 def check_value(question: Question, answer: Answer, check: Check | None) -> None:
-    """Refuse a value that the asker's check rejects."""
+    """Raise `AnswerRefused` for a value that the asker's check rejects."""
     if answer.outcome != "answered" or check is None:
         return
     try:
@@ -80,7 +80,7 @@ def check_value(question: Question, answer: Answer, check: Check | None) -> None
 
 
 def still_fits(answer: Answer, check: Check | None) -> bool:
-    """Whether a recorded answer can be used. It may have been given where nothing could check it."""
+    """Return whether a recorded answer can be used. It may have been given where nothing could check it."""
     if answer.seal:
         return False  # its secret was not recorded, so it has to be given again
     if answer.outcome != "answered" or check is None:
@@ -93,7 +93,7 @@ def still_fits(answer: Answer, check: Check | None) -> bool:
 
 
 def seal(question: Question, answer: Answer, mask: Mask | None, key: bytes) -> Answer:
-    """The answer as it may be recorded and shown; unchanged if nothing in it is secret.
+    """Return the answer in the form in which it may be recorded and shown; unchanged if nothing in it is secret.
 
     Without a mask, the whole value is treated as secret.
     """
@@ -106,7 +106,7 @@ def seal(question: Question, answer: Answer, mask: Mask | None, key: bytes) -> A
 
 
 def check_repeat(question: Question, answer: Answer, before: Answer | None, key: bytes) -> None:
-    """Accept a possibly secret answer that nobody waits for here only if it repeats the recorded one."""
+    """Check a possibly secret answer that nobody here waits for. It is accepted only if it repeats the recorded one."""
     if before is None:
         raise secret_refused(question)
     if before.seal:
@@ -122,7 +122,7 @@ def check_repeat(question: Question, answer: Answer, before: Answer | None, key:
 
 
 def secret_refused(question: Question) -> AnswerRefused:
-    """The refusal of a secret that nobody waits for in this process."""
+    """Return the error for a secret answer that nothing in this process waits for."""
     return AnswerRefused(
         question.id,
         "there can be a secret in it, which is not recorded, and whoever asked does not wait here to hear it",
@@ -136,7 +136,7 @@ def answered_already(question_id: str) -> AnswerRefused:
 
 
 def _plain(question: Question, value: object) -> Any:
-    """The value with its secrets, for the digest, which does not reveal them."""
+    """Return the value including its secrets. It goes only into a digest, which does not reveal them."""
     try:
         return pydantic_core.from_json(clear_json(value))
     except ToolValidationError:
@@ -144,4 +144,4 @@ def _plain(question: Question, value: object) -> Any:
 
 
 def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")  # compare_digest takes only ASCII text, but any bytes
+    return text.encode("utf-8", "surrogatepass")  # compare_digest accepts any bytes, but only ASCII text

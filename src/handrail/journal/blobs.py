@@ -1,4 +1,4 @@
-"""The blobs of a journal's database: bytes kept once, named by their digest."""
+"""Blobs in a journal's database: bytes that are stored once and named by their digest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from handrail.journal.lease import check_owner
 
 
 class SqliteBlobs:
-    """Blobs in a database, kept as long as a run refers to them."""
+    """Blobs in a database. Each is kept as long as a run refers to it."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -40,7 +40,7 @@ class SqliteBlobs:
 
 
 def put_blob(connection: sqlite3.Connection, data: bytes, run_id: str) -> str:
-    """Add bytes, unless they are there, and let a run refer to them. Returns their digest."""
+    """Store bytes, unless they are stored already, and add a reference from a run. Returns their digest."""
     digest = hashlib.sha256(data).hexdigest()
     connection.execute("INSERT OR IGNORE INTO blobs VALUES (?, ?)", (digest, data))
     connection.execute("INSERT OR IGNORE INTO blob_runs VALUES (?, ?)", (run_id, digest))

@@ -1,4 +1,4 @@
-"""What happened in the runs of a journal's database: committed calls, entries, and steps."""
+"""Committed calls, entries and steps in a journal's database."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SqliteCalls:
 
     async def applied(self, unit: CommitUnit, /) -> None:
         self._applying.discard(unit.call_id)
-        await self._settle(unit, "applied", synced=False)  # recovery finds it out again after a power cut
+        await self._settle(unit, "applied", synced=False)  # after a power cut, recovery finds it out again
 
     async def void(self, unit: CommitUnit, /) -> None:
         self._applying.discard(unit.call_id)
@@ -123,7 +123,7 @@ class SqliteCalls:
 
 
 class SqliteSteps:
-    """Steps in a database. Values that were settled by an earlier process come back as plain data."""
+    """Steps in a database. Values that an earlier process settled are returned as plain data."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -146,8 +146,8 @@ class SqliteSteps:
             try:
                 value = await (function() if row is None or unsettled is None else unsettled())
                 encoded = encode(value, f"step {key!r} gave")
-            except Exception:  # a cancelled one may have happened, and stays reserved
-                if row is None:  # one found reserved stays so until it is decided
+            except Exception:  # a cancelled step may have happened, and stays reserved
+                if row is None:  # a step that was already reserved stays so until it is decided
                     with contextlib.suppress(RunBusy):  # the new owner decides
                         await self._database.write(
                             run_id, "DELETE FROM steps WHERE key = ? AND value IS NULL", key

@@ -1,4 +1,4 @@
-"""The database of a journal: its schema, and the one connection that writes it."""
+"""A journal's database: its schema, and the only connection that writes to it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ T = TypeVar("T")
 
 Work = Callable[[sqlite3.Connection], T]
 Moments = Callable[[Literal["before", "after"], sqlite3.Connection], None]
-"""Called just before each transaction, and once it is durable but before anybody is told."""
+"""Called just before each transaction, and again once it is durable but before its caller is told."""
 
 MEMORY = ":memory:"
 SCHEMA = 5
-"""Version of the schema. A journal of another version is refused."""
+"""Version of the schema. A journal with another version is refused."""
 
 _BUSY_SECONDS = 10.0
 _TABLES: Sequence[str] = (
@@ -77,7 +77,7 @@ _TABLES: Sequence[str] = (
 
 
 def encode(value: object, what: str) -> bytes:
-    """A value as plain data; `what` names its source if it can't be recorded."""
+    """Encode a value as plain data. `what` names its source in the error if it can't be recorded."""
     try:
         return msgspec.msgpack.encode(value, enc_hook=pydantic_core.to_jsonable_python)
     except (TypeError, ValueError, OverflowError) as error:
@@ -87,11 +87,11 @@ def encode(value: object, what: str) -> bytes:
 
 
 class Database:
-    """Runs work on the database, each piece in a transaction of its own, one after another.
+    """Runs pieces of work on the database one after another, each in its own transaction.
 
-    A thread of its own does the work. With `inline` the caller's thread does it, at once: for databases in
-    memory, and for simulations, which need one order of events. `moments` is for simulations too: it may
-    end the process there.
+    The work is done in a thread of its own. With `inline` it is done at once in the caller's thread: for databases
+    in memory, and for simulations, which need a single order of events. `moments` is also for simulations: it may
+    end the process at that point.
     """
 
     def __init__(
@@ -114,12 +114,12 @@ class Database:
         self._closed = False
         self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
         self._lock = threading.Lock()
-        """Held to add a job, so that none lands behind the one that ends the thread; inline, to do it."""
+        """Held to add a job, so that none is added after the one that ends the thread; with `inline`, to run it."""
         self._connection: sqlite3.Connection | None = None
         self._thread: threading.Thread | None = None
         if inline:
             self._connection = self._open(new_id)
-            if path == MEMORY:  # nobody else can open it, so it may be closed when it is garbage
+            if path == MEMORY:  # nobody else can open it, so garbage collection may close it
                 weakref.finalize(self, self._connection.close)
             return
         opened = _Job(lambda connection: None)
@@ -133,11 +133,11 @@ class Database:
             raise opened.error
 
     def now(self) -> float:
-        """Seconds since 1970."""
+        """Return the current time in seconds since 1970."""
         return self._clock.now().timestamp()
 
     def close(self) -> None:
-        """Finish pending work and close the database. Harmless when called twice."""
+        """Finish pending work and close the database. Closing it twice is harmless."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -148,7 +148,7 @@ class Database:
             self._thread.join()
 
     async def transact(self, work: Work[T], *, synced: bool = True) -> T:
-        """Run `work` in a transaction and return its value once that is recorded."""
+        """Run `work` in a transaction and return its value once the transaction is recorded."""
         if self._connection is not None:
             return self._run_inline(self._connection, _Job(work, synced=synced))
         loop = asyncio.get_running_loop()
@@ -157,7 +157,7 @@ class Database:
         return await future
 
     def transact_now(self, work: Work[T]) -> T:
-        """The same, synchronously and from any thread."""
+        """Run `work` in a transaction synchronously, from any thread. Returns its value once that is recorded."""
         job = _Job(work)
         if self._connection is not None:
             return self._run_inline(self._connection, job)
@@ -166,11 +166,11 @@ class Database:
         return job.result()
 
     async def select(self, query: str, *values: object) -> list[Any]:
-        """The rows a query finds."""
+        """Return the rows that a query finds."""
         return await self.transact(lambda connection: connection.execute(query, values).fetchall())
 
     async def write(self, run_id: str, query: str, *values: object) -> None:
-        """Run a statement, unless another process has taken the run over: then `RunBusy`."""
+        """Run a statement. Raises `RunBusy` if another process has taken the run over."""
 
         def write(connection: sqlite3.Connection) -> None:
             check_not_taken(connection, self.owner, run_id)
@@ -196,7 +196,7 @@ class Database:
     def _write(self, opened: _Job[None], new_id: str) -> None:
         try:
             connection = self._open(new_id)
-        except BaseException as error:  # raised in the thread that opens the journal
+        except BaseException as error:  # raised again in the thread that opens the journal
             opened.error = error
             return
         finally:
@@ -214,7 +214,7 @@ class Database:
             )
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
-                # OFF survives the process, since the system has the data; FULL also survives the system.
+                # OFF survives the end of the process, since the system has the data; FULL also survives a power cut.
                 connection.execute(f"PRAGMA synchronous = {'FULL' if self._synced else 'OFF'}")
                 self.id = _prepare(connection, self.path, new_id)
             except BaseException:
@@ -238,7 +238,7 @@ class Database:
                 job.value = job.work(connection)
                 connection.execute("COMMIT")
             except BaseException:
-                if connection.in_transaction:  # SQLite may have rolled back itself when the disk is full
+                if connection.in_transaction:  # SQLite rolls back by itself if the disk is full
                     connection.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
@@ -272,7 +272,7 @@ class _Job(Generic[T]):
         if self._report is not None:
             try:
                 self._report(self)
-            except RuntimeError:  # the loop that asked has ended; the record stands
+            except RuntimeError:  # the loop that asked has ended; what was recorded stays
                 return
 
     def result(self) -> T:
@@ -291,7 +291,7 @@ def _deliver(future: asyncio.Future[T], job: _Job[T]) -> None:
 
 
 def _prepare(connection: sqlite3.Connection, path: str, new_id: str) -> str:
-    """Create the tables in an empty database, and return the id of the journal."""
+    """Create the tables in an empty database, and return the journal's id."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:

@@ -1,4 +1,4 @@
-"""Remembered approvals: what an answer asks to remember, and the decisions in a database."""
+"""Remembered approvals: what an answer asks to remember, and the decisions stored in a database."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SAID = frozenset(("approved", "reason", "remember", "scope"))
 def remembered_as(
     question: Question, approved: bool, reason: str, by: str, scope: str | None, at: datetime
 ) -> ApprovalRemembered | None:
-    """Return what to remember of an answer: for an offered scope, or for exactly this request; None for nothing.
+    """Return the decision to remember, for an offered scope or for exactly this request; None if there is none.
 
-    One question has one answer, so the same decision always has the same id. A question that is asked again
-    about something that has changed is another question.
+    A question has one answer, so the same decision always has the same id. If the subject of a question
+    changes and it is asked again, it is another question.
     """
     kept = question.decision_keys
     if kept is None or (scope is not None and scope not in kept.scopes):
@@ -45,7 +45,7 @@ def remembered_as(
 
 
 def remembered_by(question: Question, answer: Answer, at: datetime) -> ApprovalRemembered | None:
-    """Return what an answer is to be remembered as; None for once, or if the answer will be refused."""
+    """Return the decision that an answer asks to remember; None for "once", or if the answer will be refused."""
     value: Any = answer.value
     if question.decision_keys is None or answer.outcome != "answered" or not isinstance(value, Mapping):
         return None
@@ -65,7 +65,7 @@ def remembered_by(question: Question, answer: Answer, at: datetime) -> ApprovalR
 
 
 def written(fact: ApprovalRemembered | ApprovalRevoked, session_id: str, principal: str) -> Decision:
-    """Encode a fact for a journal."""
+    """Encode a remembered or revoked decision for a journal."""
     kind: Literal["remembered", "revoked"] = (
         "remembered" if isinstance(fact, ApprovalRemembered) else "revoked"
     )
@@ -80,13 +80,13 @@ def written(fact: ApprovalRemembered | ApprovalRevoked, session_id: str, princip
 
 
 def decision_in(question: Question, answer: Answer, now: datetime) -> Decision | None:
-    """Return the decision that an answer asks to remember, if any."""
+    """Return the decision that an answer asks to remember, encoded for a journal; None if there is none."""
     fact = remembered_by(question, answer, now)
     return None if fact is None else written(fact, fact.run_context.session_id, question.principal)
 
 
 class SqliteDecisions:
-    """The decisions in a database."""
+    """Decisions in a database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -112,7 +112,7 @@ class SqliteDecisions:
 
 
 def put_decision(connection: sqlite3.Connection, decision: Decision) -> None:
-    """Add a decision, unless it exists."""
+    """Store a decision, unless it is stored already."""
     connection.execute(
         "INSERT OR IGNORE INTO decisions (session_id, principal, kind, id, at, body) VALUES (?, ?, ?, ?, ?, ?)",
         (

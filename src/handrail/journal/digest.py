@@ -1,4 +1,4 @@
-"""Keyed digests, which bind an answer to exactly what was seen."""
+"""Keyed digests, which bind an answer to exactly what the person saw."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def new_key() -> bytes:
 
 
 def key_beside(journal: str) -> bytes:
-    """Return the key that belongs to a journal's file: from the environment, else from a file beside it.
+    """Return the key for a journal's file, from the environment or else from a file beside the journal.
 
     The file is created if it is missing, and only its owner can read it.
     """
@@ -44,7 +44,7 @@ def key_beside(journal: str) -> bytes:
 
 
 def _make(path: Path) -> None:
-    """Create a key file under this name, atomically; the first process wins."""
+    """Create a key file at this path, atomically. If several processes try, the first one wins."""
     made = Path(f"{path}.{secrets.token_hex(8)}")
     fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -57,7 +57,7 @@ def _make(path: Path) -> None:
 
 
 def digest(key: bytes, *parts: Any) -> str:
-    """Compute a keyed digest over JSON values, in this order."""
+    """Compute a keyed digest over JSON values, in the given order."""
     body = b"\0".join(
         msgspec.json.encode(pydantic_core.to_jsonable_python(part), order="sorted") for part in parts
     )

@@ -1,4 +1,4 @@
-"""Run leases: one process owns a run at a time, for as long as it lives and renews the lease."""
+"""Run leases: a run is owned by one process at a time, as long as that process lives and renews the lease."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     import sqlite3
 
 LEASE_SECONDS = 30.0
-"""How long a lease lasts without being renewed."""
+"""How long a lease lasts without being renewed, in seconds."""
 
 
 def new_owner() -> str:
-    """A new owner name for this process: its host, pid and start time, and a random part."""
+    """Return a new owner name for this process: its host, pid and start time, and a random part."""
     return f"{_host()}/{os.getpid()}/{_started_here()}/{secrets.token_hex(4)}"
 
 
 def is_free(owner: str, leased_until: float, now: float, me: str) -> bool:
-    """Whether `me` may take a lease that `owner` holds until `leased_until`."""
+    """Return whether `me` may take a lease that `owner` holds until `leased_until`."""
     return not owner or owner == me or now >= leased_until or is_dead(owner)
 
 
 def is_dead(owner: str) -> bool:
-    """Whether the owner's process has ended. Processes on other hosts can't be seen and count as alive."""
+    """Return whether the owner's process has ended. Processes on other hosts can't be seen and count as alive."""
     host, _, rest = owner.partition("/")
     pid, _, rest = rest.partition("/")
     started = rest.partition("/")[0]
@@ -41,7 +41,7 @@ def is_dead(owner: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _host() -> str:
-    """The host within which pids are unique: containers may share all but the last part."""
+    """Return a name for the host within which pids are unique. Containers may share all but its last part."""
     boot = numbers = ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
@@ -51,7 +51,7 @@ def _host() -> str:
 
 @lru_cache(maxsize=1)
 def _started_here() -> str:
-    """When this process started. Cached, because it does not change."""
+    """Return when this process started. Cached, because it does not change."""
     return _started(os.getpid())
 
 
@@ -59,7 +59,7 @@ os.register_at_fork(after_in_child=_started_here.cache_clear)
 
 
 def _started(pid: int) -> str:
-    """When a process started, in clock ticks since boot; "" if there is no such process."""
+    """Return when a process started, in clock ticks since boot; "" if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -69,7 +69,7 @@ def _started(pid: int) -> str:
 
 
 def check_owner(connection: sqlite3.Connection, owner: str, run_id: str) -> None:
-    """Only the owner of a run adds to it: `RunBusy` in a process that lost the lease."""
+    """Raise `RunBusy` unless this process owns the run, and `RunUnknown` if the run is not recorded."""
     row = connection.execute("SELECT owner FROM runs WHERE id = ?", (run_id,)).fetchone()
     if row is None:
         raise RunUnknown(run_id)
@@ -78,7 +78,7 @@ def check_owner(connection: sqlite3.Connection, owner: str, run_id: str) -> None
 
 
 def check_not_taken(connection: sqlite3.Connection, owner: str, run_id: str) -> None:
-    """The same, for what need not belong to a recorded run."""
+    """Raise `RunBusy` if another process owns the run. A run that is not recorded passes."""
     row = connection.execute("SELECT owner FROM runs WHERE id = ?", (run_id,)).fetchone()
     if row is not None and row[0] != owner:
         raise RunBusy(run_id, row[0])

@@ -1,4 +1,4 @@
-"""Steps and questions within one process: all that a run without a journal needs."""
+"""Steps and questions within one process, for runs without a journal."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ T = TypeVar("T")
 log = logging.getLogger("handrail.questions")
 
 _TRIES = 3
-"""How often somebody whose answer does not fit is asked."""
+"""How many times somebody whose answer does not fit is asked."""
 
 _inside: ContextVar[tuple[tuple[int, str], ...]] = ContextVar("steps under way around this", default=())
 
 
 class LocalSteps:
-    """Steps that succeed once in this process."""
+    """Steps that each succeed once in this process."""
 
     def __init__(self) -> None:
         self._steps: dict[str, asyncio.Future[Any]] = {}
         self._keys: dict[str, dict[str, None]] = {}
-        """The keys of each run. Run ids may share prefixes, so the keys alone don't tell."""
+        """The keys of each run. A key's prefix does not identify its run, since run ids may share prefixes."""
 
     async def run(
         self,
@@ -52,8 +52,8 @@ class LocalSteps:
     ) -> T:
         """Run `function` until it succeeds once for this key; from then on return its value.
 
-        Of two concurrent runs of one key the second waits for the first, and tries itself if that
-        fails or is cancelled.
+        If a key is run twice concurrently, the second waits for the first, and runs its own function if the
+        first fails or is cancelled.
         """
         around, me = _inside.get(), (id(self), key)
         if me in around:
@@ -76,32 +76,32 @@ class LocalSteps:
             if self._steps.get(key) is mine:
                 del self._steps[key]
             mine.set_exception(_Retry())
-            mine.exception()  # retrieved, since nobody else may be waiting
+            mine.exception()  # marked as retrieved, since nobody else may be waiting
             raise
         finally:
             with contextlib.suppress(
                 ValueError
-            ):  # closed in another context, where there is nothing to reset
+            ):  # closed in another context, where nothing needs to be reset
                 _inside.reset(entered)
         mine.set_result(value)
         return value
 
     async def load(self, run_id: str, /) -> Sequence[tuple[str, bytes | None]]:
-        """Nothing: no value outlives the process."""
+        """Return nothing, because no value outlives the process."""
         return ()
 
     def forget(self, run_id: str) -> None:
-        """Drop the values of a run."""
+        """Drop the values of a run's steps."""
         for key in self._keys.pop(run_id, ()):
             self._steps.pop(key, None)
 
 
 class _Retry(Exception):
-    """The step that was waited for failed; the waiter tries itself."""
+    """The step that was waited for has failed, and the waiter must run its own."""
 
 
 class _Pending:
-    """A question that was asked here, and its answer once there is one."""
+    """A question asked in this process, and its answer once there is one."""
 
     __slots__ = ("answer", "answered_at", "check", "loop", "mask", "question", "settled")
 
@@ -118,7 +118,7 @@ class _Pending:
         self.loop = loop
         self.settled: asyncio.Future[Answer] = loop.create_future()
         self.answer: Answer | None = None
-        """As it may be shown, with its secrets masked."""
+        """The answer in the form in which it may be shown, with its secrets masked."""
         self.answered_at: float | None = None
 
     @property
@@ -128,16 +128,16 @@ class _Pending:
 
 
 class LocalQuestions:
-    """Questions asked in this process: decides which answer counts.
+    """Questions asked in this process. Decides which answer counts.
 
-    - The first answer wins. The same answer again is harmless; a different one is refused.
-    - An answer must carry the question's digest, come from the principal it was put to, be in time, and pass
+    - The first answer wins. Repeating it is harmless; a different one is refused.
+    - An answer must carry the question's digest, come from the principal who was asked, be in time, and pass
       the asker's check.
     - A question without an answer ends as declined, timed out or cancelled. It never ends with a made-up
       answer, and it always ends, even if the environment can't be reached.
-    - The same question again, from a call that is run again, gets the same answer. One that timed out,
+    - If a call is run again and asks the same question, it gets the same answer. A question that timed out,
       was cancelled, or whose answer contained a secret, is asked again.
-    - Only the asker gets the secrets of an answer. What is kept, recorded and shown is masked.
+    - Only the asker gets the secrets in an answer. Whatever is kept, recorded or shown is masked.
     """
 
     def __init__(
@@ -149,9 +149,9 @@ class LocalQuestions:
     ) -> None:
         self._clock = clock
         self._key = new_key() if key is None else key
-        """Seals answers with secrets."""
+        """The key that seals answers with secrets."""
         self._record = record
-        """Records an answer before anybody is told; it may refuse it."""
+        """Records an answer before the asker is told. It may refuse the answer."""
         self._questions: dict[str, _Pending] = {}
         self._lock = threading.Lock()
 
@@ -173,7 +173,7 @@ class LocalQuestions:
                 )
             if earlier is None or earlier.can_be_asked_again:
                 earlier = None
-                self._questions.pop(question.id, None)  # the dict is in the order of asking
+                self._questions.pop(question.id, None)  # keeps the dict in the order of asking
                 pending = self._questions[question.id] = _Pending(question, loop, check, mask)
             else:
                 pending = earlier
@@ -211,7 +211,7 @@ class LocalQuestions:
             raise AnswerRefused(pending.question.id, f"it is over: {over}", "The first answer counts.")
 
     async def open(self, run_id: str | None = None, /, *, principal: str | None = None) -> Sequence[Question]:
-        """The questions without an answer, oldest first."""
+        """Return the questions without an answer, oldest first."""
         return tuple(
             each.question
             for each in self._all()
@@ -221,7 +221,7 @@ class LocalQuestions:
         )
 
     async def history(self, run_id: str, /) -> Sequence[QuestionRecord]:
-        """The questions of a run that are open or were answered, oldest first."""
+        """Return a run's open, answered and declined questions, oldest first."""
         return tuple(
             QuestionRecord(each.question, each.answer, each.answered_at)
             for each in self._all()
@@ -230,7 +230,7 @@ class LocalQuestions:
         )
 
     async def withdraw(self, question_id: str, /) -> None:
-        """Cancel a question. Harmless if it is over."""
+        """Cancel a question. Harmless if the question is over."""
         pending = self._questions.get(question_id)
         if pending is not None:
             self._close(pending, "cancelled")
@@ -242,14 +242,14 @@ class LocalQuestions:
                 self._close(pending, "cancelled")
 
     def is_known(self, question_id: str) -> bool:
-        """Whether a question waits here for its answer, or was answered here."""
+        """Return whether a question waits here for its answer, or was answered here."""
         pending = self._questions.get(question_id)
         return pending is not None and (
             pending.answer is None or pending.answer.outcome not in ("timed out", "cancelled")
         )
 
     def deliver(self, answer: Answer) -> None:
-        """Wake the asker with an answer that was recorded elsewhere, if it fits."""
+        """Wake the asker with an answer that was recorded elsewhere, if the answer fits."""
         pending = self._questions.get(answer.question_id)
         if pending is not None and pending.answer is None and not answer.seal:
             self._check(pending, answer)
@@ -274,7 +274,7 @@ class LocalQuestions:
         return seal(pending.question, answer, pending.mask, self._key)
 
     def _settle(self, pending: _Pending, answer: Answer, recorded: bool = False) -> bool:
-        """Make this the answer, unless there is one. Questions end only here."""
+        """Set the question's answer, unless it has one, and return whether it was set. Questions end only here."""
         with self._lock:
             if pending.answer is not None:
                 return False
@@ -304,7 +304,7 @@ class LocalQuestions:
         )
 
     async def _put(self, pending: _Pending, asker: Asker) -> None:
-        """Ask the asker, again if the answer does not fit."""
+        """Ask the asker, and ask again if the answer does not fit."""
         question = pending.question
         try:
             for _ in range(_TRIES):

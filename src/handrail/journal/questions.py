@@ -1,4 +1,4 @@
-"""The questions of a journal's database, also those asked or answered by other processes."""
+"""Questions in a journal's database, including those asked or answered by other processes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class SqliteQuestions:
                 question.principal,
             )
         else:
-            question = earlier  # it keeps the expiry of its first asking
+            question = earlier  # it keeps the expiry from when it was first asked
             if given is not None:
                 answer = msgspec.msgpack.decode(given, type=Answer)
                 if still_fits(answer, check):
@@ -84,7 +84,7 @@ class SqliteQuestions:
         return answer
 
     def answer(self, answer: Answer, /) -> None:
-        """Accept an answer, also to a question that another process asked, or that waits for a resumed run."""
+        """Accept an answer, even to a question that another process asked or that waits for its run to be resumed."""
         if self._local.is_known(answer.question_id):
             self._local.answer(answer)
             return
@@ -119,7 +119,7 @@ class SqliteQuestions:
         await self._database.transact(_delete("substr(id, 1, length(?)) = ?", prefix, prefix))
 
     def _record(self, answer: Answer) -> None:
-        """Record a final answer before anybody is told; `AnswerRefused` if there is a different one."""
+        """Record a final answer before the asker is told. Raises `AnswerRefused` if a different one is recorded."""
         if answer.outcome not in ("answered", "declined"):
             return  # the question may be asked again
         encoded = encode(answer, f"the answer to {answer.question_id!r} is")
@@ -147,7 +147,7 @@ class SqliteQuestions:
         self._database.transact_now(record)
 
     async def _look_for_answer(self, question_id: str) -> None:
-        """Deliver an answer that another process recorded."""
+        """Deliver the answer to a question, if another process recorded one."""
         query = "SELECT answer FROM questions WHERE id = ? AND answer NOT NULL"
         for (answer,) in await self._database.select(query, question_id):
             with contextlib.suppress(AnswerRefused):
@@ -160,7 +160,7 @@ _FIND = """SELECT EXISTS (SELECT 1 FROM runs WHERE id = ?), question, answer
 
 
 def _delete(where: str, *values: str) -> Work[None]:
-    """Deletes questions without an answer."""
+    """Return work that deletes questions without an answer."""
 
     def delete(connection: sqlite3.Connection) -> None:
         connection.execute(f"DELETE FROM questions WHERE answer IS NULL AND {where}", values)
@@ -185,13 +185,13 @@ def _asked(row: Sequence[Any]) -> QuestionRecord:
 
 
 class _Watch:
-    """Calls `look` every few seconds with the id of each question that is waited for."""
+    """Calls `look` every few seconds with the id of each question that somebody waits for."""
 
     def __init__(self, every: float | None, look: Callable[[str], Awaitable[None]]) -> None:
         self._every = every
         self._look = look
         self._waiting: dict[asyncio.AbstractEventLoop, dict[str, None]] = {}
-        """By event loop: each looks for its own questions."""
+        """The questions waited for, by event loop. Each loop looks for its own."""
         self._tasks: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The runs of a journal's database, and the leases on them."""
+"""Runs in a journal's database, and the leases on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROW = """record, status, owner, leased_until, changed_at, outcome, stopping,
 _INSERT = """INSERT INTO runs
     (id, session_id, principal, status, owner, leased_until, began_at, changed_at, record, outcome)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-# The plus keeps SQLite from using the principal's index: a principal has many more runs than a session.
+# The plus keeps SQLite from using the principal's index: a principal has many more runs than a session has.
 _SESSIONS = f"""WITH found AS (
         SELECT session_id AS session, count(*) AS number, max(changed_at) AS changed
         FROM runs WHERE principal = :principal GROUP BY session_id
@@ -37,7 +37,7 @@ _SESSIONS = f"""WITH found AS (
         ORDER BY began_at DESC, id DESC LIMIT 1
     ) ORDER BY changed DESC, session DESC"""
 _CHUNK = 500
-"""How many ids one statement names."""
+"""Maximum number of ids in one statement."""
 
 
 class SqliteRuns:
@@ -92,7 +92,7 @@ class SqliteRuns:
 
     async def stop(self, run_id: str, /) -> None:
         def stop(connection: sqlite3.Connection) -> None:
-            get_run(connection, run_id)  # `RunUnknown` if there is no such run
+            get_run(connection, run_id)  # raises `RunUnknown` if there is no such run
             connection.execute("UPDATE runs SET stopping = 1 WHERE id = ?", (run_id,))
 
         await self._database.transact(stop)
@@ -128,7 +128,7 @@ class SqliteRuns:
         where: dict[str, Any] = {"TRUE": None}
         if session_id is not None:
             where["session_id = ?"] = session_id
-        if principal is not None:  # with a session, its index finds fewer rows
+        if principal is not None:  # with a session, the session's index finds fewer rows
             where["principal = ?" if session_id is None else "+principal = ?"] = principal
         values = [value for value in where.values() if value is not None]
         if session_id is not None:
@@ -170,7 +170,7 @@ class SqliteRuns:
             _check_new(connection, run.id)
             _insert(connection, run, copy.row.status, ("", 0.0), copy.row.changed_at, copy.row.outcome)
             put_entries(connection, run.id, copy.entries)
-            # Its files are not this journal's to change, so its units are applied.
+            # This journal must not change the run's files, so its units count as applied.
             connection.executemany(
                 "INSERT INTO units (run_id, call_id, state, unit, session_id) VALUES (?, ?, 'applied', ?, ?)",
                 (
@@ -199,7 +199,7 @@ class SqliteRuns:
 
 
 def get_run(connection: sqlite3.Connection, run_id: str) -> RunRow:
-    """The current row of a run; `RunUnknown` if there is no such run."""
+    """Return the current row of a run. Raises `RunUnknown` if there is no such run."""
     row = connection.execute(f"SELECT {_ROW} FROM runs WHERE id = ?", (run_id,)).fetchone()
     if row is None:
         raise RunUnknown(run_id)
@@ -207,7 +207,7 @@ def get_run(connection: sqlite3.Connection, run_id: str) -> RunRow:
 
 
 def put_entries(connection: sqlite3.Connection, run_id: str, entries: Sequence[Entry]) -> None:
-    """Add entries to a run. One of the same kind and key replaces the earlier one."""
+    """Add entries to a run. An entry replaces an earlier one of the same kind and key."""
     connection.executemany(
         "INSERT OR REPLACE INTO entries (run_id, kind, key, at, body) VALUES (?, ?, ?, ?, ?)",
         ((run_id, entry.kind, entry.key, entry.at, entry.body) for entry in entries),
@@ -251,7 +251,7 @@ def _insert(
 
 
 def _after(run: RunRecord, last: float | None) -> RunRecord:
-    """The run, begun later than the last of its session even if the clock was set back or stands still."""
+    """Return the run with a start later than its session's last run, even if the clock was set back or stands still."""
     if last is None or run.began_at > last:
         return run
     return msgspec.structs.replace(run, began_at=math.nextafter(last, math.inf))

@@ -1,4 +1,4 @@
-"""`SqliteJournal`: the record of runs in one file; and `MemoryJournal`, the same in memory."""
+"""`SqliteJournal`, the record of runs in one file, and `MemoryJournal`, the same record in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from handrail.journal.runs import SqliteRuns
 from handrail.journal.tickets import SqliteTickets
 
 Durability = Literal["process", "power"]
-"""What the record survives: the end of the process, also `kill -9`, or a power cut too."""
+"""What the record survives: the end of the process, even by `kill -9`, or also a power cut."""
 
 
 class SqliteJournal:
@@ -26,7 +26,7 @@ class SqliteJournal:
 
     What a method has recorded is there for any process that opens the file later: after `kill -9` with
     `durability="process"`, after a power cut with `"power"`, where each record waits for the disk.
-    Values of steps and answers come back as plain data. Several processes may use one file; each run
+    Values of steps and answers are returned as plain data. Several processes may use one file; each run
     has one owner. Close the journal when it is no longer needed.
 
     - `watch`: how often to look for answers that another process gave, in seconds; None for never.
@@ -68,12 +68,12 @@ class SqliteJournal:
         self.blobs = SqliteBlobs(database)
 
     def close(self) -> None:
-        """Finish pending writes and close the file. Harmless when called twice."""
+        """Finish pending writes and close the file. Closing it twice is harmless."""
         self._database.close()
 
 
 class MemoryJournal(SqliteJournal):
-    """A journal that lives as long as the object: for tests, and for runs that nobody will resume."""
+    """A journal that lives as long as the object, for tests and for runs that will not be resumed."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(MEMORY, clock=clock, watch=None, inline=True)

@@ -1,4 +1,4 @@
-"""The tickets of a journal's database: issued by the owner of a run, redeemed once by another process."""
+"""Tickets in a journal's database: each is issued by the owner of a run and redeemed once by another process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budgets: spending limits, reserved before a spend and settled after it, and what models have spent."""
+"""Budgets: spending limits, reservations that are made before a spend and settled after it, and cost totals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNKNOWN = None
 """The amount of a spend with an unknown price: refused if its unit is limited, otherwise not counted."""
 
 _Exact = int | Decimal
-"""Integers stay integers: adding them is fast and exact."""
+"""Amounts as they are stored: exact numbers. Integers stay integers, because adding them is fast and exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,15 @@ class Budget:
                 )
 
     def limits(self) -> dict[Unit, int | Decimal]:
-        """The limits that are set, as exact numbers."""
+        """Return the limits that are set, as exact numbers."""
         found: dict[Unit, Amount | None] = {unit: getattr(self, unit) for unit in UNITS}
         return {unit: _exact(limit) for unit, limit in found.items() if limit is not None}
 
 
 class Reservation:
-    """An upper bound reserved for one spend. Settle it with the real amount, or release it.
+    """An upper bound reserved for one spend. Settle it with the actual amount, or release it.
 
-    As a context manager, it is released at the end unless it was settled.
+    Used as a context manager, it is released on exit unless it was settled.
     """
 
     __slots__ = ("_amounts", "_over", "_tracker")
@@ -62,11 +62,11 @@ class Reservation:
         self._over = False
 
     def settle(self, **spent: Amount | None) -> None:
-        """Replace the bound by the real amounts; a unit not named was spent as reserved."""
+        """Replace the reserved amounts with the actual ones. A unit that is not named counts as spent in full."""
         self._end({**self._amounts, **_checked(spent)} if spent else self._amounts)
 
     def release(self) -> None:
-        """Nothing was spent."""
+        """Give the whole reservation back to the budget. Does nothing if it was settled or released before."""
         self._end({})
 
     def _end(self, real: Mapping[Unit, _Exact]) -> None:
@@ -86,10 +86,10 @@ class Reservation:
 
 
 class BudgetTracker:
-    """What has been spent and what is left, here and in every run above.
+    """Tracks what a run has spent and what remains, within its own limits and those of every run above it.
 
     A spend is charged to this tracker and all its ancestors at once, under one lock, so concurrent
-    reservations never exceed a limit. The real amount of a spend is always recorded, even if it is more than
+    reservations never exceed a limit. The actual amount of a spend is always recorded, even if it is more than
     was reserved: then the remaining amount is negative.
     """
 
@@ -122,11 +122,11 @@ class BudgetTracker:
         return Reservation(self, exact)
 
     def remaining(self) -> Mapping[str, float]:
-        """Return what is left of each limited unit: the tightest limit of this and every run above."""
+        """Return what remains of each limited unit: the smallest amount over this run and every run above it."""
         return {unit: float(amount) for unit, amount in self.left().items()}
 
     def left(self) -> Mapping[str, int | Decimal]:
-        """The same exactly."""
+        """Return what `remaining` does, as exact numbers instead of floats."""
         left: dict[str, _Exact] = {}
         with self.lock:
             for tracker in (self, *self._above):
@@ -136,12 +136,12 @@ class BudgetTracker:
         return left
 
     def spent(self) -> Mapping[str, Decimal]:
-        """Return what was really spent by this run and everything below it."""
+        """Return what this run and everything below it have actually spent."""
         with self.lock:
             return {unit: Decimal(amount) for unit, amount in self._spent.items()}
 
     def settle(self, reserved: Mapping[Unit, _Exact], real: Mapping[Unit, _Exact]) -> None:
-        """Replace reserved amounts by the real ones, under the lock. Called by a reservation."""
+        """Replace reserved amounts with the actual ones. A reservation calls this while it holds the lock."""
         for tracker in (self, *self._above):
             for unit, amount in reserved.items():
                 tracker._reserved[unit] = _less(tracker._reserved[unit], amount)
@@ -158,7 +158,7 @@ class BudgetTracker:
 
 
 _EXACTLY = Context(prec=1000)
-"""Sums are exact whatever decimal context the caller has set."""
+"""A decimal context precise enough to keep sums exact, whatever context the caller has set."""
 
 
 def _sum(one: _Exact, other: _Exact) -> _Exact:
@@ -179,7 +179,7 @@ def _add(to: dict[Unit, _Exact], amounts: Mapping[Unit, _Exact]) -> None:
 
 
 def _checked(amounts: Mapping[str, Amount | None]) -> dict[Unit, _Exact]:
-    """Return the known amounts as exact numbers. An invalid unit or amount is refused."""
+    """Return the known amounts as exact numbers. Raises `DefinitionError` for an invalid unit or amount."""
     exact: dict[Unit, _Exact] = {}
     for unit, amount in amounts.items():
         if unit not in UNITS:
@@ -196,14 +196,14 @@ def _checked(amounts: Mapping[str, Amount | None]) -> dict[Unit, _Exact]:
 
 
 def _is_amount(amount: object) -> bool:
-    """Return whether it is a number of at least 0. Neither a bool nor NaN is one."""
+    """Return whether `amount` is a number of at least 0. Booleans and NaN are not."""
     if isinstance(amount, bool) or not isinstance(amount, (int, float, Decimal)):
         return False
     return amount == amount and amount >= 0
 
 
 def _exact(amount: Amount) -> _Exact:
-    """Return the amount as written: 0.1 dollars is ten cents, not the nearest binary fraction."""
+    """Return the amount exactly as written: 0.1 dollars is ten cents, not the nearest binary fraction."""
     return Decimal(str(amount)) if isinstance(amount, float) else amount
 
 
@@ -212,9 +212,9 @@ _FREE = Decimal(0)
 
 
 class CostTracker:
-    """A running total, which also counts towards every run above.
+    """Running total of model usage and cost. Every addition also counts towards the runs above.
 
-    The cost is None once a part of it is unknown: an unknown price is not zero.
+    The cost becomes None as soon as one part of it is unknown: an unknown price is not zero.
     """
 
     __slots__ = ("_above", "cost", "usage")
@@ -225,7 +225,7 @@ class CostTracker:
         self.cost: Decimal | None = _FREE
 
     def add(self, usage: Usage, cost: Decimal | None) -> None:
-        """Add the usage of one answered request."""
+        """Add the usage and the cost of one answered request. A cost of None is unknown."""
         spending: CostTracker | None = self
         while spending is not None:
             spending.usage += usage
@@ -236,7 +236,7 @@ class CostTracker:
             spending = spending._above
 
     def spent(self) -> Mapping[str, Decimal]:
-        """The same by unit; money is left out if it is unknown."""
+        """Return usage and cost by unit. Money is left out if the cost is unknown."""
         found = {"tokens": Decimal(self.usage.tokens), "requests": Decimal(self.usage.requests)}
         if self.cost is not None:
             found["money"] = self.cost

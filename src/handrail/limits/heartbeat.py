@@ -1,4 +1,4 @@
-"""Heartbeats: a call keeps the lease of the job it runs in."""
+"""Heartbeats: while a call runs, they extend the lease on the job it belongs to."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ log = logging.getLogger("handrail.limits")
 
 
 class Lease(Protocol):
-    """A claim on a job that ends unless it is extended."""
+    """A claim on a job that expires unless it is extended."""
 
     @property
     def interval(self) -> float:
-        """Seconds between extensions, short enough to keep the job."""
+        """Seconds between extensions, short enough that the lease does not expire."""
         ...
 
     def extend(self) -> None:
-        """Keep the job. Must be quick and must not block: it is called on the event loop, or on a handler's thread."""
+        """Extend the lease. Must be quick and must not block: it runs on the event loop or on a handler's thread."""
         ...
 
 
 class Heartbeat:
-    """The heartbeat of one call.
+    """Extends the job's lease while one call runs.
 
-    For a handler that never beats itself, beats are sent for as long as it runs, until its timeout. After its
-    first own beat only its own count, so a handler that hangs loses the job. Once the call has ended nothing
-    keeps the job any more, not even a beat from a thread that outlived it.
+    If the handler never calls `beat`, beats are sent for it as long as it runs, until its timeout. After the
+    handler's first own beat only its own beats count, so a handler that hangs loses the job. Once the call has
+    ended nothing extends the lease, not even a beat from a thread that outlived the call.
     """
 
     __slots__ = ("_clock", "_lease", "_over", "_timer", "beats_itself", "last_beat")
@@ -48,13 +48,13 @@ class Heartbeat:
         self._over = False
 
     def beat(self) -> None:
-        """Record a beat of the handler itself and extend the lease. Raises what the lease raises."""
+        """Record a beat from the handler itself and extend the lease. Raises what the lease raises."""
         if not self._over:
             self.beats_itself = True
             self._extend()
 
     def keep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Beat for the handler from now on, until it beats itself or `stop` is called.
+        """Send beats for the handler from now on, until it calls `beat` itself or `stop` is called.
 
         A failure to extend the lease is logged and retried; the call continues meanwhile.
         """
@@ -69,7 +69,7 @@ class Heartbeat:
         self._timer = loop.call_later(self._lease.interval, self.keep, loop)
 
     def stop(self) -> None:
-        """Stop, because the handler has ended."""
+        """Stop sending beats and ignore later ones. Called when the handler has ended."""
         self._over = True
         if self._timer is not None:
             self._timer.cancel()

@@ -1,4 +1,4 @@
-"""Commits with a record: in which order the journal and the files are written."""
+"""Commits with a record: the order in which the journal and the files are written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("handrail.gate")
 
 
 async def record_end(attempt: Attempt, result: ToolResult[Any], status: CallStatus, charged: bool) -> bool:
-    """Record the end of a call that changed nothing, unless it ended because the whole run does.
+    """Record the end of a call that changed nothing, unless it ended because the whole run is ending.
 
     Returns whether it is recorded.
     """
@@ -37,12 +37,12 @@ async def record_end(attempt: Attempt, result: ToolResult[Any], status: CallStat
 
 
 async def commit_recorded(journal: Journal, attempt: Attempt, result: ToolResult[Any], charged: bool) -> None:
-    """Record what a prepared call changes, then change it. Nobody else may commit meanwhile.
+    """Record the changes of a prepared call, then apply them. The caller must prevent other commits meanwhile.
 
     1. Staged bytes are written beside their targets, and synced if the journal is. 2. The journal records
     all of it in one transaction, the commit point. 3. The files are renamed into place. 4. The journal
-    notes that. If somebody changed a file between the check and 3, it stays theirs: all others are
-    reverted, and the record is voided before this raises `Conflict`.
+    notes that they were. If somebody changes a file between the check and step 3, their version stays: all
+    other files are reverted, and the record is voided before this raises `Conflict`.
     """
     transaction = attempt.open_transaction
     if transaction.durable is None:
@@ -68,5 +68,5 @@ async def commit_recorded(journal: Journal, attempt: Attempt, result: ToolResult
     if files:
         try:
             await journal.calls.applied(unit)  # 4
-        except Exception:  # applied all the same; recovery finds that out
+        except Exception:  # it is applied all the same, as recovery will find
             log.exception("%s is committed and applied, but the journal could not note that", attempt.id)

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from handrail.dispatch.tickets import GivenTicket
 
 CALL_AGAIN = "Call it again if it is still wanted."
-"""What the model is told of a call that was undone."""
+"""The model's advice about a call that was undone."""
 
 
 async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
-    """Return the recorded outcome of this call, and apply everything it left; None if it has to run."""
+    """Return this call's recorded outcome and apply its recorded effects; None if the call has to run."""
     log = attempt.frame.log
     if attempt.kind.undoes:
         return None
@@ -64,7 +64,7 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
         if attempt.has_secret:
             raise  # and its secret is no longer available
         if EFFECTS[attempt.tool.effect].transactional:
-            return None  # what it worked on has changed since, and it can simply run again
+            return None  # its files or state have changed since, and it can simply run again
         raise OutcomeUnknown(f"{attempt.name} ({error})") from error
     except Diverged as error:
         raise OutcomeUnknown(f"{attempt.path[-2]} ({error})") from error
@@ -73,7 +73,7 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
 
 
 def _replay_unit(attempt: Attempt, unit: CommitUnit) -> ToolResult[Any]:
-    """Replay a call of the run itself. Its changes are in the session already."""
+    """Replay a call of the run itself. Its changes are already in the session."""
     frame = attempt.frame
     attempt.call.resolve(frame.tools.get(attempt.name, attempt.tool))
     if unit.charged and frame.budget is not None:
@@ -83,7 +83,7 @@ def _replay_unit(attempt: Attempt, unit: CommitUnit) -> ToolResult[Any]:
 
 
 async def _replay_undone(attempt: Attempt, inner: InnerCall, log: RunLog) -> ToolResult[Any]:
-    """Replay a call that was being undone, because the call around it had failed: finish that, and say so."""
+    """Replay a call that was being undone because its outer call had failed: finish undoing it, and say so."""
     pending = [done for done in settled_by(attempt, inner) if not log.was_undone(done.place)]
     assert attempt.parent is not None
     _, left = await compensate(attempt.parent, pending)
@@ -95,10 +95,10 @@ async def _replay_undone(attempt: Attempt, inner: InnerCall, log: RunLog) -> Too
 
 
 def _is_asked_again(attempt: Attempt, log: RunLog) -> bool:
-    """Whether a handoff asks again for a secret that is gone.
+    """Return whether a handoff must ask again for a secret that was not recorded.
 
-    Not if `after` has finished: it comes from the record. If `after` had begun with the secret and may
-    have done something that stands, the outcome is unknown.
+    It does not if `after` has finished, because its result comes from the record. If `after` had begun with
+    the secret and may have had a lasting effect, the outcome is unknown.
     """
     handoff = attempt.parent
     assert handoff is not None
@@ -113,7 +113,7 @@ def _is_asked_again(attempt: Attempt, log: RunLog) -> bool:
 
 
 def end_as_recorded(attempt: Attempt, status: Any, written: bytes, seconds: float) -> ToolResult[Any]:
-    """Give the call its recorded end. Listeners have heard of it before, so it is only kept."""
+    """Give the call its recorded end. Listeners were notified before, so the event is only stored."""
     result = read_result(attempt.tool, written)
     attempt.close()
     frame = attempt.frame
@@ -139,7 +139,7 @@ def end_as_recorded(attempt: Attempt, status: Any, written: bytes, seconds: floa
 
 
 def apply_inner(attempt: Attempt, inner: InnerCall) -> None:
-    """Apply what an inner call did to the call around it, from the record or a deposit."""
+    """Apply an inner call's changes to its outer call, from the record or a deposit."""
     transaction = attempt.transaction = new_transaction(attempt, attempt.tool)
     transaction.writable = True
     for event in inner.events:
@@ -156,12 +156,12 @@ def apply_inner(attempt: Attempt, inner: InnerCall) -> None:
 
 
 def settled_by(attempt: Attempt, inner: InnerCall) -> list[Settled]:
-    """Return what an inner call did to the world, to be undone or named if the outer call fails."""
+    """Return an inner call's effects on the world, to be undone or reported if the outer call fails."""
     found: list[Settled] = []
     for done in inner.settled:
         tool = attempt.frame.tools.get(done.tool) if done.tool else None
         if tool is not None and tool.secret and had_secret(tool, done.params):
-            tool = None  # what is needed to undo it was not recorded
+            tool = None  # the params needed to undo it contain a secret, which was not recorded
         params = tool.parse(done.params) if tool is not None else None
         value = read_value(tool, done.value) if tool is not None else None
         found.append(Settled(done.what, done.call_id, tool, params, value, Place.parse(done.place)))
@@ -172,16 +172,16 @@ def settled_by(attempt: Attempt, inner: InnerCall) -> list[Settled]:
 
 
 class _AnswerCost(msgspec.Struct, frozen=True):
-    """What a recorded model answer is charged."""
+    """The usage and cost of a recorded model answer."""
 
     usage: Usage | None
     cost: Decimal | None = None
 
 
 def bill_nested(attempt: Attempt, before: int | None = None) -> None:
-    """Charge the model answers of runs nested in this call, although they are not replayed.
+    """Charge the model answers of runs nested in this call, which are not replayed.
 
-    With `before`, only those of earlier attempts.
+    With `before`, charge only those of attempts earlier than that number.
     """
     frame = attempt.frame
     for body in frame.log.answers_under(attempt.call.place, before):
@@ -193,7 +193,7 @@ def bill_nested(attempt: Attempt, before: int | None = None) -> None:
 
 
 async def bill_tickets(attempt: Attempt, log: RunLog) -> dict[str, bytes]:
-    """Charge what was spent under the tickets of a finished call. Returns the deposits."""
+    """Charge what was spent under the tickets of a finished call. Returns the deposits by place."""
     places = log.tickets_under(attempt.call.place)
     found = dict(await log.journal.tickets.close(log.run_id, places)) if places else {}
     for body in found.values():
@@ -203,7 +203,7 @@ async def bill_tickets(attempt: Attempt, log: RunLog) -> dict[str, bytes]:
 
 
 def charge(frame: Frame, spent: Spent, given: GivenTicket | None = None) -> None:
-    """Charge what was spent under a ticket, and release the rest of its share."""
+    """Charge what was spent under a ticket, and release the rest of the ticket's share."""
     if spent.usage != NO_USAGE:
         frame.costs.models.add(spent.usage, spent.cost)
     if given is not None and given.reserved is not None:

@@ -1,4 +1,4 @@
-"""Interrupted calls: what happens to a call that had begun when its process ended, by its effect."""
+"""Interrupted calls: decides, by its effect, what happens to a call that had begun when its process ended."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class AlreadyDone(Exception):
-    """The call happened before the process ended: this is its result."""
+    """The call happened before the process ended. Carries its result."""
 
     def __init__(self, result: ToolResult[Any]) -> None:
         self.result = result
 
 
 def resume_attempt(attempt: Attempt) -> tuple[str, ...]:
-    """Turn the first attempt at a call into the interrupted one. Returns what earlier ones left."""
+    """Turn the first attempt at a call into the interrupted one. Returns the lasting effects of earlier attempts."""
     log = attempt.frame.log
     if attempt.kind.undoes or attempt.number > 1:
         return ()
@@ -45,11 +45,11 @@ def resume_attempt(attempt: Attempt) -> tuple[str, ...]:
 
 
 async def decide_interrupted(attempt: Attempt) -> None:
-    """Decide about a call that had begun when the process ended and must not run again.
+    """Decide the outcome of a call that had begun when the process ended and must not run again.
 
-    Returns if it can run after all. `AlreadyDone` and `Unsuccessful` carry its result. A call with a secret
-    can't run again: a model's text comes masked from the record, which parsing refuses, and a person's
-    answer would have to be asked for again after the call may have used the first.
+    Returns if the call can run after all. `AlreadyDone` and `Unsuccessful` carry its result. A call with a
+    secret can't run again: in arguments from a model, the record has a mask, which parsing refuses; a person
+    would have to be asked for the secret again after the call may have used the first answer.
     """
     if attempt.kind.is_auxiliary:
         return
@@ -70,7 +70,7 @@ async def decide_interrupted(attempt: Attempt) -> None:
         raise Unsuccessful(ToolResult.error(_undone(attempt)))
     happened = None if lost else await probe(attempt)
     if happened is False:
-        return  # it never began, so there is nothing to repeat
+        return  # it never happened, so nothing is repeated
     bill_nested(attempt)
     if happened:
         raise AlreadyDone(
@@ -108,12 +108,12 @@ def _undone(attempt: Attempt) -> str:
 
 
 async def _withdraw(attempt: Attempt, log: RunLog) -> None:
-    """Withdraw the questions of this call and the questions about it."""
+    """Withdraw the questions that this call asked and the questions about it."""
     await log.journal.questions.withdraw_all(attempt.call.place.prefix(log.run_id))
 
 
 def _left_by(attempt: Attempt, deposited: Mapping[str, bytes]) -> str:
-    """Return what inner calls of an interrupted call, and others under its tickets, did to the world."""
+    """Return the effects on the world of an interrupted call's inner calls and of work under its tickets."""
     log = attempt.frame.log
     inner = [msgspec.msgpack.decode(body, type=InnerCall) for body in log.under(attempt.call.place)]
     inner += [msgspec.msgpack.decode(body, type=Deposit).inner for body in deposited.values() if body]

@@ -27,7 +27,7 @@ class _Ended(msgspec.Struct):
 class RunLog:
     """The records of a run, found by place, and the records it adds.
 
-    Places are counted, so a resumed run finds its records under the same places. A verb that finds
+    Places are counted, so a resumed run finds its records under the same places. A run whose verb finds
     another verb's record at its place has diverged.
     """
 
@@ -61,10 +61,10 @@ class RunLog:
         self.run_id = run_id
         self.resumed = resumed
         self.is_kept = True
-        """Whether there is a journal. A run without one is recorded in `NO_LOG`."""
+        """Whether there is a journal. Runs without one use `NO_LOG`."""
         self._closed = False
         self.untold: Mapping[str, Any] = {}
-        """The undone calls of the session that its model has not been told of."""
+        """The session's undone calls that its model has not been told about."""
         self.asked: Mapping[str, QuestionRecord] = {each.question.id: each for each in asked}
         """The questions that were open or answered when the record was loaded."""
         self._clock = clock
@@ -78,7 +78,7 @@ class RunLog:
             if kind in ("verb", "inner call")
         }
         self._inside: dict[Place | None, list[tuple[EntryKind | Literal["ticket"], Place, bytes]]] = {}
-        """What happened inside calls, by the call of the run itself that each is under."""
+        """Records made inside calls, by the run's own call that each is under."""
         for (kind, key), body in self._found.items():
             if kind in ("model answer", "inner call"):
                 self._put(kind, Place.parse(key), body)
@@ -88,70 +88,70 @@ class RunLog:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more is recorded: the run is parked, or another process has it."""
+        """Whether recording has stopped, because the run is parked or another process has it."""
         return self._closed
 
     def close(self) -> None:
-        """Record nothing more."""
+        """Stop recording."""
         self._closed = True
 
     def _put(self, kind: EntryKind | Literal["ticket"], place: Place, body: bytes) -> None:
         self._inside.setdefault(place.outermost_call, []).append((kind, place, body))
 
     def _under(self, kind: str, call: Place) -> Iterator[tuple[int, Place, bytes]]:
-        """What is recorded inside the attempts at a call: the attempt, the place, the record."""
+        """Yield the records inside the attempts at a call, each as attempt number, place and body."""
         for each, place, body in self._inside.get(call.outermost_call, ()):
             attempt = place.attempt_at(call) if each == kind else None
             if attempt is not None:
                 yield attempt, place, body
 
     def answers_under(self, call: Place, before: int | None = None) -> Iterator[bytes]:
-        """The model's answers in runs nested in a call; with `before`, only those of earlier attempts."""
+        """Yield the model's answers in runs nested in a call; with `before`, only those of earlier attempts."""
         for attempt, _, body in self._under("model answer", call):
             if before is None or attempt < before:
                 yield body
 
     def find(self, kind: EntryKind, place: Place, type: type[T]) -> T | None:
-        """What was recorded at this place before."""
+        """Return what was recorded at this place, or None."""
         body = self._found.get((kind, str(place)))
         return None if body is None else msgspec.msgpack.decode(body, type=type)
 
     def has(self, kind: EntryKind, place: Place) -> bool:
-        """Whether something was recorded at this place."""
+        """Return whether something was recorded at this place."""
         return (kind, str(place)) in self._found
 
     def has_begun(self, run: Place) -> bool:
-        """Whether the run itself, or the run nested at this place, had begun when the record was loaded."""
+        """Return whether the run itself, or the run nested at this place, had begun when the record was loaded."""
         return self.resumed and (run.parent is None or self.has("verb", run.parent.child(run.number)))
 
     def is_over(self, call: Place) -> bool:
-        """Whether the call at this place was over when the record was loaded."""
+        """Return whether the call at this place was over when the record was loaded."""
         return str(call) in self._finished or self.has("inner call", call)
 
     def was_being_undone(self, call: Place) -> bool:
-        """Whether a compensation of this call had begun when the record was loaded."""
+        """Return whether a compensation of this call had begun when the record was loaded."""
         return self.has("call begun", call.compensation.attempt(1))
 
     def was_undone(self, call: Place) -> bool:
-        """Whether a compensation of this call had succeeded when the record was loaded."""
+        """Return whether a compensation of this call had succeeded when the record was loaded."""
         unit = self._finished.get(str(call.compensation))
         ended = unit or self.find("inner call", call.compensation, _Ended)
         return ended is not None and ended.status == "ok"
 
     def finished(self, call: Place) -> CommitUnit | None:
-        """The record of a call of the run itself that is over."""
+        """Return the record of one of the run's own calls, or None if it is not over."""
         return self._finished.get(str(call))
 
     def under(self, call: Place) -> list[bytes]:
-        """The finished inner calls of a call, and of what is nested in it."""
+        """Return the finished inner calls of a call and of the runs nested in it."""
         return [body for _, _, body in self._under("inner call", call)]
 
     def tickets_under(self, call: Place) -> list[str]:
-        """The places where a call, and what is nested in it, gave out tickets."""
+        """Return the places where a call, and anything nested in it, issued tickets."""
         return [str(place) for _, place, _ in self._under("ticket", call)]
 
     async def note(self, kind: EntryKind, place: Place, value: Any) -> bool:
-        """Record something. Returns once it is durable; False if nothing is recorded any more."""
+        """Record a value and return once it is durable. Returns False, and records nothing, if the log is closed."""
         if self._closed:
             return False
         await self._add(kind, str(place), msgspec.msgpack.encode(value))
@@ -164,7 +164,7 @@ class RunLog:
             raise Diverged(self.run_id, str(place), was, verb)
 
     async def note_verb(self, place: Place, verb: str) -> None:
-        """Record which verb is used at a place, before its value is."""
+        """Record which verb is used at a place, before the verb's value is recorded."""
         key = str(place)
         if not self._closed and key not in self._verbs:
             self._verbs[key] = verb
@@ -182,7 +182,7 @@ class RunLog:
 
 
 class NoRunLog(RunLog):
-    """The log of runs without a journal: it finds nothing, records nothing and is never closed."""
+    """The log of runs without a journal. It finds nothing, records nothing and is never closed."""
 
     __slots__ = ()
 
@@ -191,10 +191,10 @@ class NoRunLog(RunLog):
         self.is_kept = False
 
     def close(self) -> None:
-        """Do nothing: the log is shared by all runs without a journal."""
+        """Do nothing, since all runs without a journal share this log."""
 
     async def note(self, kind: EntryKind, place: Place, value: Any) -> bool:
-        """Record nothing."""
+        """Record nothing, and return False."""
         return False
 
     async def note_verb(self, place: Place, verb: str) -> None:

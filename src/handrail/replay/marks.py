@@ -1,6 +1,6 @@
-"""Marks: calls that must not run twice are marked before they begin, and so is every later attempt.
+"""Marks: a call that must not run twice is marked before it begins, and again before every later attempt.
 
-A call that was given a secret must not run twice either: the record has a mask in place of the secret.
+A call that was given a secret must not run twice either, since the record has a mask in place of the secret.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
 
 GIVEN_SECRET = "given a secret"
-"""Marks a call that was given a secret in an answer. Other calls that may not run twice are marked with their names."""
+"""Mark of a call that was given a secret in an answer. Other marked calls have their names as the mark."""
 
 NOT_KEPT = "It was given a secret, and these are not kept, so it is not run again. "
-"""Why such a call does not run again, for the model."""
+"""Tells the model why a call that was given a secret does not run again."""
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """An attempt after the first, as recorded when it begins."""
+    """An attempt after the first, as it is recorded when it begins."""
 
     number: int
     retries: int
@@ -36,32 +36,32 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 async def note_attempt(attempt: Attempt, left: tuple[str, ...]) -> None:
-    """Record another attempt: what earlier attempts recorded no longer counts."""
+    """Record that another attempt begins, so that records of earlier attempts no longer count."""
     tried = Tried(attempt.number, attempt.retries, left)
     await attempt.frame.log.note("call tried", attempt.call.place, tried)
 
 
 async def mark_begun(attempt: Attempt) -> None:
-    """Record that the handler of a call that must not run twice has begun.
+    """Record that the handler of a call that must not run twice is about to begin.
 
-    A compensation may run twice, and is marked all the same: a call that was being undone is not replayed.
+    A compensation is marked although it may run twice: a call that was being undone is not replayed.
     """
     if attempt.call.place.kind == "compensation" or not can_reenter(attempt):
         await _mark(attempt, attempt.name)
 
 
 async def mark_given(attempt: Attempt) -> None:
-    """Mark a handler that is about to get a secret in an answer: it is not run again from here on."""
+    """Mark a handler that is about to get a secret in an answer. From then on it is not run again."""
     attempt.has_secret = True
     if not attempt.kind.only_asks:
         await _mark(attempt, GIVEN_SECRET)
 
 
 async def _mark(attempt: Attempt, what: str) -> None:
-    """Record that a call which may not run twice has begun, before it continues."""
+    """Record that a call that must not run twice has begun, before it continues."""
     log = attempt.frame.log
     if log.is_kept:
-        if log.closed:  # nothing can be marked any more, so nothing that must be marked may continue
+        if log.closed:  # nothing can be marked any more, so a call that must be marked may not continue
             raise (
                 CancelledError if attempt.frame.cancellation.cancelled else RunBusy(log.run_id, "another one")
             )
@@ -69,11 +69,11 @@ async def _mark(attempt: Attempt, what: str) -> None:
 
 
 def can_reenter(attempt: Attempt) -> bool:
-    """Whether an interrupted handler may be run again from the start.
+    """Return whether an interrupted handler may be run again from the start.
 
-    Not if it was given a secret: that is not recorded, so nobody could give it again. Only an act can
-    have been given one before it begins that is not an argument. That is an answer, and it is asked for
-    again if all of the act can be undone.
+    It may not if it was given a secret, which is not recorded and so can't be given again. Only an act of a
+    handoff can have been given a secret before it begins other than as an argument: in an answer. That
+    answer is asked for again if the act can be undone completely.
     """
     tool = attempt.tool
     if attempt.has_secret and not EFFECTS[tool.effect].transactional:
@@ -85,12 +85,12 @@ def can_reenter(attempt: Attempt) -> bool:
 
 
 def had_secret(tool: Tool[Any, Any], arguments: Any) -> bool:
-    """Whether these arguments have a secret, or a mask where one was."""
+    """Return whether these arguments contain a secret, or a mask in place of one."""
     return MASK in tool.mask(arguments)
 
 
 def is_masked(arguments: Any) -> bool:
-    """Whether these arguments come from a record and have a mask where a secret was."""
+    """Return whether these arguments come from a record and have a mask in place of a secret."""
     if not isinstance(arguments, str | bytes):
         return False
     try:
@@ -100,10 +100,10 @@ def is_masked(arguments: Any) -> bool:
 
 
 def has_secret(schema: Schema[Any] | None, value: object) -> bool:
-    """Whether this value has a secret in it."""
+    """Return whether this value contains a secret."""
     return schema is not None and schema.secret and schema_secrets.is_masked(schema.hide(value))
 
 
 def was_given_secret(attempt: Attempt) -> bool:
-    """Whether it was given a secret, as an argument or later."""
+    """Return whether the attempt was given a secret, as an argument or later."""
     return attempt.has_secret or (attempt.tool.secret and had_secret(attempt.tool, attempt.arguments))

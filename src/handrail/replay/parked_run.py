@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail.dispatch")
 
 _GRACE = 0.1
-"""Seconds a handler has to continue, with one of several answers or after an inner call, before it rests."""
+"""Seconds a handler has to continue, after one of several answers or an inner call, before it counts as waiting."""
 
 
 class Parking:
-    """Watches one run and the runs nested in it.
+    """Watches one run and the runs nested in it, and parks them.
 
     The run is *quiet* once nothing in it is active: every call waits for an answer, or for an inner call
-    that does. It *may be parked* if all of them can be re-entered too. A parked run ends as if its
-    process had: nothing is undone, nothing is recorded, nothing that looks like an end is published, and
-    a later resume continues from the record.
+    that does. It *may be parked* if, in addition, all its calls can be re-entered. A parked run ends as if its
+    process had ended: nothing is undone or recorded, no end is published, and a later resume continues from
+    the record.
 
     The environment decides what happens to a quiet run: see `Environment.run_started` and `Environment.run_waiting`.
     """
@@ -40,9 +40,9 @@ class Parking:
         self._environment = environment
         self._frames: WeakSet[Frame] = WeakSet((root,))
         self._told = False
-        """Whether the environment has been told of this rest."""
+        """Whether the environment has been told that the run is quiet this time."""
         self.ending: set[Attempt] = set()
-        """The attempts that are over and whose end has not been published."""
+        """The attempts that are over but whose end has not been published."""
         self.parked = False
 
     @property
@@ -59,14 +59,14 @@ class Parking:
 
     @property
     def may_park(self) -> bool:
-        """Whether it is quiet and all of it can be re-entered."""
+        """Whether the run is quiet and all its calls can be re-entered."""
         return self.quiet and all(_enters_again(attempt) for attempt in self._at_work()[0])
 
     def park(self, *, by_force: bool = False) -> bool:
-        """Park the run now, if it may be; True if it is parked. Call it on the run's loop.
+        """Park the run now, if it may be parked. Returns whether it is parked. Call this on the run's loop.
 
-        By force it is parked whatever is active, as if its process had ended now: a resume follows the
-        effects of what was interrupted.
+        With `by_force`, the run is parked even if calls are active, as if its process ended now. When it is
+        resumed, each interrupted call is treated according to its effect.
         """
         if self.parked:
             return True
@@ -82,21 +82,21 @@ class Parking:
     # Called by the run.
 
     def begin(self) -> None:
-        """The run is about to begin or continue."""
+        """Tell the environment that the run is about to begin or continue."""
         self._environment.run_started(self)
 
     def add(self, frame: Frame) -> None:
-        """A run was nested in this one."""
+        """Watch a run nested in this one."""
         self._frames.add(frame)
 
     def asks(self) -> None:
-        """A question is about to be asked. A parked run asks nobody."""
+        """Note that a question is about to be asked. Raises `CancelledError` in a parked run, which asks nobody."""
         if self.parked:
             raise asyncio.CancelledError
         self._told = False
 
     def consider(self) -> None:
-        """Something began to wait or ended: check whether anything is still active."""
+        """Check whether the run has become quiet, after something began to wait or ended."""
         if self.parked or not self.quiet:
             return
         if not self._told:
@@ -108,7 +108,7 @@ class Parking:
                 self.park()
 
     def ended(self, attempt: Attempt) -> None:
-        """A call ended: the call around it may continue."""
+        """Note that a call has ended, so that its outer call may continue."""
         self.ending.discard(attempt)
         if attempt.parent is None:
             self.consider()
@@ -116,7 +116,7 @@ class Parking:
             self.start_grace(attempt.parent)
 
     def start_grace(self, attempt: Attempt) -> None:
-        """Something this call waited for has ended: give its handler time to continue without the rest."""
+        """Give a handler time to continue, after one of the things its call waited for has ended."""
 
         def over() -> None:
             attempt.grace = None
@@ -128,33 +128,33 @@ class Parking:
             attempt.grace = asyncio.get_running_loop().call_later(_GRACE, over)
 
     def _at_work(self) -> tuple[list[Attempt], set[Attempt]]:
-        """Return the unfinished calls, and those that contain others of them."""
+        """Return the unfinished calls, and those of them that contain others."""
         live = [attempt for frame in self._frames for attempt in frame.live]
         return live, {attempt.parent for attempt in live if attempt.parent is not None}
 
     def _asks_a_model(self) -> bool:
-        """Whether a run beside the waiting calls has no active call of its own."""
+        """Return whether some run has no active call of its own, and so waits for its model."""
         return any(frame.task is not None and not frame.live for frame in self._frames)
 
 
 def end_grace(attempt: Attempt) -> None:
-    """A new question means that its handler has heard all earlier answers."""
+    """End the handler's grace period: a new question means that it has seen all earlier answers."""
     if attempt.grace is not None:
         attempt.grace.cancel()
         attempt.grace = None
 
 
 def _rests(attempt: Attempt, is_around: bool) -> bool:
-    """Whether this call waits, and for nothing that may arrive by itself."""
+    """Return whether this call waits, and only for what can't arrive without an answer from outside."""
     if not attempt.waiting and not is_around:
         return False
-    # Another of its questions has an answer or may get one, and that may be enough.
+    # Otherwise another of its questions has an answer or may get one, and that may be enough.
     return attempt.asking <= attempt.waiting and attempt.grace is None
 
 
 def _enters_again(attempt: Attempt) -> bool:
-    """Whether this call can be re-entered. If its handler has not begun, it is being approved.
+    """Return whether this call can be re-entered. If its handler has not begun, it waits for its approval.
 
-    A call that was given a secret can't: the record has a mask in its place.
+    A call that was given a secret can't, since the record has a mask in place of the secret.
     """
     return not was_given_secret(attempt) and (attempt.token is None or attempt.tool.enters_again)

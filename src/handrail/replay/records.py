@@ -1,4 +1,4 @@
-"""Records: results, inner calls and deposits in the form in which a journal keeps them."""
+"""Records: the form in which a journal keeps results, inner calls and deposits."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 NO_USAGE = Usage()
 
 _LONGEST_DIFF = 64 * 1024
-"""Maximum characters of a recorded diff. The files themselves are kept whole."""
+"""Maximum length of a recorded diff, in characters. The files themselves are kept in full."""
 
 
 # --- results ------------------------------------------------------------------------------------------
 
 
 class RecordedResult(ToolResult[Any], frozen=True):
-    """A recorded result, which keeps what the model was told."""
+    """A result read from the record, with the text that the model was given."""
 
     text: str = ""
 
@@ -54,7 +54,7 @@ class _Written(msgspec.Struct, frozen=True):
 
 
 def write_result(result: ToolResult[Any], text: str | None = None) -> bytes:
-    """Encode a result, with what the model is told of it."""
+    """Encode a result, with the text that the model is given."""
     value = msgspec.Raw(to_json(result.value))
     told = result.render() if text is None else text
     return msgspec.json.encode(
@@ -63,7 +63,7 @@ def write_result(result: ToolResult[Any], text: str | None = None) -> bytes:
 
 
 def read_result(tool: Tool[Any, Any], written: bytes) -> RecordedResult:
-    """Decode a recorded result; its value has the declared type if it still fits."""
+    """Decode a recorded result. Its value has the declared type if it still fits."""
     found = msgspec.json.decode(written, type=_Written)
     written = bytes(found.value)
     value = read_value(tool, written) if found.success else pydantic_core.from_json(written)
@@ -71,7 +71,7 @@ def read_result(tool: Tool[Any, Any], written: bytes) -> RecordedResult:
 
 
 def read_value(tool: Tool[Any, Any], written: bytes) -> Any:
-    """Convert a value to the declared type; plain data if there is none, or the type has changed."""
+    """Decode a value as the declared type, or as plain data if there is none or the value no longer fits."""
     schema = tool.result_schema
     try:
         return pydantic_core.from_json(written) if schema is None else schema.parse(written)
@@ -90,7 +90,7 @@ def commit_unit(
     files: Sequence[Mapping[str, Any]] = (),
     diff: str = "",
 ) -> CommitUnit:
-    """Return a finished call and everything it changed as plain data."""
+    """Return a finished call and all its changes as plain data."""
     transaction = attempt.transaction if result.success else None
     frame = attempt.frame
     session = frame.session
@@ -120,10 +120,10 @@ def commit_unit(
 
 
 def _text(attempt: Attempt) -> str:
-    """Return the arguments as they can be shown, with secrets masked."""
+    """Return the arguments in a form that can be shown, with secrets masked."""
     try:
         return attempt.tool.dump(attempt.params).decode()
-    except Exception:  # they could not be parsed
+    except Exception:  # the arguments could not be parsed
         return ""
 
 
@@ -131,19 +131,19 @@ def _text(attempt: Attempt) -> str:
 
 
 class RecordedEffect(msgspec.Struct, frozen=True):
-    """An effect of an inner call that a rollback of the outer one must know of."""
+    """An inner call's effect on the world, which a rollback of the outer call must compensate or report."""
 
     what: str
     call_id: str
     tool: str
-    """The compensable tool; "" for what can't be undone."""
+    """The name of the compensable tool; "" if the effect can't be undone."""
     params: bytes
     value: bytes
     place: str
 
 
 class InnerCall(msgspec.Struct, frozen=True):
-    """A call that finished inside one that is still open, and everything it left there."""
+    """A call that finished inside one that is still open, with everything it passed on to the outer call."""
 
     verb: str
     status: CallStatus
@@ -153,9 +153,9 @@ class InnerCall(msgspec.Struct, frozen=True):
     settled: Sequence[RecordedEffect] = ()
     seconds: float = 0.0
     act: bool = False
-    """Whether it is an act of a handoff: its result is for the next act only."""
+    """Whether it is an act of a handoff, whose result is for the next act only."""
     lost: bool = False
-    """Whether an answer contained a secret: it is not recorded, and is asked for again."""
+    """Whether its answer contained a secret. Such an answer is not recorded, and is asked for again."""
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,16 +167,16 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deposit(Spent, frozen=True, kw_only=True):
-    """What was done under a ticket for the issuing call, and what it cost."""
+    """The work done under a ticket for the call that issued it, and its cost."""
 
     inner: InnerCall
 
 
 def fingerprint(attempt: Attempt) -> str:
-    """Return the fingerprint of an inner call, for when the handler around it is re-entered.
+    """Return the fingerprint of an inner call, by which it is recognised when the outer handler is re-entered.
 
-    Secrets are masked first: a digest of a password can be guessed, and a model's text comes masked
-    from the record.
+    Secrets are masked first: a password could be guessed from its digest, and arguments from a model come
+    from the record with their secrets masked.
     """
     tool = attempt.tool if attempt.kind.is_part else attempt.frame.tools.get(attempt.name, attempt.tool)
     arguments: Any = attempt.arguments
@@ -202,7 +202,7 @@ def record_of(
     status: CallStatus,
     also: Sequence[Settled] = (),
 ) -> InnerCall:
-    """Encode what a transaction contains as the work of a call, with its effects on the world."""
+    """Encode a transaction's contents as the work of a call, with its effects on the world."""
     files: list[Any] = []
     events: list[bytes] = []
     settled: list[Settled] = []
@@ -225,12 +225,12 @@ def record_of(
 
 
 def _is_lost(attempt: Attempt, result: ToolResult[Any]) -> bool:
-    """Whether this is an answer with a secret, which the record can't give back."""
+    """Return whether the result is an answer with a secret, which the record can't reproduce."""
     return attempt.kind.only_asks and result.success and has_secret(attempt.tool.result_schema, result.value)
 
 
 def _write_act(attempt: Attempt, result: ToolResult[Any]) -> bytes:
-    """Encode the result of an act, which no model sees and which must come back exactly."""
+    """Encode the result of an act, which no model sees and which must be restored exactly."""
     if _is_lost(attempt, result) and attempt.tool.shown is not None:
         return write_result(attempt.tool.shown(result), "")
     written = write_result(result, "")

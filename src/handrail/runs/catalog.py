@@ -50,9 +50,9 @@ async def list_runs(
     before: Mark | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Sequence[RunLine]:
-    """List runs, newest first, at most `limit`. `standing` filters by standing; empty means all.
+    """List at most `limit` runs, newest first. `standing` filters by standing; empty means all.
 
-    With `principal`, only that principal's runs. For the next page, give the last record's mark as `before`.
+    With `principal`, only that principal's runs. To get the next page, pass the last record's mark as `before`.
     """
     now = clock.now().timestamp()
     found: list[RunLine] = []
@@ -101,7 +101,7 @@ async def forget(
 
 
 async def _all_runs(journal: Journal) -> list[RunRow]:
-    """Yield every run, newest first."""
+    """Return every run, newest first."""
     found: dict[str, RunRow] = {}
     before: Mark | None = None
     while True:
@@ -115,10 +115,10 @@ async def _all_runs(journal: Journal) -> list[RunRow]:
 async def approvals(
     journal: Journal, session_id: str, *, principal: str, clock: Clock = SYSTEM_CLOCK
 ) -> ApprovalMemory:
-    """Return the decisions of a session: `.list()` them, or `.revoke(id)` one.
+    """Return the remembered decisions of a session, to `.list()` them or `.revoke(id)` one.
 
-    A revocation is recorded, and applies at once to a run of the session in any process. Nothing else of the
-    session is read, so its code is not needed. `RunUnknown` if the principal has no run in such a session.
+    A revocation is recorded, and applies at once to the session's runs in any process. Nothing else in the
+    session is read, so its code is not needed. Raises `RunUnknown` if the principal has no run in such a session.
     """
     runs = await journal.runs.list(session_id=session_id, principal=principal)
     if not runs:
@@ -133,7 +133,7 @@ async def approvals(
 
 
 def approval_json(kept: ApprovalRemembered) -> dict[str, Any]:
-    """Format a decision for programs."""
+    """Return a decision as plain data for JSON."""
     return {
         "id": kept.id,
         "tool": kept.tool,
@@ -154,11 +154,11 @@ UNFINISHED = Unfinished(
 
 
 async def cancel(journal: Journal, run_id: str) -> RunRow:
-    """End a run.
+    """Cancel a run.
 
-    A run without an owner has ended when this returns, and each of its calls has a result, so that later runs
-    of its session can continue. If another process owns it, that process stops it within seconds; until then
-    the returned row has `stopping`. A finished run is left unchanged.
+    If the run has no owner, it has ended when this returns, and each of its calls has a result, so that later
+    runs of its session can continue. If another process owns it, that process stops it within seconds; until
+    then the returned row has `stopping` set. A finished run is left unchanged.
     """
     row = await journal.runs.get(run_id)
     if row.status in OVER:

@@ -25,18 +25,18 @@ from handrail.session.serialization import decode_item, under_id
 
 
 class Lineage(msgspec.Struct, frozen=True):
-    """The session as a run found it: a saved one, and the commits and messages since."""
+    """The session as a run found it: a saved session, and the commits and messages since then."""
 
     base: bytes | None
     events: list[bytes]
     said: list[Message]
     shown: list[str]
     denied: list[bytes] = []
-    """Denials for the whole session and their revocations. Approvals hold for no other session."""
+    """Denials that apply to the whole session, and their revocations. Approvals never apply to another session."""
 
 
 async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
-    """Return what earlier runs of the session left to this one. Nothing is decoded, so no code is needed."""
+    """Return what earlier runs of the session passed on to this one. Nothing is decoded, so no code is needed."""
     record = row.record
     runs = await journal.runs.list(session_id=record.session_id)
     units = await journal.calls.load_session(record.session_id)
@@ -68,7 +68,7 @@ def _approves(decision: Decision) -> bool:
 
 
 def detach(begin: RunBegin, lineage: Lineage, session_id: str, **changes: object) -> bytes:
-    """Return the beginning of a run, independent of other runs, for a session of this id."""
+    """Return a run's encoded beginning, made independent of other runs, for a session with this id."""
     base = None if lineage.base is None else under_id(lineage.base, session_id)
     return msgspec.msgpack.encode(
         msgspec.structs.replace(
@@ -89,10 +89,10 @@ def detach(begin: RunBegin, lineage: Lineage, session_id: str, **changes: object
 async def fork(
     journal: Journal, run_id: str, step: int, new_id: str | None = None, *, clock: Clock = SYSTEM_CLOCK
 ) -> RunRow:
-    """Create a run with the first `step` model answers of another run, and their results.
+    """Create a run with the first `step` model answers of another run, and the results of their calls.
 
     When resumed, it asks the model for the next answer. It has its own session, which starts like the first
-    run's. Files are not changed: the fork sees them as they are now, whatever the common calls did to them.
+    run's. Files are not changed: the fork sees them as they are now, whatever the shared calls did to them.
     Open questions of these calls are asked again.
     """
     row = await journal.runs.get(run_id)
@@ -135,7 +135,7 @@ async def _blobs(journal: Journal, run_id: str) -> list[bytes]:
 
 
 def _calls_until(run_id: str, entries: Sequence[Entry], step: int) -> int:
-    """Return how many calls the first answers led to."""
+    """Return how many calls the first `step` answers led to."""
     answers = {
         place: entry
         for entry in entries
@@ -150,7 +150,7 @@ def _calls_until(run_id: str, entries: Sequence[Entry], step: int) -> int:
 
 
 def _kept(entries: Sequence[Entry], step: int, calls: int, units: Sequence[CommitUnit]) -> Iterator[Entry]:
-    """Return the entries of these calls, and what the run itself recorded before the next answer."""
+    """Yield the entries of the first `calls` calls, and what the run itself recorded before the next answer."""
     places = {unit.call_id: unit.place for unit in units}
     after = ("model answer", str(RUN.answer(step + 1)))
     until = next((at for at, entry in enumerate(entries) if (entry.kind, entry.key) == after), len(entries))
@@ -162,7 +162,7 @@ def _kept(entries: Sequence[Entry], step: int, calls: int, units: Sequence[Commi
 
 
 def _detach_unit(unit: CommitUnit, new_id: str) -> CommitUnit:
-    """Return a call as the fork records it: its files belong to the first run, and its paths count only there."""
+    """Return a call as the fork records it, without its files and paths, which belong to the first run."""
     return msgspec.structs.replace(
         unit,
         run_id=new_id,
@@ -177,13 +177,13 @@ def _detach_unit(unit: CommitUnit, new_id: str) -> CommitUnit:
 # --- files ----------------------------------------------------------------------------------------
 
 FORMAT = 1
-"""The version of the file format. A newer one is refused, never guessed at."""
+"""The version of the file format. A newer version is refused."""
 
 
 _AT_PLACES = frozenset(
     ("model answer", "call begun", "call tried", "inner call", "verb", "advice", "approval")
 )
-"""The entries whose keys are places."""
+"""The kinds of entries whose keys are places."""
 
 
 class _Head(msgspec.Struct):
@@ -193,7 +193,7 @@ class _Head(msgspec.Struct):
 
 
 async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> int:
-    """Write a run to a file, as lines of JSON, and return how many.
+    """Write a run to a file as lines of JSON. Returns the number of lines.
 
     The file has the session as the run found it, so no other run is needed. It does not have secrets (the
     journal masks them), questions (open ones are asked again), or data that folders keep for undo.
@@ -236,7 +236,7 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
 async def import_(
     journal: Journal, path: str | PathLike[str], *, run_id: str | None = None, session_id: str | None = None
 ) -> RunRow:
-    """Import an exported run. `run_id` gives it another id, if the journal already has one with its id."""
+    """Import an exported run. Pass `run_id` to give it another id if the journal already has a run with its id."""
     copy = _read(Path(path))
     was, record = copy.row.record.id, copy.row.record
     new_id = run_id or was
@@ -310,7 +310,7 @@ def _read(path: Path) -> RunCopy:
 
 
 def _with_place(line: Any) -> Any:
-    """Return a line of the file whose place, if it has one, can be parsed; else raise `ValueError`."""
+    """Return a line of the file unchanged. Raises `ValueError` if it has a place that can't be parsed."""
     if isinstance(line, CommitUnit):
         Place.parse(line.place)
     elif isinstance(line, Entry) and line.kind in _AT_PLACES:

@@ -1,4 +1,4 @@
-"""Replay of a run: its recorded model answers against today's tools, prompt and policies."""
+"""Replay of a run: its recorded model answers are run against today's tools, prompt and policies."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ What = Literal["prompt", "tools", "arguments", "policy", "result", "output"]
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
-    """The first difference from the record."""
+    """The first difference between a replay and the record."""
 
     step: int
-    """The model answer it follows; 0 for before the first request."""
+    """The number of the model answer that the difference follows; 0 if it is before the first request."""
     what: What
     where: str
-    """The prompt, tool or call."""
+    """The prompt, tool or call that differs."""
     recorded: str
     now: str
     call_id: str = ""
 
     def diff(self) -> str:
-        """The lines that differ."""
+        """Return the lines that differ, as a unified diff."""
         was, now = self.recorded.splitlines(), self.now.splitlines()
         return "\n".join(difflib.unified_diff(was, now, "recorded", "now", lineterm="", n=1))
 
@@ -81,13 +81,13 @@ _WORDS: dict[What, str] = {
 
 
 class Tally(msgspec.Struct):
-    """How far a replay got."""
+    """How far a replay has got."""
 
     steps: int = 0
     ran: int = 0
-    """Calls that ran again, in forks that were dropped."""
+    """The number of calls that ran again, in forks that were dropped."""
     taken: int = 0
-    """Calls whose recorded result was used."""
+    """The number of calls whose recorded result was used."""
 
 
 async def replay(
@@ -104,8 +104,8 @@ async def replay(
 ) -> Divergence | None:
     """Replay a recorded run with today's code. Returns the first difference, or None.
 
-    No model is asked and nothing is changed. Calls of effect `pure`, `read` and `staged` run in a transaction
-    that is dropped. For other calls the recorded result is used, and also for calls that asked somebody, were
+    No model is asked and nothing is changed. Calls with effect `pure`, `read` and `staged` run in a transaction
+    that is dropped. The recorded result is used for all other calls, and for calls that asked somebody, were
     given a secret, ran a prompt of their own, or worked on files that have changed since. `filesystem` has
     the files as they were when the run began; without it, calls that used files are not run. `params`
     override the recorded ones.
@@ -166,7 +166,7 @@ def _laid_out(offer: str) -> str:
 async def _changed_since(
     journal: Journal, units: Sequence[CommitUnit], filesystem: Filesystem | None
 ) -> list[str]:
-    """Return the paths that are not as the run found them, in the folder it worked in."""
+    """Return the paths, in the folder the run worked in, that have changed since the run found them."""
     root = folder_of(filesystem)
     first = next((unit for unit in units if unit.root == root), None) if root else None
     if first is None:
@@ -196,11 +196,11 @@ def _frame(
 
 
 class _Dropped(Exception):
-    """Ends the transaction around the whole replay, so that nothing of it is kept."""
+    """Ends the transaction around the whole replay, so that none of its changes are kept."""
 
 
 class _Walk:
-    """Replays call after call, all inside one call whose transaction is dropped."""
+    """Replays one call after another, all inside one call whose transaction is dropped."""
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ class _Walk:
                 made += 1
                 unit = self._units.get(RUN.child(made))
                 if unit is None:
-                    return None  # the record ends here: this call had not finished
+                    return None  # the record ends here, because this call had not finished
                 found = await self._call(outer, step, call, unit)
                 if found is not None:
                     return found
@@ -276,12 +276,12 @@ class _Walk:
             return self._open(step, unit)
         tool = self._frame.tools.get(asked.name)
         if tool is None and asked.name in self._added:
-            self._take(outer, unit)  # the original caller provided it, and it is missing here
+            self._take(outer, unit)  # the original caller provided the tool, and it is missing here
             return None
         if tool is None:
             return self._missing(step, unit)
         if tool.secret and is_masked(asked.arguments):
-            self._take(outer, unit)  # it was given a secret, which is not recorded
+            self._take(outer, unit)  # the call was given a secret, which is not recorded
             return None
         found, params = self._parse(step, tool, asked, unit)
         if found is None and params is not None:
@@ -305,11 +305,11 @@ class _Walk:
     def _missing(self, step: int, unit: CommitUnit) -> Divergence | None:
         if unit.status == "invalid":
             self._tally.taken += 1
-            return None  # there was none then either
+            return None  # the tool did not exist then, either
         return self._differs(step, "tools", unit, unit.tool, f"there is no tool {unit.tool!r}")
 
     def _open(self, step: int, unit: CommitUnit) -> Divergence | None:
-        """Open a section that the model opened: its tools can be called from here on."""
+        """Open a section that the model opened, so that its tools can be called from here on."""
         self._tally.taken += 1
         if unit.status != "ok":
             return None
@@ -326,7 +326,7 @@ class _Walk:
     def _parse(
         self, step: int, tool: Tool[Any, Any], asked: CallAsked, unit: CommitUnit
     ) -> tuple[Divergence | None, Any]:
-        """Parse the arguments today; None if they were refused, then as now."""
+        """Parse the arguments with today's code. Returns a difference if there is one, and the params if they are valid."""
         try:
             now = tool.dump(tool.parse(asked.arguments)).decode()
         except ToolValidationError as error:
@@ -342,7 +342,7 @@ class _Walk:
     async def _decide(
         self, outer: Attempt, step: int, tool: Tool[Any, Any], asked: CallAsked, unit: CommitUnit
     ) -> Divergence | None:
-        """Return what policies say about the call today, without running it."""
+        """Check the call with today's policies, without running it. Returns a difference if they decide otherwise."""
         was, now = unit.decision or "allow", "allow"
         if self._frame.policies:
             call = new_call(self._gate, tool.name, asked.arguments, parent=outer)
@@ -376,7 +376,7 @@ class _Walk:
         return not any(meet(changed, path) for changed in self._unknown for path in paths)
 
     def _take(self, outer: Attempt, unit: CommitUnit) -> None:
-        """Apply the recorded effects of a call."""
+        """Apply the recorded effects of a call instead of running it."""
         self._tally.taken += 1
         for event in unit.events:
             outer.open_transaction.session.dispatch(decode_item(bytes(event), self._frame.session.id))

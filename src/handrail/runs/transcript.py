@@ -1,4 +1,4 @@
-"""The transcript of a run and its session, from the record."""
+"""Transcripts of runs and sessions, read from the record."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from handrail.session.serialization import said_in
 
 
 class Unfinished(NamedTuple):
-    """The result of calls that never ended."""
+    """The result for calls that never ended."""
 
     not_run: str
     under_way: str
@@ -36,8 +36,9 @@ async def session(
 ) -> Session:
     """Return a principal's session as its newest finished run left it.
 
-    If none has finished yet, it is the session that the first run found. `RunUnknown` if the principal has no
-    run in a session with this id. `session` is an empty session with the id, for slices with their own rules.
+    If no run has finished yet, it is the session that the first run found. Raises `RunUnknown` if the principal
+    has no run in a session with this id. `session` is an empty session with the id, for slices with their own
+    rules.
     """
     rows = await journal.runs.list(session_id=session_id, principal=principal)
     if not rows:
@@ -49,9 +50,9 @@ async def session(
 
 
 async def said(journal: Journal, run_id: str) -> list[Message]:
-    """Return what a run has added to its session's conversation so far.
+    """Return the messages that a run has added to its session's conversation so far.
 
-    For an unfinished run this comes from the record, and open calls have no result. So it can be shown, but
+    For an unfinished run they come from the record, and open calls have no result. So they can be shown, but
     can't be sent to a model.
     """
     row = await journal.runs.get(run_id)
@@ -59,7 +60,7 @@ async def said(journal: Journal, run_id: str) -> list[Message]:
 
 
 async def retold(journal: Journal, row: RunRow, unfinished: Unfinished | None = None) -> list[Message]:
-    """Return what a run added to its conversation; with `unfinished`, every call has an end."""
+    """Return the messages that a run added to its conversation; with `unfinished`, every call has a result."""
     record = row.record
     begin, lineage = decode_begin(record), await lineage_of(journal, row)
     entries, units = await journal.calls.entries(record.id), await journal.calls.load(record.id)
@@ -78,7 +79,7 @@ async def retold(journal: Journal, row: RunRow, unfinished: Unfinished | None = 
 
 
 _AT_PLACES = ("model answer", "told", "call begun", "inner call")
-"""Entries by place."""
+"""The kinds of entries that are looked up by place."""
 
 
 class _Retold:

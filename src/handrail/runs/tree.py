@@ -1,4 +1,4 @@
-"""A run as a tree: model answers, their calls, and what happened inside them."""
+"""A run as a tree: model answers, their calls, and what happened inside these calls."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class CallNode(msgspec.Struct, kw_only=True):
     tool: str
     id: str = ""
     arguments: str = ""
-    """JSON with secrets masked; "" if they are not recorded."""
+    """The arguments as JSON with secrets masked; "" if they are not recorded."""
     status: str = "open"
-    """How the call ended; `open` if it has not."""
+    """How the call ended; `open` if it has not ended."""
     at: float | None = None
-    """When it began, or ended if only that is recorded: seconds since 1970."""
+    """When the call began, or ended if only that is recorded, in seconds since 1970."""
     seconds: float | None = None
     message: str = ""
-    """What the model was told."""
+    """The text that the model was given as the call's result."""
     diff: str = ""
     reads: Sequence[str] = ()
     writes: Sequence[str] = ()
@@ -53,14 +53,14 @@ class CallNode(msgspec.Struct, kw_only=True):
     decision: str = ""
     undone: bool = False
     verbs: list[str] = []
-    """The questions and nested runs of its handler, in order."""
+    """The questions and nested runs of the call's handler, in order."""
     questions: list[QuestionRecord] = []
     calls: list[CallNode] = []
     runs: list[Nested] = []
 
 
 class Turn(msgspec.Struct, kw_only=True):
-    """One model answer and its calls. Its number is the step that `fork` takes."""
+    """One model answer and its calls. Its number is the `step` that `fork` takes."""
 
     number: int
     at: float
@@ -69,7 +69,7 @@ class Turn(msgspec.Struct, kw_only=True):
     model: str
     usage: Usage | None
     cost: Decimal | None
-    """US dollars by the price table; None if the price or the usage is unknown."""
+    """US dollars, from the price table; None if the price or the usage is unknown."""
     calls: list[CallNode] = []
 
 
@@ -80,7 +80,7 @@ class Nested(msgspec.Struct, kw_only=True):
     name: str
     turns: list[Turn] = []
     calls: list[CallNode] = []
-    """Its calls, if it is unknown which answer each belongs to."""
+    """The run's calls, if it is unknown which answer each belongs to."""
 
 
 class RunTree(msgspec.Struct, kw_only=True):
@@ -211,7 +211,7 @@ class _Builder:
         self._attach(node)
 
     def _attach(self, node: CallNode) -> None:
-        """Attach a call to its parent."""
+        """Attach a call to the call or run around it."""
         outer = node.place.outer
         if outer is None:
             return
@@ -259,7 +259,7 @@ _NOTHING = RunBegin(
 def _reach_back(node: CallNode) -> float | None:
     """Set the start of a call to the start of the first thing inside it, and return that time.
 
-    The record of a rerun call has only the last attempt, and an open call has none.
+    The record of a call that was rerun has only the last attempt, and an open call has no record.
     """
     turns = [turn for run in node.runs for turn in run.turns]
     inner = [*node.calls, *(call for run in node.runs for call in run.calls)]
@@ -293,6 +293,6 @@ def _sum(turns: Sequence[Turn]) -> tuple[Usage, Decimal | None]:
 
 
 def text_of(result: bytes) -> str:
-    """Return what the model was told, from a recorded result."""
+    """Return the text that the model was given, from a recorded result."""
     found: Any = pydantic_core.from_json(result) if result else {}
     return str(found.get("text", "")) if isinstance(found, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # plain JSON

@@ -1,4 +1,4 @@
-"""Undo of a committed call: its files and its events. Refused if something depends on it."""
+"""Undo of a committed call: restores its files and drops its events. Refused if something depends on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from handrail.threads import run_in_thread
 
 
 class UndoesFiles(Protocol):
-    """Files that keep what commits displaced: a `DirectoryFilesystem`."""
+    """Files that keep what commits have replaced, such as a `DirectoryFilesystem`."""
 
     def undo(self, call_id: str, /) -> tuple[str, ...]: ...
 
@@ -30,10 +30,10 @@ class Undoing(msgspec.Struct, frozen=True):
     call_id: str
     tool: str
     paths: Sequence[str]
-    """The restored files."""
+    """The paths of the restored files."""
     slices: Sequence[str]
     stands: Sequence[str]
-    """Its effects on the world, which can't be undone here."""
+    """The call's effects on the world, which can't be undone here."""
 
 
 async def undo(
@@ -45,11 +45,11 @@ async def undo(
     session: Session | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Undoing:
-    """Undo a committed call: files and state are as if it had never run.
+    """Undo a committed call, so that files and state are as if it had never run.
 
-    `UndoRefused` names the paths or slices that a later commit read or wrote; then nothing is changed. The
-    model is told in the next turn of the session. Give the `session` if this process has it in memory, so
-    that it forgets the call at once; otherwise it does so when it is next evaluated.
+    Raises `UndoRefused`, and changes nothing, if a later commit read or wrote the same paths or slices; the error
+    names them. The model is told in the session's next turn. Pass the `session` if this process has it in memory, so
+    that it drops the call at once; otherwise that happens when the session is next evaluated.
     """
     row = await journal.runs.get(run_id)
     await _check_nobody_works(journal, row, clock)
@@ -80,7 +80,7 @@ async def undo(
 
 
 async def _check_nobody_works(journal: Journal, row: RunRow, clock: Clock) -> None:
-    """Refuse while an active run of the same session uses what this would change."""
+    """Raise `RunBusy` while an active run of the same session uses what this would change."""
     now = clock.now().timestamp()
     for other in await journal.runs.list(session_id=row.record.session_id):
         if other.owner and not is_free(other.owner, other.leased_until, now, ""):
@@ -104,7 +104,7 @@ def _undo_files(filesystem: UndoesFiles, unit: CommitUnit, begun: bool) -> Seque
     try:
         return filesystem.undo(unit.call_id)
     except UndoRefused as refused:
-        if begun and not refused.places:  # the process died between the files and the record
+        if begun and not refused.places:  # the process ended between changing the files and recording it
             return [place.removeprefix("file ") for place in unit.writes if place.startswith("file ")]
         raise
 
@@ -118,10 +118,10 @@ def _refuse_built_on(unit: CommitUnit, later: Iterable[CommitUnit]) -> None:
 
 
 def built_on(unit: CommitUnit, other: CommitUnit) -> list[str]:
-    """Return what a later commit read or wrote of this one's changes.
+    """Return the changes of `unit` that `other`, a later commit, read or wrote.
 
-    Slices belong to a session; paths belong to a folder, whichever session uses it. A listed folder counts as
-    read if something directly in it changed, and a path counts as changed with its folder.
+    Slices belong to a session; paths belong to a folder, no matter which session uses it. A listed folder counts
+    as read if something directly in it changed, and a path counts as changed if its folder changed.
     """
     touched = (*other.reads, *other.writes)
     found: list[str] = []
@@ -137,7 +137,7 @@ def built_on(unit: CommitUnit, other: CommitUnit) -> list[str]:
 
 
 def meet(written: str, touched: str) -> bool:
-    """Whether a change at one path is visible at another. A trailing slash stands for a folder's listing."""
+    """Return whether a change at one path is visible at another. A trailing slash stands for a folder's listing."""
     if touched.endswith("/") or not touched:  # the folder was listed
         folder = touched.rstrip("/")
         return written == folder or written.rpartition("/")[0] == folder or folder.startswith(f"{written}/")

@@ -22,10 +22,10 @@ log = logging.getLogger("handrail.events")
 
 
 class Dispatcher:
-    """Delivers events to subscribers immediately, on this thread, in the order they subscribed.
+    """Delivers events to subscribers immediately, on the publisher's thread, in the order they subscribed.
 
-    A subscriber that raises is logged and stops neither the others nor the run. `subscribe` takes a
-    type and delivers its subclasses too; `subscribe(object, ...)` receives everything. A change of
+    An error in a subscriber is logged and stops neither the others nor the run. `subscribe` takes a
+    type and also delivers its subclasses; `subscribe(object, ...)` receives everything. A change of
     subscribers while an event is being published takes effect with the next event.
     """
 
@@ -34,11 +34,11 @@ class Dispatcher:
     def __init__(self) -> None:
         self._listeners: list[_Subscription] = []
         self.matching: dict[type, tuple[Listener, ...]] = {}
-        """The listeners of each type requested so far; cleared when subscribers change."""
+        """The listeners for each type published or asked about so far. Cleared when subscribers change."""
         self._lock = threading.Lock()
 
     def subscribe(self, kind: type[T], listener: Callable[[T], None], /) -> Callable[[], None]:
-        """Call `listener` with every event of that type. Returns a function that unsubscribes."""
+        """Call `listener` with every event of this type. Returns a function that unsubscribes it."""
         _check_subscription(kind, listener)
         subscription = _Subscription(kind, listener)
         with self._lock:
@@ -66,7 +66,7 @@ class Dispatcher:
                 subscriber_raised(event)
 
     def listens_for(self, kind: type) -> bool:
-        """Whether anybody subscribes to this type, so that an event is worth creating."""
+        """Return whether anybody subscribes to this type, so that an event is worth creating."""
         listeners = self.matching.get(kind)
         return bool(self._match(kind) if listeners is None else listeners)
 
@@ -78,7 +78,7 @@ class Dispatcher:
 
 
 def subscriber_raised(event: object) -> None:
-    """Log the current exception: a subscriber's error concerns nobody else."""
+    """Log the current exception, which a subscriber raised. It affects nothing else."""
     log.exception("a subscriber to %s raised; the run goes on", type(event).__name__)
 
 
@@ -112,7 +112,7 @@ def _check_subscription(kind: object, listener: object) -> None:
 
 
 def check_unchangeable(event: object) -> None:
-    """Refuse an event that could change later: a session shares it with all of its forks."""
+    """Raise `EventRefused` for an event that could change later, since a session shares it with all its forks."""
     kind = type(event)
     frozen: bool | None = None
     if dataclasses.is_dataclass(kind):
@@ -130,7 +130,7 @@ def check_unchangeable(event: object) -> None:
 
 
 def check_event(event: object) -> None:
-    """Refuse what is not an instance of a class of its own, since nobody could subscribe to it by type."""
+    """Raise `EventRefused` for a plain value or a class, since nobody could subscribe to it by type."""
     if isinstance(event, type):
         raise EventRefused(event, f"{event.__name__} is a class, not an event", "Make an instance of it.")
     if type(event).__module__ == "builtins":

@@ -19,11 +19,11 @@ T = TypeVar("T")
 
 
 class SessionFork(msgspec.Struct, eq=False):
-    """A version of a session to work on, until it is committed or dropped.
+    """A working version of a session, until it is committed or dropped.
 
     Reads see the state at the time of the fork plus the fork's own events. A commit replays the
     fork's events onto the newest state, after `stale()` has reported what else changed. Once committed
-    or dropped, it refuses reads and events from every thread with `ContextExpired`.
+    or dropped, the fork refuses reads and events from every thread with `ContextExpired`.
     """
 
     root: Session
@@ -32,11 +32,11 @@ class SessionFork(msgspec.Struct, eq=False):
     state: State
     _base: State
     events: list[object] = []
-    """Its state events, including those of forks committed into it, in order."""
+    """The fork's state events, including those of forks committed into it, in order."""
     _reads: set[type] = set()
     closed: bool = False
     _onto: State | None = None
-    """The state to become the parent's: None unless the fork is prepared and not yet applied."""
+    """The parent's state when this fork was prepared; None before that."""
     _merged: State | None = None
     _to_publish: bool = False
 
@@ -81,14 +81,14 @@ class SessionFork(msgspec.Struct, eq=False):
             root.dispatcher.publish(event)
 
     def fork(self, owner: str = "fork", /) -> SessionFork:
-        """Return a fork of this fork, which commits into it."""
+        """Return a fork of this fork. It commits into this one."""
         if self.closed:
             raise ContextExpired(self.owner)
         state = self.state
         return SessionFork(self.root, self, owner, state, state)
 
     def commit(self) -> None:
-        """Commit everything into what was forked, or raise `Conflict` and change nothing."""
+        """Commit everything into the parent, or raise `Conflict` and change nothing."""
         with self.root.lock:
             if self.closed or self._parent.closed:
                 raise ContextExpired(self.owner)
@@ -100,43 +100,43 @@ class SessionFork(msgspec.Struct, eq=False):
             self.apply()
         self.publish()
 
-    # The protocol of a transaction. What a fork of a session changes is its events.
+    # The `Fork` protocol of a transaction. The changes of a session's fork are its events.
 
     is_durable: ClassVar[bool] = False
 
     def seal(self) -> None:
-        """Nothing to do: events are taken until the fork is prepared."""
+        """Do nothing, because events are accepted until the fork is prepared."""
 
     def diff(self) -> str:
-        """Return nothing: events are shown by themselves."""
+        """Return an empty text, because events are shown separately."""
         return ""
 
     def changed_paths(self) -> tuple[str, ...]:
-        """Return no paths."""
+        """Return no paths, because a session has no files."""
         return ()
 
     def file_changes(self) -> tuple[Any, ...]:
-        """Return no changes of files."""
+        """Return no file changes, because a session has no files."""
         return ()
 
     def read_places(self) -> list[str]:
-        """Return the names of the slices read here."""
+        """Return the names of the slices that were read in this fork."""
         return [f"slice {kind.__qualname__}" for kind in self._reads]
 
     def written_places(self) -> list[str]:
-        """Return the names of the slices its events change."""
+        """Return the names of the slices that the fork's events change."""
         routes = (self.root.route_for(type(event)) for event in self.events)
         return sorted({f"slice {target.slice.__qualname__}" for route in routes for target in route.state})
 
     def stale(self) -> tuple[str, ...]:
-        """Return the slices read here, or in forks of this one, that somebody else has changed since."""
+        """Return the slices, read in this fork or in forks of it, that somebody else has changed since."""
         now, base = self._parent.state, self._base
         if now is base:
             return ()
         return tuple(sorted(kind.__name__ for kind in self._reads if now.get(kind) is not base.get(kind)))
 
     def prepare(self) -> None:
-        """Close the fork and compute its parent's new state. A reducer that raises changes nothing."""
+        """Close the fork and compute its parent's new state. If a reducer raises, nothing is changed."""
         lock = self.root.lock
         lock.acquire()
         try:
@@ -151,10 +151,10 @@ class SessionFork(msgspec.Struct, eq=False):
             lock.release()
 
     def apply(self) -> None:
-        """Make the prepared state the parent's.
+        """Make the prepared state the parent's state.
 
         This can't fail, with one exception: somebody bypassed the gate and changed one of the same slices
-        since `prepare`, and a reducer refuses the result. That raises and changes nothing.
+        since `prepare`, and a reducer refuses the result. Then it raises and changes nothing.
         """
         lock = self.root.lock
         lock.acquire()
@@ -174,7 +174,7 @@ class SessionFork(msgspec.Struct, eq=False):
             lock.release()
 
     def publish(self) -> None:
-        """Publish this fork's state events once they are part of the root. Logged ones already were."""
+        """Publish this fork's state events, once they are part of the root. Logged events were published before."""
         if self._to_publish:
             self._to_publish = False
             root = self.root
@@ -183,7 +183,7 @@ class SessionFork(msgspec.Struct, eq=False):
                     root.dispatcher.publish(event)
 
     def drop(self) -> None:
-        """Discard the changes. Reads made here still count as reads of the outer fork."""
+        """Discard the changes. Reads made in this fork still count as reads of the outer fork."""
         with self.root.lock:
             self.closed = True
             self._merged = None
@@ -191,9 +191,9 @@ class SessionFork(msgspec.Struct, eq=False):
                 self._parent._reads |= self._reads
 
     def _onto_newer(self, now: State) -> State:
-        """Replay this fork's events on top of another state.
+        """Replay this fork's events on top of a newer state.
 
-        A slice that nobody else touched is taken as it is; events are reduced again only into the others.
+        A slice that nobody else has changed is taken as it is; events are reduced again only into the others.
         """
         root, base, mine = self.root, self._base, self.state
         merged = now.copy()
@@ -208,7 +208,7 @@ class SessionFork(msgspec.Struct, eq=False):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The state of a session at one moment, which can be restored into the same session."""
+    """The state of a session at one time, which can be restored into the same session."""
 
     session_id: str
     state: Any

@@ -1,10 +1,10 @@
 """`Items` and `Table`: immutable collections that share structure.
 
-Adding an item returns a new collection at the same small cost for ten items or a million, also when a
+Adding an item returns a new collection at the same small cost for ten items or a million, even if a
 hundred forks each add to the same base. They are tries of 32-way tuples, in which only the path to the
 new item is copied.
 
-`Log` is a read of a plain log slice.
+`Log` is a read-only view of a plain log slice.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ def not_keyed() -> DefinitionError:
 
 
 class Readable(Generic[T]):
-    """What all slices offer for reading: their items, in order."""
+    """The reading methods that all slices have. Items are in order."""
 
     __slots__ = ()
 
     def all(self) -> tuple[T, ...]:
-        """Return every item, oldest first; in a keyed slice, in the order its keys were first seen."""
+        """Return every item, oldest first; in a keyed slice, in the order in which keys were first seen."""
         return tuple(self)
 
     def where(self, predicate: Callable[[T], bool], /) -> tuple[T, ...]:
-        """Return the items for which `predicate` is true, in the same order."""
+        """Return the items for which `predicate` is true, in the slice's order."""
         return tuple(item for item in self if predicate(item))
 
     def get(self, key: Hashable, /) -> T | None:
-        """Return the item with this key, in a keyed slice."""
+        """Return the item with this key. Raises `DefinitionError` unless the slice is keyed."""
         raise not_keyed()
 
     def __iter__(self) -> Iterator[T]:
@@ -86,11 +86,11 @@ class Items(Readable[T]):
         return made
 
     def replace(self, items: Iterable[T]) -> Items[T]:
-        """Return a collection of other items."""
+        """Return a collection of the same kind with other items."""
         return Items(items)
 
     def latest(self) -> T | None:
-        """Return the newest item, or None."""
+        """Return the newest item, or None if there is none."""
         return self._tail[-1] if self._tail else None
 
     def __iter__(self) -> Iterator[T]:
@@ -105,13 +105,13 @@ class Items(Readable[T]):
 _new: Callable[[Any], Any] = object.__new__
 
 _Blocks = tuple[int, int, tuple[Any, ...]]
-"""The full blocks of 32 items: their number of items, the shift of the root, and the root."""
+"""The full blocks of 32 items, as the number of items, the root's shift, and the root."""
 
 _NO_BLOCKS: _Blocks = (0, _BITS, ())
 
 
 def _with_block(blocks: _Blocks, block: tuple[Any, ...]) -> _Blocks:
-    """Return the blocks with one more."""
+    """Return the blocks with one more block."""
     size, shift, root = blocks
     if size >> shift >= _WIDTH:
         root, shift = (root,), shift + _BITS
@@ -119,7 +119,7 @@ def _with_block(blocks: _Blocks, block: tuple[Any, ...]) -> _Blocks:
 
 
 def _pushed(node: tuple[Any, ...], shift: int, index: int, block: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a node with one more block, whose first item has this index. Only its last child is copied."""
+    """Return a node with one more block, whose first item has this index. Only the node's last child is copied."""
     if shift == _BITS:
         return node + (block,)  # noqa: RUF005  # twice as fast as (*node, block)
     slot = (index >> shift) & _MASK
@@ -138,9 +138,9 @@ def _leaves(node: tuple[Any, ...], shift: int) -> Iterator[Any]:
 
 
 class Table(Readable[T]):
-    """Items by key: an item with a known key replaces the old one.
+    """Items by key. An item with a known key replaces the old one.
 
-    `key` returns an item's key. Items come out in the order their keys were first seen.
+    `key` returns an item's key. Iteration follows the order in which keys were first seen.
     """
 
     __slots__ = ("_key", "_order", "_root", "_size")
@@ -152,7 +152,7 @@ class Table(Readable[T]):
         self._size = 0
 
     def append(self, item: T) -> Table[T]:
-        """Return a copy with this item, which replaces the one with the same key."""
+        """Return a copy with this item, which replaces an item with the same key."""
         key = self._key(item)
         found = _find(self._root, key)
         made = cast(Table[T], object.__new__(Table))
@@ -163,19 +163,19 @@ class Table(Readable[T]):
         return made
 
     def replace(self, items: Iterable[T]) -> Table[T]:
-        """Return a table of other items."""
+        """Return a table with the same key function and other items."""
         made = Table(self._key)
         for item in items:
             made = made.append(item)
         return made
 
     def get(self, key: Hashable, /) -> T | None:
-        """Return the item with this key, or None."""
+        """Return the item with this key, or None if there is none."""
         found = _find(self._root, key)
         return None if found is _NOTHING else cast(T, found)
 
     def latest(self) -> T | None:
-        """Return the item whose key was first seen last, or None."""
+        """Return the item with the most recently added key, or None if there is none."""
         key = self._order.latest()
         return None if self._size == 0 else self.get(key)
 
@@ -190,7 +190,7 @@ class Table(Readable[T]):
 _NOTHING = object()
 
 _Node = dict[int, Any]
-"""Maps a slot to a deeper node, or to a leaf: the items of all keys with one hash."""
+"""Maps a slot to a deeper node, or to a leaf with the items of all keys that have the same hash."""
 
 
 class _Leaf:
@@ -215,7 +215,7 @@ def _find(node: _Node, key: Hashable) -> Any:
 
 
 def _put(node: _Node, shift: int, code: int, key: Hashable, item: Any) -> _Node:
-    """Return a copy of the node with the item. A node has at most 32 slots, so copying is cheap."""
+    """Return a copy of the node with the item added. A node has at most 32 slots, so copying is cheap."""
     slot = (code >> shift) & _MASK
     child = node.get(slot)
     if child is None:
@@ -233,8 +233,8 @@ def _put(node: _Node, shift: int, code: int, key: Hashable, item: Any) -> _Node:
 class Log(Readable[T]):
     """The items of a log at the time it was read, oldest first.
 
-    Later items are not in it: like every slice, it never changes. It shares the session's own list,
-    which only grows, so reading costs the same however long the log is.
+    Later items are not included: like every slice, it never changes. It shares the session's own list,
+    which only grows, so the cost of reading does not depend on the log's length.
     """
 
     __slots__ = ("_items", "_size")
@@ -244,7 +244,7 @@ class Log(Readable[T]):
         self._size = len(items)
 
     def latest(self) -> T | None:
-        """Return the newest item, or None."""
+        """Return the newest item, or None if there is none."""
         return self._items[self._size - 1] if self._size else None
 
     def __iter__(self) -> Iterator[T]:

@@ -1,4 +1,4 @@
-"""Sessions as JSON, with a version; loading requires that every type is known."""
+"""Sessions as versioned JSON. Loading requires that every type is known."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class SavedError(Exception):
-    """The exception of a loaded fact: its type and message as text. It is never raised."""
+    """Stands for the exception of a loaded fact, with its type and message as text. It is never raised."""
 
 
 class _SavedSlice(msgspec.Struct):
@@ -49,7 +49,7 @@ class _Version(msgspec.Struct):
 
 
 def save(session: Session) -> bytes:
-    """Return the session's slices and logs as JSON text. A pydantic secret is saved as asterisks."""
+    """Return the session's slices and logs as JSON. A pydantic secret is saved as asterisks."""
     with session.lock:
         kept: dict[type, Any] = {**session.state, **session.logs()}
     slices: dict[str, _SavedSlice] = {}
@@ -78,7 +78,7 @@ def load(
     slices: Mapping[type, SliceRules] | None = None,
     new_id: NewId = random_id,
 ) -> Session:
-    """Load a saved session. `types` are the types of its slices, apart from Handrail's own."""
+    """Load a saved session. `types` are the types of its slices, except Handrail's own."""
     saved = _read(data)
     known = {_name(kind): kind for kind in (*_own_among(saved.slices), *types, *(slices or {}))}
     unknown = sorted(set(saved.slices) - set(known))
@@ -104,7 +104,7 @@ def load(
 
 
 _local: WeakValueDictionary[str, type] = WeakValueDictionary()
-"""Types defined inside functions, which no other process can find: for tests and throwaway runs."""
+"""Types defined inside functions, which no other process can find. For tests and throwaway runs."""
 
 
 class _Item(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ class _Item(msgspec.Struct, frozen=True):
 
 
 def encode_item(item: object, session: str) -> bytes:
-    """Encode one item with the name of its type, for a journal."""
+    """Encode one item, with the name of its type, for a journal."""
     kind = type(item)
     name = _name(kind)
     if "<locals>" in name:
@@ -122,7 +122,7 @@ def encode_item(item: object, session: str) -> bytes:
 
 
 def decode_item(data: bytes, session: str) -> Any:
-    """Decode an item. Its type is looked up in the modules this program has imported."""
+    """Decode an item. Its type is looked up in the modules that this program has imported."""
     found = msgspec.json.decode(data, type=_Item)
     kind = _imported(found.type)
     if kind is None:
@@ -135,7 +135,7 @@ def decode_item(data: bytes, session: str) -> Any:
 
 
 def _imported(name: str) -> type | None:
-    """Return the class of this name from the imported modules."""
+    """Return the class with this name from the imported modules, or None."""
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         module = sys.modules.get(".".join(parts[:cut]))
@@ -149,7 +149,7 @@ def _imported(name: str) -> type | None:
 
 
 def check_serialisable(event: object) -> None:
-    """Refuse an event that can't be saved and loaded again."""
+    """Raise `EventRefused` for an event that can't be saved and loaded again."""
     try:
         again = _decoded(type(event), _encoded(event, "?"), "?")
     except SessionError as error:
@@ -168,25 +168,25 @@ def check_serialisable(event: object) -> None:
 
 
 def load_imported(data: bytes, slices: Mapping[type, SliceRules] | None = None) -> Session:
-    """Load a saved session, with its types looked up in the imported modules."""
+    """Load a saved session, and look its types up in the imported modules."""
     found = (_imported(name) for name in _read(data).slices)
     return load(data, types=[kind for kind in found if kind is not None], slices=slices)
 
 
 def under_id(data: bytes, id: str) -> bytes:
-    """Return a saved session under another id, otherwise unchanged."""
+    """Return a saved session with another id, otherwise unchanged."""
     return msgspec.json.encode(msgspec.structs.replace(_read(data), id=id))
 
 
 def said_in(data: bytes, kind: type[T]) -> list[T]:
-    """Return the items of one slice of a saved session."""
+    """Return the items of one slice in a saved session."""
     found = _read(data)
     slice_ = found.slices.get(_name(kind))
     return [] if slice_ is None else [_decoded(kind, bytes(item), found.id) for item in slice_.items]
 
 
 def _own_among(names: Iterable[str]) -> Iterable[type]:
-    """Return those of the named types that are Handrail's own, from its imported modules."""
+    """Yield those of the named types that are Handrail's own, from its imported modules."""
     for name in names:
         module, _, own = name.rpartition(".")
         found = getattr(sys.modules.get(module), own, None) if module.startswith("handrail.") else None
@@ -199,7 +199,7 @@ def _name(kind: type) -> str:
 
 
 def _read(data: str | bytes) -> _Saved:
-    """Decode a saved session after checking its version."""
+    """Decode a saved session, after checking its version."""
     try:
         version = msgspec.json.decode(data, type=_Version)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -249,7 +249,7 @@ def _json(value: Any) -> bytes:
 
 
 def _fallback(value: Any) -> Any:
-    """Encode what msgspec does not know: params and values of users, and exceptions as text."""
+    """Encode what msgspec can't: users' params and values as JSON, and exceptions as text."""
     if isinstance(value, SavedError):
         return str(value)
     if isinstance(value, BaseException):

@@ -1,4 +1,4 @@
-"""`Session`: typed state, as events reduced into slices. It forks, commits and restores."""
+"""`Session`: typed state, made of events reduced into slices. It can be forked, committed and restored."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ log = logging.getLogger("handrail.session")
 class Session:
     """The root of typed state.
 
-    - `session[Plan].latest()`, `.all()`, `.where(...)` read a slice; what was read never changes.
-    - `session.dispatch(event)` reduces an event into every slice that handles it, all or none.
-    - A fork or a snapshot costs the same however much state there is.
+    - `session[Plan].latest()`, `.all()` and `.where(...)` read a slice; what they return never changes.
+    - `session.dispatch(event)` reduces an event into every slice that handles it, or into none.
+    - The cost of a fork or a snapshot does not depend on the amount of state.
     - Concurrent dispatches, from tasks and threads, lose no update.
     """
 
     closed = False
-    """A root is always open; a fork asks its parent."""
+    """Always false, because a root stays open. Forks check this on their parent."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Session:
         self._checks: list[Callable[[object], None]] = []
         self._reducing = False
         self.decisions: DecisionBook | None = None
-        """Where remembered approvals are recorded beyond this process; None if they are not."""
+        """Where remembered approvals are recorded beyond this process; None if they are not recorded."""
         for kind, rules in self._rules.items():
             _check_rules(self._id, kind, rules)
 
@@ -93,12 +93,12 @@ class Session:
 
     @property
     def run_mode(self) -> RunMode | None:
-        """Who takes part in this session's runs; None to follow the environment."""
+        """Who answers in this session's runs; None to follow the environment."""
         return self._run_mode
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """The event bus."""
+        """The event bus on which the session publishes."""
         return self._dispatcher
 
     # Reads and dispatches.
@@ -118,7 +118,7 @@ class Session:
         self._dispatcher.publish(event)
 
     def record(self, fact: object) -> None:
-        """Log a fact and publish it. Never raises: a failing reducer is logged and the fact is kept."""
+        """Log a fact and publish it. Never raises: a reducer's error is logged, and the fact is kept."""
         kind = type(fact)
         try:
             keep, listeners = self._recorders[kind], self._told[kind]
@@ -127,25 +127,25 @@ class Session:
             self._dispatcher.publish(fact)
             return
         keep(fact)
-        for listener in listeners:  # inlines `publish`: this runs for every fact
+        for listener in listeners:  # `publish`, inlined because this runs for every fact
             try:
                 listener(fact)
             except (Exception, CancelledError):
                 subscriber_raised(fact)
 
     def keep(self, fact: object) -> None:
-        """Log a fact without publishing it, because listeners have heard of it before."""
+        """Log a fact without publishing it, because listeners were notified of it before."""
         keep = self._recorders.get(type(fact)) or self._recorder_of(fact)
         keep(fact)
 
     def redo(self, event: object) -> None:
-        """Reduce an event that was committed before, without publishing it: used to rebuild a session."""
+        """Reduce an event that was committed before, without publishing it. Used to rebuild a session."""
         route = self.route_of(event)
         with self.lock:
             self.state = self.take(self.state, event, route)
 
     def register(self, slice_: type, *, on: type, reducer: Reducer) -> None:
-        """Fold events of type `on` into the slice of type `slice_` from now on."""
+        """Reduce events of type `on` into the slice of type `slice_` from now on."""
         check_reducer(on, reducer)
         with self.lock:
             rules = self.rules_for(slice_)
@@ -158,7 +158,7 @@ class Session:
     # Forks and snapshots.
 
     def fork(self, owner: str = "fork", /) -> SessionFork:
-        """Return a version of this session to work on. `commit()` merges it back, `drop()` discards it."""
+        """Return a working version of this session. `commit()` merges it back, `drop()` discards it."""
         state = self.state
         return SessionFork(self, self, owner, state, state)
 
@@ -167,7 +167,7 @@ class Session:
         return Snapshot(self._id, self.state)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Restore a snapshot. Logs keep what happened since."""
+        """Restore a snapshot's state. Logs keep what has happened since."""
         if snapshot.session_id != self._id:
             raise SessionError(
                 self._id,
@@ -181,7 +181,7 @@ class Session:
     # For forks, transactions and policies.
 
     def slice_in(self, state: State, kind: type[T]) -> Slice[T]:
-        """Return the slice of this type in a state of this session. All states share the same logs."""
+        """Return the slice of this type in one of this session's states. All states share the same logs."""
         contents: Any = state.get(kind)
         if contents is None:
             contents = self._log_of(kind)
@@ -189,7 +189,7 @@ class Session:
 
     @property
     def rules(self) -> Mapping[type, SliceRules]:
-        """Return the slices that have rules of their own here."""
+        """The rules that this session has of its own, by slice type."""
         return dict(self._rules)
 
     def rules_for(self, slice_: type) -> SliceRules:
@@ -201,18 +201,18 @@ class Session:
         return self._rules.get(slice_) or rules_of(slice_)
 
     def check_each(self, check: Callable[[object], None]) -> None:
-        """Call `check` with the first event of every type, before it is reduced. It may refuse the event."""
+        """Call `check` with the first event of every type, before the event is reduced. It may refuse the event."""
         with self.lock:
             if check not in self._checks:
                 self._checks.append(check)
                 self._forget_routes()
 
     def targets_of(self, event: object) -> tuple[Target, ...]:
-        """Return the route of an event."""
+        """Return the slices that an event goes into, with their reducers."""
         return self.route_of(event).targets
 
     def route_of(self, event: object) -> Route:
-        """Return the route of an event, computed once per type. Refuses what is not an event."""
+        """Return the route of an event, computed once for each type. Raises `EventRefused` if it is not an event."""
         try:
             return self._routes[type(event)]
         except KeyError:
@@ -225,11 +225,11 @@ class Session:
             return route
 
     def route_for(self, kind: type) -> Route:
-        """Return the route of a type whose events were accepted before."""
+        """Return the route for a type whose events were accepted before."""
         return self._routes.get(kind) or Route(self._targets_for(kind))
 
     def take(self, state: State, event: object, route: Route) -> State:
-        """Log an event and return the state with it reduced, all or none. Requires the lock."""
+        """Log an event and return the state with the event reduced into all its slices, or raise. Requires the lock."""
         slice_ = route.appends_to
         if slice_ is not None and not self._reducing:
             contents = state.get(slice_)
@@ -244,7 +244,7 @@ class Session:
         return {**state, **changes} if changes else state
 
     def reduce(self, state: State, event: object, targets: Sequence[Target]) -> State:
-        """Reduce an event into these slices. Requires the lock, so that a dispatching reducer is detected."""
+        """Reduce an event into these slices. Requires the lock, so that a reducer that dispatches is detected."""
         self._refuse_in_reducer()
         self._reducing = True
         try:
@@ -258,7 +258,7 @@ class Session:
             return {**{kind: Log(items) for kind, items in self._logs.items()}, **self._reduced_logs}
 
     def load_slice(self, kind: type, items: Iterable[Any]) -> None:
-        """Put items into a slice without its reducers: used for loading."""
+        """Put items into a slice without calling its reducers. Used for loading."""
         rules = self.rules_for(kind)
         with self.lock:
             if rules.is_plain_log:
@@ -294,7 +294,7 @@ class Session:
         return targets
 
     def _recorder_of(self, fact: object) -> Callable[[Any], None]:
-        """Return how facts of this type are kept: appended to a list, unless a reducer handles them too."""
+        """Return the function that keeps facts of this type. It appends to a list, unless a reducer also handles them."""
         check_event(fact)
         kind = type(fact)
         with self.lock:

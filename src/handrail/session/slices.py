@@ -11,11 +11,11 @@ from handrail.events import Fact
 from handrail.session.items import Items, Table
 
 SliceKind = Literal["state", "log"]
-"""*State* is undone with the call that changed it; a *log* keeps what happened, whatever the outcome."""
+"""*State* is undone with the call that changed it; a *log* keeps what happened, whatever the call's outcome."""
 
 Contents = Items[Any] | Table[Any]
 Reducer = Callable[[Any, Any], Any]
-"""`(slice, event) -> slice`: pure and fast, since it may run again when a call commits."""
+"""A function `(slice, event) -> slice`. It must be pure and fast, since it may run again when a call commits."""
 
 F = TypeVar("F", bound=type)
 
@@ -24,16 +24,16 @@ _RULES = "__handrail_slice__"
 
 @dataclass(frozen=True, slots=True)
 class SliceRules:
-    """How the items of one type are kept."""
+    """How a session keeps the items of one type."""
 
     kind: SliceKind = "state"
     key: Callable[[Any], Hashable] | None = None
-    """With a key, an item replaces an earlier one with the same key."""
+    """Returns an item's key. An item replaces an earlier one with the same key."""
     reducers: Mapping[type, Reducer] = field(default_factory=dict[type, Reducer])
-    """The reducers of this slice by type of event.
+    """The slice's reducers, by event type.
 
     An event that no slice has a reducer for is appended to the slice of its own type. An event whose
-    type is a log is always appended to that.
+    type is a log is always appended to that log.
     """
 
     def __post_init__(self) -> None:
@@ -54,12 +54,12 @@ class SliceRules:
 
     @property
     def is_plain_log(self) -> bool:
-        """Whether it is only ever appended to, so that a list is enough."""
+        """Whether items are only ever appended, so that a list is enough."""
         return self.kind == "log" and self.key is None and not self.reducers
 
 
 def check_reducer(event: object, reducer: object) -> None:
-    """Check that a reducer is a function for a type of event."""
+    """Check that a reducer is a function and that it is for a type of event."""
     if not isinstance(event, type):
         raise DefinitionError(f"a reducer is for a type of event, not for {event!r}. Give the event's class.")
     if not callable(reducer):
@@ -79,7 +79,7 @@ def kept(
     key: Callable[[Any], Hashable] | None = None,
     reducers: Mapping[type, Reducer] | None = None,
 ) -> Callable[[F], F]:
-    """Declare on a type how a session keeps it: `@kept(key=lambda todo: todo.id)`."""
+    """Declare on a type how a session keeps its items, as in `@kept(key=lambda todo: todo.id)`."""
     rules = SliceRules(kind, key, dict(reducers or {}))
 
     def mark(type_: F) -> F:
@@ -94,16 +94,16 @@ def kept(
 
 
 _marked: dict[type, list[type]] = {}
-"""The slices whose own declaration handles an event."""
+"""For each event type, the slices whose own declaration handles it."""
 
 
 def slices_marked_for(event: type) -> list[type]:
-    """Return the slices whose own declaration has a reducer for this event."""
+    """Return the slices whose own declaration has a reducer for this event type."""
     return [slice_ for slice_ in _marked.get(event, ()) if event in rules_of(slice_).reducers]
 
 
 def rules_of(type_: type) -> SliceRules:
-    """Return how this type is kept, by its declaration. Handrail's facts are logs, all else is state."""
+    """Return how a type is kept, by its declaration. By default Handrail's facts are logs, and all else is state."""
     own = type_.__dict__.get(_RULES)
     if isinstance(own, SliceRules):
         if any(type_ not in _marked.get(event, ()) for event in own.reducers):
@@ -116,18 +116,18 @@ def rules_of(type_: type) -> SliceRules:
 
 
 def append(contents: Contents, event: Any) -> Contents:
-    """The default reducer: the event itself becomes an item."""
+    """Append the event itself as an item. This is the default reducer."""
     return contents.append(event)
 
 
 State = dict[type, Contents]
-"""The slices by type. Never modified once a session or fork has it; a change creates another."""
+"""Slices by type. Never modified once a session or fork has it; a change creates a new one."""
 
 EMPTY: Items[object] = Items()
 
 
 class Target:
-    """One slice that an event goes into, and its reducer."""
+    """One slice that an event goes into, with its reducer."""
 
     __slots__ = ("is_log", "is_plain_log", "reducer", "rules", "slice")
 
@@ -154,7 +154,7 @@ class Target:
 
 
 class Route:
-    """All targets of one type of event, sorted once so that dispatching need not."""
+    """All targets of one event type, sorted once instead of at every dispatch."""
 
     __slots__ = ("appends_to", "logs", "plain_logs", "reduced_logs", "state", "targets")
 
@@ -165,7 +165,7 @@ class Route:
         self.plain_logs = tuple(target.slice for target in self.logs if target.is_plain_log)
         self.reduced_logs = tuple(target for target in self.logs if not target.is_plain_log)
         self.appends_to = self._only_appends_to()
-        """The one state slice without a key that such events are merely appended to; else None."""
+        """The only target, if it is a state slice without a key to which events are just appended; else None."""
 
     def _only_appends_to(self) -> type | None:
         if len(self.targets) != 1:
@@ -176,7 +176,7 @@ class Route:
 
 
 def reduce_into(state: Mapping[type, Contents], event: object, targets: Sequence[Target]) -> State:
-    """Return the new slices of these targets. Raises `ReducerError` and changes nothing."""
+    """Return the new slices of these targets. If a reducer fails, raises `ReducerError` and changes nothing."""
     return {target.slice: target.reduce(state.get(target.slice), event) for target in targets}
 
 
