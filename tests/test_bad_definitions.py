@@ -1064,5 +1064,5 @@ class Later(BaseModel):
     ids=range(15),
 )
 def test_what_is_at_the_edge_is_accepted(act: Callable[[], object]):
-    """The nearest valid neighbours of the invalid rows make tools."""
+    """Values just inside the limits that the invalid rows cross are accepted."""
     assert isinstance(act(), Tool)

@@ -75,7 +75,7 @@ def adapter(*answers: Any) -> Adapter:
     ],
 )
 def test_a_mistake_is_answered_with_a_hint(mistake: Any, words: str) -> None:
-    """Refused before anything runs, with the name and what to write."""
+    """Each mistake is refused before anything runs, with the wrong name and what to write instead."""
     with pytest.raises(DefinitionError, match=words):
         mistake()
 

@@ -13,7 +13,7 @@ PLAIN = "---\n---\nDo it."
 
 
 def folder(at: Path, tools: str = "", **workers: str) -> WorkerRegistry:
-    """Write these workers to a folder and return their registry: `main="---..."`; `tools` is the text of tools.py."""
+    """Write workers (`main="---..."`) and the text of tools.py, and return their registry."""
     at.mkdir(parents=True, exist_ok=True)
     for name, text in workers.items():
         (at / f"{name}.md").write_text(textwrap.dedent(text).lstrip("\n"))
