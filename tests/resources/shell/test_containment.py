@@ -76,7 +76,7 @@ def test_nothing_outside_the_folder_can_be_written(folder: Folder, backend: str)
     places = [place for place in OUTSIDE if os.path.isdir(place)]
     script = "".join(f"touch {place}/handrail-escape 2>/dev/null && echo {place}\n" for place in places)
     finished = folder.sh(anything(backend), script + "echo x >> /etc/passwd; chmod 777 /etc; true")
-    refused = ("Read-only file system", "Permission denied")  # the second where the tests have no access either
+    refused = ("Read-only file system", "Permission denied")  # the second where the tests lack access too
     assert sum(finished.output.count(words) for words in refused) == 2
     assert not [line for line in finished.output.splitlines() if line.startswith("/")]
     assert not [place for place in places if os.path.exists(f"{place}/handrail-escape")]
