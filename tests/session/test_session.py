@@ -314,7 +314,7 @@ def test_wrong_rules_are_refused_where_they_are_given(wrong: Callable[[], object
 
 
 def test_a_mark_below_a_decorator_that_makes_another_class_is_found():
-    """`@kept` below `@dataclass(slots=True)` is refused, since its reducer would have a class that no longer exists."""
+    """`@kept` below `@dataclass(slots=True)` is refused, since the decorator replaces the class it marked."""
 
     class Found:
         pass
@@ -395,7 +395,7 @@ def test_ten_thousand_dispatches_from_tasks_lose_nothing():
 
 @pytest.mark.parametrize("kind", ["dataclass", "struct", "model"])
 def test_what_can_be_changed_afterwards_is_not_kept(kind: str):
-    """A mutable event is refused, since every fork shares the stored object and no rollback could undo a change."""
+    """A mutable event is refused, since a rollback could not undo a change to an object that all forks share."""
 
     @dataclass
     class Loose:
