@@ -90,7 +90,7 @@ def opened(prompt: Prompt[None]) -> str:
 
 
 def test_each_kind_of_words_is_replaced(tmp_path: Path):
-    """A body, a summary, a description and examples are replaced, each by the hash of its original."""
+    """A body, a summary, a description and examples are each replaced if the hash of the original matches."""
     write(
         tmp_path,
         body_override("In $city: $days days!")
