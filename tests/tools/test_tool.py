@@ -924,7 +924,7 @@ def test_what_is_outside_the_transaction_may_use_anything(effect: Effect):
 
 
 def test_a_probe_goes_with_what_is_probed():
-    """Only compensable and irreversible tools may have a probe."""
+    """Compensable and irreversible tools may have a probe."""
 
     def undo(params: City, value: str, *, context: ToolContext) -> None:
         pass

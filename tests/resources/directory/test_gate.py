@@ -195,7 +195,7 @@ def test_a_mark_that_can_not_be_written_does_not_fail_the_call(folders: Folders)
 
 
 class Second(DirectoryFilesystem):
-    """Protocol under which the second folder is requested."""
+    """A second folder, which tools request by this class."""
 
 
 @pytest.mark.parametrize("recorded", [False, True])
