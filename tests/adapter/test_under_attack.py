@@ -272,7 +272,7 @@ def test_two_messages_are_refused_in_a_call_too() -> None:
     assert "two messages were given" in result.results[0].text
 
 
-# --- what is left of a run ---------------------------------------------------------------------
+# --- memory and retries ------------------------------------------------------------------------
 
 
 def test_large_prompts_are_not_kept() -> None:

@@ -248,7 +248,7 @@ def test_a_preview_is_audited() -> None:
 
 
 def test_parallel_previews_each_get_their_own_answer() -> None:
-    """Two calls previewed at once: one approved, one denied, each with its own diff."""
+    """Of two calls that are previewed at once, each gets the answer to its own diff."""
     files = MemoryFilesystem()
     for name in ("a.txt", "b.txt"):
         files.write(name, "one\n")

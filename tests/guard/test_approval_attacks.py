@@ -124,7 +124,7 @@ FORGED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("attack", FORGED)
 def test_a_forged_answer_is_refused(attack: str):
-    """Nothing runs and nothing is remembered, and the question still accepts the genuine answer."""
+    """A forged answer runs and remembers nothing, and the question still accepts the genuine one."""
     changed, words = FORGED[attack]
 
     async def main() -> None:

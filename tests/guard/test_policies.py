@@ -558,7 +558,7 @@ def test_new_files_and_files_this_session_wrote_are_free():
 
 @pytest.mark.parametrize("how", ["failed call", "outer failed", "missing"])
 def test_a_reading_that_failed_does_not_count(how: str):
-    """Only reads of calls that succeeded count."""
+    """A read in a call that failed does not count."""
 
     async def main() -> bool:
         files = MemoryFilesystem({"a": "old"})

@@ -214,7 +214,7 @@ def asked(says: Answer | Exception, question: Question) -> Main:
 
 
 def test_an_answer_stands_for_all_who_open_the_file(journal: Opened):
-    """A repeated question gets its recorded answer, whoever is asked now; another question with its id does not."""
+    """A repeated question gets its recorded answer, no matter who is asked now; another question with its id does not."""
     assert journal(asked(answer(), question())) == answer()
     assert journal(asked(answer(value="other"), question())) == answer()
     assert journal(lambda journal: journal.questions.ask(question())) == answer()

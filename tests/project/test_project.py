@@ -207,7 +207,7 @@ def function(lines: int) -> str:
 
 
 def test_lengths_accept_a_file_and_function_at_the_note_marks(tmp_path: Path):
-    """400 lines and 60 lines pass without a note."""
+    """A file of 400 lines and a function of 60 lines pass without a note."""
     assert lengths(tmp_path, function(60) + "\n" * 340) == ("", 0)
 
 

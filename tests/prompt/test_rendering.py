@@ -337,7 +337,7 @@ def test_a_condition_that_fails_is_named(changed: dict[str, Any], message: str):
 
 
 def test_a_condition_below_a_disabled_section_is_not_asked():
-    """A disabled section disables its whole subtree, including conditions."""
+    """A condition below a disabled section is not evaluated, since the whole subtree is disabled."""
     inner = MarkdownSection[Trip]("B", "b", "$city $days $careful", enabled=failing)
     prompt = Prompt(
         "p", [MarkdownSection("A", "a", "", children=[inner], enabled=False), MarkdownSection("C", "c", "")]

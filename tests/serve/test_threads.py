@@ -13,7 +13,7 @@ from handrail.errors import AnswerRefused, RunBusy, UndoRefused
 from handrail.serve.refusals import QuestionsOpen, ThreadBusy, ThreadNameRefused, ThreadUnknown
 from support.served_threads import Held, answer_to, by, events, give, kinds, over, plan, served, settle, texts
 
-# --- a run continues whoever is watching ------------------------------------------------------------------
+# --- a run continues with or without readers --------------------------------------------------------------
 
 
 async def test_a_run_is_done_without_any_reader(tmp_path: Path) -> None:

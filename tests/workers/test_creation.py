@@ -259,7 +259,7 @@ async def test_a_second_of_one_name_takes_the_place_of_the_first(registry: Worke
     ],
 )
 async def test_a_session_that_was_tampered_with_gives_no_rights(registry: WorkerRegistry, text: str) -> None:
-    """Rights are checked again when a created worker is used, whoever wrote it into the session."""
+    """Rights are checked again when a created worker is used, no matter who wrote it into the session."""
     session = Session()
     policies = "policies: [capability: {allow: [own, fs.read]}]\n" if "policies" not in text else ""
     session.dispatch(WorkerCreated("main", "adder", text.replace("---\nname", f"---\n{policies}name", 1)))

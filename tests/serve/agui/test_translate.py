@@ -402,7 +402,7 @@ def _tag(checker: Checker, kind: str, id: str) -> dict[str, str]:
 
 
 def answers(word: str = "tea", approved: bool = True) -> Callable[[Question], Answer]:
-    """A person who gives the same answer to every question."""
+    """Return a function that gives the same answer to every question."""
 
     def says(question: Question) -> Answer:
         value: Any = {"approved": approved} if question.kind == "approval" else {"word": word}

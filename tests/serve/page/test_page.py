@@ -568,7 +568,7 @@ def test_a_server_that_does_not_answer_is_said_and_tried_again(page: Page):
     expect(page.get_by_label("Message", exact=True)).to_be_visible()
 
 
-# --- whoever looks ------------------------------------------------------------------------------------
+# --- themes, widths and keyboard ----------------------------------------------------------------------
 
 
 def test_the_theme_is_chosen_and_kept(desk: Desk):
