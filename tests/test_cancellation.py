@@ -138,7 +138,7 @@ def test_watchers_are_told_once_and_can_be_taken_back():
 
 
 def test_a_watcher_that_raises_stops_nobody(caplog: pytest.LogCaptureFixture):
-    """The other watchers are called and the tasks cancelled; the error is logged."""
+    """If a watcher raises, the error is logged, the other watchers are called and the tasks cancelled."""
 
     async def script() -> None:
         stopped: list[str] = []

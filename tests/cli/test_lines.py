@@ -120,7 +120,7 @@ def test_a_row_has_a_spinner_its_time_and_a_bar():
     ],
 )
 def test_invalid_progress_is_still_shown(done: Any, total: Any, said: str):
-    """Without a total there is no bar, and beyond the total it is full."""
+    """Progress without a total has no bar, and progress beyond its total has a full one."""
     assert format_progress(Row("t", ("t",), 0, "m", done, total)) == said
 
 

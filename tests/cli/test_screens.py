@@ -207,7 +207,7 @@ def test_a_screen_is_still_while_somebody_is_asked(team: Path, seen: Window):
 
 
 def test_undo_is_refused_after_another_change(team: Path, seen: Window):
-    """The message names the file, which keeps its new content."""
+    """An undo after another change is refused; the message names the file, which keeps its new content."""
     start(seen, team, "chat", "team/writer.md")
     seen.wait_for(PROMPT)
     seen.type("write\n")
@@ -227,7 +227,7 @@ def test_undo_is_refused_after_another_change(team: Path, seen: Window):
 
 
 def test_a_question_shows_the_path_of_its_asker(team: Path, seen: Window):
-    """A tool of a nested worker asks with the path that led to it."""
+    """A question from a nested worker's tool shows the path of calls that led to the tool."""
     start(seen, team, "run", "team/caller.md", "go")
     seen.wait_for(CHOICE)
     assert "payer › pay" in seen.text()

@@ -172,7 +172,7 @@ def test_it_is_frozen(kind: Callable[[], Any], name: str):
 
 
 def test_it_holds_one_thing():
-    """The context has one slot, the call behind it."""
+    """A context has a single slot, which holds the call behind it."""
     for context in (headless_context(), user_context(), agent_context()):
         assert type(context).__struct_fields__ == ("_source",)
         assert not hasattr(context, "__dict__")

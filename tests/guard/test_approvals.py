@@ -236,7 +236,7 @@ async def cancelling(scene: Scene) -> None:
     ids=range(8),
 )
 def test_each_refusal_is_named_and_the_run_continues(person: Any, words: str):
-    """The model is told what happened to its call, and the next call runs."""
+    """After a refusal the model is told what happened to its call, and the next call runs."""
 
     async def main() -> None:
         scene = Scene(person(), approval_seconds=30)
@@ -439,7 +439,7 @@ def test_the_rest_of_the_time_counts_as_ever():
 
 
 def test_two_people_asked_at_once_both_stop_the_clock():
-    """The clock stays stopped until the last of them has answered."""
+    """When two people are asked at once, the clock stays stopped until both have answered."""
 
     class ByName(Person):
         async def ask(self, question: Question, /) -> Any:

@@ -547,7 +547,7 @@ def test_every_http_model_passes_every_case() -> None:
 
 
 def test_what_is_not_applicable_has_its_reason() -> None:
-    """Only models in process are exempt, each for a reason."""
+    """Only models in process are exempt from a case, each with a reason."""
     for subject in IN_PROCESS:
         missing = {case_ for case_, subjects in TABLE.items() if subject not in subjects}
         assert missing == {

@@ -335,7 +335,7 @@ def test_made_on_a_loop_it_runs_there_and_made_in_a_script_on_the_shared_one():
 
 
 def test_contexts_are_independent():
-    """Ending one, or recording in one, does not affect another."""
+    """Ending one context, or recording in it, does not affect another."""
     one, two = headless_context(), headless_context()
     one.beat()
     expire(one)

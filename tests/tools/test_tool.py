@@ -158,7 +158,7 @@ def test_a_copy_with_changes_is_checked_again():
 
 
 def test_an_async_handler():
-    """An async handler is recognised as one."""
+    """A tool with an async handler is marked as async."""
 
     async def handler(params: City, *, context: ToolContext) -> ToolResult[City]:
         return ToolResult.ok(params)
@@ -762,7 +762,7 @@ def test_the_context_is_injected_and_never_shown():
 
 
 def test_a_narrower_context_has_its_verb():
-    """The verb that the annotation requires is available."""
+    """A function whose context annotation requires a verb can use the verb."""
 
     @tool
     async def ask(context: UserContext) -> int:
@@ -789,7 +789,7 @@ def test_a_narrower_context_has_its_verb():
 
 
 def test_a_marked_function_is_still_the_function():
-    """The mark changes nothing about calling it."""
+    """A function marked with `tool_context` can be called as before."""
 
     @tool_context
     def marked(x: int, ctx: Any) -> tuple[int, Any]:

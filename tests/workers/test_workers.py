@@ -203,7 +203,7 @@ async def test_what_is_not_listed_is_not_reached(tmp_path: Path, how: str, name:
 
 
 async def test_a_model_reaches_no_more_than_code_does(tmp_path: Path) -> None:
-    """A model that names an unlisted worker or function is refused as well."""
+    """A model that calls an unlisted worker or function is refused."""
     main = "---\npolicies: []\ntools: [reach]\nworkers: [listed]\n---\nGo."
     registry = sound(tmp_path, REACHING, main=main, listed=PLAIN, other=PLAIN)
     offered: list[str] = []
@@ -240,7 +240,7 @@ async def test_a_prompt_evaluated_in_a_workers_tool_reaches_what_the_worker_does
 
 
 async def test_call_worker_does_not_call_plain_tools(tmp_path: Path) -> None:
-    """A tool is not a worker: it is refused by name, and does not run."""
+    """`call_worker` with the name of a plain tool is refused, and the tool does not run."""
     main = "---\npolicies: []\ntools: [reach, unlisted]\nworkers: []\n---\nGo."
     registry = sound(tmp_path, REACHING, main=main)
     script = ScriptedModel([ToolCall("reach", {"how": "call_worker", "name": "unlisted"}), "end"])
