@@ -23,14 +23,14 @@ from support.servers import Aimock, Embedded, Llmock, aimock, embedded, llmock
 __all__ = ["folders", "new_files"]
 
 UNCHECKED = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-"""What Hypothesis does not fail for: both depend on which examples it happens to draw."""
+"""Health checks that fail no test, since both depend on which examples Hypothesis happens to draw."""
 
 settings.register_profile(
     "quick", max_examples=25, deadline=None, derandomize=True, suppress_health_check=UNCHECKED
 )
 settings.register_profile("deep", max_examples=2000, deadline=None, suppress_health_check=UNCHECKED)
 settings.register_profile("brief", settings.get_profile("quick"), max_examples=10)
-"""For every interpreter after the first: the laws are the same, so only differences between Pythons matter."""
+"""The profile for every interpreter after the first, where only differences between Python versions matter."""
 settings.load_profile(
     os.environ.get("HANDRAIL_EXAMPLES") or ("deep" if os.environ.get("HANDRAIL_DEEP") else "quick")
 )
@@ -38,7 +38,7 @@ settings.load_profile(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine on an event loop of its own."""
+    """Run a coroutine test on its own event loop."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     wanted = inspect.signature(pyfuncitem.obj).parameters
@@ -48,19 +48,19 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest."""
+    """Put the slowest tests first."""
     items[:] = arranged(items)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Schedule | None:
-    """Give the workers of `--dist loadfile` whole files, in the order they are collected in."""
+    """Give each worker of `--dist loadfile` whole files, in collection order."""
     return Schedule(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
-    """Let the browser be shared by tests that follow each other."""
+    """Keep the browser open while consecutive tests use it."""
     yield
     browsers = sys.modules.get("support.browsers")
     if browsers is not None:

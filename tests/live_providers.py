@@ -31,12 +31,12 @@ KEYS = {
     "MISTRAL_API_KEY": "mistral:mistral-small-latest",
     "GROQ_API_KEY": "groq:llama-3.3-70b-versatile",
 }
-"""The variable that holds each provider's key, and the model to test unless others are named."""
+"""For each provider, the variable that holds its key and the model to test by default."""
 
 PLAIN = Prompt("plain", "You are a helpful assistant.")
 CAPITAL = "What is the capital of France?"
 ROOM = 2000
-"""Maximum tokens of an answer. Models that think first need some."""
+"""Maximum tokens of an answer. Reasoning models need some of them to think first."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class City:
 
 
 def subjects() -> dict[str, Callable[[str], Model]]:
-    """Return a function for each model name that makes the model."""
+    """Return one model factory for each model name."""
     named = os.environ.get("HANDRAIL_LIVE", "").split()
     found: dict[str, Callable[[str], Model]] = {}
     for each in named or [model for key, model in KEYS.items() if os.environ.get(key)]:
@@ -100,7 +100,7 @@ async def test_text_streamed_and_whole(subject: str):
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_a_call(subject: str, stream: bool):
-    """A tool is called, its result is sent back, and the provider accepts the conversation afterwards."""
+    """The model calls a tool, and the provider accepts the conversation with the tool's result."""
     adapter, session = Adapter(model_of(subject)), Session()
     given: dict[str, Any] = {"history": EXAMPLES, "session": session, "max_tokens": ROOM}
     asked = "What is the weather in Oslo?"
@@ -123,7 +123,7 @@ async def test_structured_output(subject: str):
 
 
 async def test_stopped_in_the_middle(subject: str):
-    """A closed stream ends, and the conversation can continue."""
+    """Closing a stream ends it, and the conversation can continue."""
     session = Session()
     told = "Tell me a very long story about the sea."
     streaming = Adapter(model_of(subject)).stream(PLAIN, told, session=session, max_tokens=ROOM)
@@ -143,7 +143,7 @@ async def test_a_deadline(subject: str):
 
 
 async def test_what_is_refused(subject: str):
-    """A request that the provider refuses is not retried, and the provider's message reaches the caller."""
+    """A request that the provider refuses is not retried, and the caller sees the provider's message."""
     with pytest.raises(PromptEvaluationError) as raised:
         await Adapter(model_of(subject, "no-such-model")).evaluate(PLAIN, CAPITAL)
     assert isinstance(raised.value.__cause__, ModelRequestRefused)

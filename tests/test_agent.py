@@ -115,7 +115,7 @@ def test_run_arguments_reach_the_run() -> None:
 
 @pytest.mark.parametrize("text", ["It costs $5.", "$name", "${x} and $$", "100 % { } \\n"])
 def test_text_is_literal(text: str) -> None:
-    """An agent's instructions have no placeholders."""
+    """Text instructions are used literally: an agent's instructions have no placeholders."""
     seen: list[str] = []
 
     def answer(request: ModelRequest) -> str:
@@ -306,13 +306,13 @@ def test_an_agent_is_a_tool_of_another() -> None:
 
 
 def test_it_needs_no_adapter_around_it() -> None:
-    """A gate without a model can call it too."""
+    """A gate without a model can call an agent's tool."""
     result = open_gate([desk().as_tool()]).invoke("desk", {"message": "Rome?"}).wait()
     assert result.value == "It is 129 euros."
 
 
 def test_its_workers_are_its_own(tmp_path: Path) -> None:
-    """An agent whose adapter has workers has them as a tool too."""
+    """An agent uses its own adapter's workers when another agent calls it as a tool."""
 
     @tool
     async def ask(context: ToolContext) -> str:
@@ -329,7 +329,7 @@ def test_its_workers_are_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by_model", [True, False])
 def test_its_tools_have_its_own_adapter(by_model: bool) -> None:
-    """What its tools evaluate runs on its model, whoever calls it."""
+    """Prompts that an agent's tools evaluate run on the agent's own model, no matter who calls the agent."""
 
     @tool
     async def think(context: ToolContext) -> str:
@@ -425,7 +425,7 @@ def test_depth_is_counted_through_agents() -> None:
 
 
 def test_approvals_reach_the_people_of_the_caller() -> None:
-    """The inner agent asks through the caller's broker, with its path."""
+    """An inner agent's approval requests go through the caller's broker and include the inner agent's path."""
 
     @tool(effect="irreversible")
     async def send() -> str:
@@ -488,7 +488,7 @@ async def test_an_agent_is_served_like_a_prompt(tmp_path: Path, monkeypatch: pyt
 
 
 def test_an_app_reference_names_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recorded run finds its prompt by the agent's name, as by a prompt's."""
+    """A recorded run finds its agent by name, in the same way as a prompt."""
     (tmp_path / "recorded_desk.py").write_text(APP)
     monkeypatch.syspath_prepend(tmp_path)
     journal = MemoryJournal()

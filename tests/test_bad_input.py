@@ -1,7 +1,7 @@
 """Invalid calls, paths, keys, snapshots, answers, limits, policies, bindings and events.
 
-A row has the action, the class of the error, the name it must contain, and words of the hint. In the second
-table the mistake is in a call, and the model is told.
+A row has the action, the error class, the name the message must contain, and part of the hint. The mistakes in
+the second table are made in a call, so they are reported to the model.
 """
 
 import asyncio
@@ -603,7 +603,7 @@ TABLE = {**SESSIONS, **FILES, **ANSWERS, **LIMITS, **POLICIES, **GATES}
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_mistake_is_refused_with_its_name_and_a_hint(name: str):
-    """The error is ours, of the fitting class, in one line."""
+    """A mistake raises a Handrail error of the expected class, in one line that has the name and the hint."""
     act, kind, thing, hint = TABLE[name]
 
     async def main() -> None:
@@ -621,7 +621,7 @@ def test_a_mistake_is_refused_with_its_name_and_a_hint(name: str):
 
 
 def test_the_table_is_long_enough():
-    """There are at least 45 mistakes, each with its own row."""
+    """The tables have at least 75 mistakes, and no row hides another."""
     assert len(TABLE) == sum(map(len, (SESSIONS, FILES, ANSWERS, LIMITS, POLICIES, GATES)))
     assert len(TABLE) + len(TOLD) >= 75
 
@@ -851,7 +851,7 @@ INVOKED: Any = any_fact("c", "t", (), "ok", None, None, 0, 1, (), None, None)
 
 @pytest.mark.parametrize("name", TOLD)
 def test_a_wrong_call_is_told_to_the_model(name: str):
-    """The result is a failure with the name and a hint, one start, one end, and no change."""
+    """A wrong call gives a failed result with the name and a hint, has one start and one end, and changes nothing."""
     tools, options, (called, arguments), status, thing, hint = TOLD[name]
 
     async def main() -> None:

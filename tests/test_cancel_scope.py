@@ -23,7 +23,7 @@ async def fail_after(seconds: float) -> None:
 
 
 async def recover(seconds: float = 1.0) -> None:
-    """Let a task group fail by its member, and continue."""
+    """Recover from a task group whose member fails."""
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(fail_after(seconds))
@@ -32,7 +32,7 @@ async def recover(seconds: float = 1.0) -> None:
 
 
 async def recover_in_body() -> None:
-    """The same, with the group's body busy when the member fails."""
+    """Recover from a task group whose body is still waiting when a member fails."""
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(fail_after(1))
@@ -42,7 +42,7 @@ async def recover_in_body() -> None:
 
 
 async def recover_with_stragglers() -> None:
-    """The same, with another member that is slow to end."""
+    """Recover from a task group in which a second member is slow to end after the first one fails."""
 
     async def slow() -> None:
         try:
@@ -77,7 +77,7 @@ async def in_background() -> AsyncGenerator[None]:
 
 
 async def recover_behind_generator() -> None:
-    """The group is behind an async generator, as in many libraries."""
+    """Recover from a task group inside an async generator, as many libraries have it."""
     try:
         async with in_background():
             pass
@@ -123,7 +123,7 @@ def task_count() -> int:
 
 @pytest.mark.parametrize("helper", HELPERS, ids=lambda helper: helper.__name__)
 def test_a_helper_recovers_from_a_failed_member(helper: Callable[[], Awaitable[None]]) -> None:
-    """The call is committed, and its task's cancel count is zero."""
+    """A call whose helper recovers is committed, and its task's cancel count is zero."""
 
     async def main() -> None:
         rig = rig_for(helper)
@@ -141,7 +141,7 @@ def test_a_helper_recovers_from_a_failed_member(helper: Callable[[], Awaitable[N
 def test_a_cancel_from_outside_is_never_taken_for_the_groups(
     helper: Callable[[], Awaitable[None]], at: float
 ) -> None:
-    """Before, together with, and after the failure: a stopped call is rolled back."""
+    """A cancel before, during or after the group's failure rolls the call back."""
 
     async def main() -> None:
         rig = rig_for(helper)
@@ -161,7 +161,7 @@ def test_a_cancel_from_outside_is_never_taken_for_the_groups(
 
 
 def test_a_cancel_that_is_swallowed_after_a_recovery_is_rolled_back() -> None:
-    """An earlier recovered group does not excuse it."""
+    """A recovered group does not excuse a handler that swallows a later cancel: its call is rolled back."""
 
     async def swallow() -> None:
         await recover()
@@ -182,7 +182,7 @@ def test_a_cancel_that_is_swallowed_after_a_recovery_is_rolled_back() -> None:
 
 @pytest.mark.parametrize("how", ["asyncio.timeout", "anyio", "wait_for"])
 def test_a_timeout_inside_a_handler_is_its_own(how: str) -> None:
-    """This holds right after a recovered group too, with no await in between."""
+    """A timeout inside a handler ends only the handler's own wait, even directly after a recovered group."""
 
     async def limited() -> None:
         await recover()
@@ -208,7 +208,7 @@ def test_a_timeout_inside_a_handler_is_its_own(how: str) -> None:
 
 
 def test_a_group_around_the_call_stops_it() -> None:
-    """A failing group of the caller's counts as a cancel from outside."""
+    """When a task group around the call fails, the call is cancelled as by any cancel from outside."""
 
     async def main() -> None:
         rig = rig_for(recover_with_stragglers)
@@ -225,7 +225,7 @@ def test_a_group_around_the_call_stops_it() -> None:
 
 
 def test_an_inner_call_right_after_a_recovery_is_cancelled_as_such() -> None:
-    """The inner call begins before anything is awaited, and is cancelled from outside."""
+    """A cancel from outside reaches an inner call that begins directly after a recovered group."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -251,7 +251,7 @@ def test_an_inner_call_right_after_a_recovery_is_cancelled_as_such() -> None:
 
 
 def test_an_inner_call_recovers_for_itself() -> None:
-    """The outer calls neither notice nor count it."""
+    """A recovery in an inner call does not affect the outer call, which can still be cancelled."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -280,7 +280,7 @@ def test_an_inner_call_recovers_for_itself() -> None:
 
 
 def test_timeout_and_deadline_are_distinguished_from_a_recovered_group() -> None:
-    """Each still ends the call with its own status."""
+    """After a recovered group, a timeout and a deadline each still end the call with their own status."""
 
     async def forever() -> None:
         await recover()
@@ -307,7 +307,7 @@ def test_timeout_and_deadline_are_distinguished_from_a_recovered_group() -> None
 
 
 def test_a_policy_recovers_as_well() -> None:
-    """Policies are user code too."""
+    """A policy may recover from a failed task group, as a handler may."""
 
     class Careful:
         name = "careful"

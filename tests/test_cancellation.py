@@ -48,7 +48,7 @@ def in_loop(script: Callable[[], Awaitable[None]]) -> None:
 
 
 def test_the_whole_tree_stops_children_first():
-    """Innermost first; nothing outside the cancelled branch is touched."""
+    """A cancel stops the innermost runs first and touches nothing outside the cancelled branch."""
 
     async def script() -> None:
         stopped: list[str] = []
@@ -95,7 +95,7 @@ def test_cancelling_again_disturbs_nothing():
 
 
 def test_a_task_in_two_places_is_cancelled_once():
-    """An inner run in the outer call's task is one task, not two."""
+    """A task that belongs to an inner and an outer run is cancelled only once."""
 
     async def script() -> None:
         outer = Works("outer", [])
@@ -109,7 +109,7 @@ def test_a_task_in_two_places_is_cancelled_once():
 
 
 def test_a_child_of_the_cancelled_is_cancelled():
-    """It starts cancelled, with the reason, and its watchers are called at once."""
+    """A child opened in a cancelled run starts cancelled, with the reason, and its watchers are called at once."""
     root = Cancellation(nothing)
     root.cancel("over")
     late = Cancellation(nothing, root)
@@ -122,7 +122,7 @@ def test_a_child_of_the_cancelled_is_cancelled():
 
 
 def test_watchers_are_told_once_and_can_be_taken_back():
-    """This includes a child's watchers; a removed watcher, even removed twice, is not called."""
+    """A cancel calls each watcher once, including those of children; a removed watcher is not called."""
     root = Cancellation(nothing)
     child = Cancellation(nothing, root)
     told: list[str] = []
@@ -138,7 +138,7 @@ def test_watchers_are_told_once_and_can_be_taken_back():
 
 
 def test_a_watcher_that_raises_stops_nobody(caplog: pytest.LogCaptureFixture):
-    """The other watchers are called and the tasks cancelled; the error is logged."""
+    """If a watcher raises, the error is logged, the other watchers are called and the tasks cancelled."""
 
     async def script() -> None:
         stopped: list[str] = []
@@ -175,7 +175,7 @@ def test_watchers_may_change_the_tree():
 
 
 def test_a_run_that_is_over_is_left_alone():
-    """Closing it, even twice, removes it from the tree; its task is no longer touched."""
+    """Closing a run, even twice, removes it from the tree, and its task is no longer cancelled."""
 
     async def script() -> None:
         stopped: list[str] = []
@@ -195,7 +195,7 @@ def test_a_run_that_is_over_is_left_alone():
 
 
 def test_what_is_done_is_not_cancelled():
-    """A finished task, and one that ends because of the first cancel, are skipped."""
+    """A cancel skips tasks that have finished, and tasks that finish because of it."""
 
     async def script() -> None:
         async def quick() -> str:

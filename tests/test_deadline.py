@@ -39,7 +39,7 @@ def clock() -> FakeClock:
 
 
 def test_it_is_kept_in_utc(clock: FakeClock):
-    """Whatever zone it was given in, `at` is the same moment in UTC."""
+    """`at` is in UTC, whichever time zone the deadline was given in."""
     at = datetime(2030, 1, 1, 15, tzinfo=timezone(timedelta(hours=2)))
     deadline = Deadline(at, clock=clock)
     assert deadline.at == at
@@ -48,7 +48,7 @@ def test_it_is_kept_in_utc(clock: FakeClock):
 
 
 def test_a_time_without_a_zone_is_refused_with_a_hint(clock: FakeClock):
-    """A naive time means a different moment on every machine."""
+    """A time without a zone is refused, since it means a different moment on every machine."""
     with pytest.raises(
         DefinitionError, match=r"2030-01-01T00:00:00 has no time zone.*`Deadline.after\(300\)`"
     ):
@@ -56,7 +56,7 @@ def test_a_time_without_a_zone_is_refused_with_a_hint(clock: FakeClock):
 
 
 def test_after_counts_from_now(clock: FakeClock):
-    """This many seconds from the clock's now."""
+    """`Deadline.after` counts its seconds from the clock's current time."""
     deadline = Deadline.after(90, clock=clock)
     assert deadline.at == START + timedelta(seconds=90)
     assert deadline.remaining() == 90
@@ -64,7 +64,7 @@ def test_after_counts_from_now(clock: FakeClock):
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("-inf")])
 def test_after_no_time_is_refused(seconds: float, clock: FakeClock):
-    """A deadline that is already over is a mistake of its caller."""
+    """A duration that is not positive is refused."""
     with pytest.raises(
         DefinitionError, match=f"after {seconds} seconds is not a deadline. Give a positive number"
     ):
@@ -73,20 +73,20 @@ def test_after_no_time_is_refused(seconds: float, clock: FakeClock):
 
 @pytest.mark.parametrize("seconds", [float("inf"), 1e12, 1e300])
 def test_after_the_end_of_the_calendar_is_refused(seconds: float, clock: FakeClock):
-    """To have no limit, leave the deadline out."""
+    """A deadline beyond the last representable date is refused; to have no limit, leave the deadline out."""
     with pytest.raises(DefinitionError, match=r"beyond the calendar\. Leave it out"):
         Deadline.after(seconds, clock=clock)
 
 
 def test_one_in_the_past_has_passed(clock: FakeClock):
-    """A deadline read from a record may have passed: it is accepted, and expired."""
+    """A deadline in the past is accepted, since one read from a record may have passed, and is expired."""
     deadline = Deadline(START - timedelta(seconds=5), clock=clock)
     assert deadline.expired
     assert deadline.remaining() == -5
 
 
 def test_it_expires_at_its_moment(clock: FakeClock):
-    """It expires exactly at its time, not before."""
+    """A deadline expires exactly at its time, not before."""
     deadline = Deadline.after(10, clock=clock)
     clock.pass_time(9.5)
     assert not deadline.expired
@@ -99,7 +99,7 @@ def test_it_expires_at_its_moment(clock: FakeClock):
 
 @pytest.mark.parametrize("wall", [START + timedelta(days=400), START - timedelta(days=400)])
 def test_setting_the_machines_clock_changes_nothing(wall: datetime, clock: FakeClock):
-    """The time of day may jump either way: the run has as long as it had."""
+    """Setting the wall clock in either direction does not change how much time a run has left."""
     deadline = Deadline.after(10, clock=clock)
     clock.set_wall(wall)
     assert deadline.remaining() == 10
@@ -110,7 +110,7 @@ def test_setting_the_machines_clock_changes_nothing(wall: datetime, clock: FakeC
 
 
 def test_check_says_which_deadline_and_what_did_not_happen(clock: FakeClock):
-    """Silent while there is time; then an error that names both, and is also a `TimeoutError`."""
+    """`check` does nothing while there is time; then it raises a `TimeoutError` that names the deadline and the act."""
     deadline = Deadline.after(1, clock=clock)
     deadline.check("calling search")
     clock.pass_time(1)
@@ -123,7 +123,7 @@ def test_check_says_which_deadline_and_what_did_not_happen(clock: FakeClock):
 
 
 def test_a_pause_does_not_count_where_people_are_waited_for(clock: FakeClock):
-    """Between `pause` and `resume` no time is used, and the deadline moves accordingly."""
+    """No time is used between `pause` and `resume`, and the deadline moves by the length of the pause."""
     deadline = Deadline.after(10, clock=clock, pauses_for_people=True)
     clock.pass_time(4)
     deadline.pause()
@@ -138,7 +138,7 @@ def test_a_pause_does_not_count_where_people_are_waited_for(clock: FakeClock):
 
 
 def test_pauses_nest(clock: FakeClock):
-    """With two questions open, the clock runs again when both are answered."""
+    """When two pauses overlap, the clock continues only after both have been resumed."""
     deadline = Deadline.after(10, clock=clock, pauses_for_people=True)
     deadline.pause()
     clock.pass_time(5)
@@ -154,7 +154,7 @@ def test_pauses_nest(clock: FakeClock):
 
 
 def test_it_can_be_paused_again(clock: FakeClock):
-    """Successive pauses add up."""
+    """A deadline can be paused repeatedly, and the pauses add up."""
     deadline = Deadline.after(10, clock=clock, pauses_for_people=True)
     for _ in range(3):
         deadline.pause()
@@ -177,7 +177,7 @@ def test_a_pause_does_not_follow_the_time_of_day(clock: FakeClock):
 
 
 def test_without_that_a_pause_changes_nothing(clock: FakeClock):
-    """A hard deadline continues while a person thinks."""
+    """A pause does not move a hard deadline."""
     deadline = Deadline.after(10, clock=clock)
     deadline.pause()
     clock.pass_time(10)
@@ -188,7 +188,7 @@ def test_without_that_a_pause_changes_nothing(clock: FakeClock):
 
 
 def test_a_resume_too_many_does_nothing(clock: FakeClock):
-    """It neither raises nor adds time."""
+    """A surplus `resume` neither raises nor adds time."""
     deadline = Deadline.after(10, clock=clock, pauses_for_people=True)
     deadline.resume()
     clock.pass_time(3)
@@ -215,7 +215,7 @@ def test_the_machines_clock_tells_utc_and_never_goes_back():
 
 
 def test_a_deadline_follows_the_machines_clock_by_default():
-    """Without a clock argument it is enforced in real time."""
+    """A deadline made without a clock argument is enforced in real time."""
     deadline: Any = Deadline.after(3600)
     assert 3590 < deadline.remaining() <= 3600
     assert not deadline.expired

@@ -41,7 +41,7 @@ async def weather(city: str) -> str:
 
 
 def wrongly(value: object) -> Any:
-    """A value whose type a checker can't know."""
+    """Return a value whose type is hidden from the type checker."""
     return value
 
 
@@ -75,13 +75,13 @@ def adapter(*answers: Any) -> Adapter:
     ],
 )
 def test_a_mistake_is_answered_with_a_hint(mistake: Any, words: str) -> None:
-    """Refused before anything runs, with the name and what to write."""
+    """Each mistake is refused before anything runs, with the wrong name and what to write instead."""
     with pytest.raises(DefinitionError, match=words):
         mistake()
 
 
 def test_an_unknown_price_under_a_limit_of_money() -> None:
-    """The error does not claim that money is spent, but that the price is unknown."""
+    """The error says that the price is unknown, not that the money is spent."""
     with pytest.raises(
         PromptEvaluationError, match=r"Give the model a price, or run `pip install 'handrail\[prices\]'`"
     ):
@@ -89,7 +89,7 @@ def test_an_unknown_price_under_a_limit_of_money() -> None:
 
 
 def test_a_stream_is_not_its_response() -> None:
-    """The error says where to find the response."""
+    """Reading the response's attributes on a stream raises an error that says where the response is."""
     stream: Any = adapter().stream(Prompt("p", "x"), "hi")
     with pytest.raises(AttributeError, match=r"stream\.response\.wait\(\)"):
         stream.text  # noqa: B018  # asking is the mistake
@@ -106,7 +106,7 @@ def test_text_among_sections() -> None:
 
 
 def test_commands_are_writes_too() -> None:
-    """A policy about writing files applies to commands, which may write any."""
+    """A policy on writing files applies to commands as well, since a command may write any file."""
     section = ShellTools(Shell([Allow("touch", ...)]))
     session = Session()
     model = ScriptedModel([ToolCall("run_command", {"command": ["touch", "x"]}), "Done."])
@@ -118,7 +118,7 @@ def test_commands_are_writes_too() -> None:
 
 
 def test_what_the_run_says_is_told_from_what_the_user_says() -> None:
-    """Corrections are marked, so that a model told to call a tool first does not call it again."""
+    """Corrections by the run are marked as such, so that a model does not take them for a new user message."""
     from dataclasses import dataclass
 
     @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def test_what_the_run_says_is_told_from_what_the_user_says() -> None:
 def test_a_module_that_does_not_load_is_its_own_mistake(
     text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The error has its line and blames the module, not the command."""
+    """The error for a module that can't be loaded names the module and the line, and does not blame the command."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setitem(sys.modules, "served_wrongly", sys)  # removed afterwards
     file = tmp_path / "served_wrongly.py"
@@ -152,7 +152,7 @@ def test_a_module_that_does_not_load_is_its_own_mistake(
 
 
 def test_an_answer_that_does_not_fit_is_said_with_one_full_stop():
-    """The refusal ends its own sentence, and the hint follows it."""
+    """The refusal is a complete sentence of its own, and the hint follows it."""
     person = Person(lambda question: {"approved": True, "scope": "all of it"})
 
     @tool(capabilities={"money"})
@@ -166,6 +166,6 @@ def test_an_answer_that_does_not_fit_is_said_with_one_full_stop():
 
 
 def test_a_folder_given_as_a_text_is_told_what_makes_it_files():
-    """A string is the most common mistake; the error shows how to open the folder."""
+    """A string given as the filesystem is refused, and the error shows how to open the folder."""
     with pytest.raises(DefinitionError, match=r"filesystem is a str.*DirectoryFilesystem\('folder'\)"):
         open_gate([weather], filesystem=wrongly("site"))

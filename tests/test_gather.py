@@ -40,7 +40,7 @@ def test_gather_gives_values_in_the_order_given():
 
 
 def test_gather_runs_its_members_at_once():
-    """Each of three waits for the others: run one by one, they would never end."""
+    """Members run concurrently: each of three waits for the others, and all of them end."""
 
     async def main() -> None:
         there: list[int] = []
@@ -156,7 +156,7 @@ def test_a_member_that_raises_cancelled_itself_fails_the_gather():
 
 
 def test_gather_of_nothing_is_empty():
-    """No members, no values, and no hang."""
+    """A gather without members ends at once with no values."""
 
     async def main() -> None:
         assert await gather() == ()
@@ -183,7 +183,7 @@ def test_gather_takes_anything_that_can_be_awaited():
 
 
 def test_gather_can_be_waited_for_from_a_thread():
-    """It has its members' home, so a sync handler's `.wait()` runs all of them on the call's loop."""
+    """A sync handler's `.wait()` runs every member of a gather on the call's loop."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -199,7 +199,7 @@ def test_gather_can_be_waited_for_from_a_thread():
 
 
 def test_gathers_nest():
-    """A gather is an operation and can be a member; when it ends, so do its members."""
+    """A gather can be a member of another gather, and ends only after its own members have."""
 
     async def main() -> None:
         inner = [Stuck(cleanup=2), Stuck(cleanup=2)]
@@ -234,7 +234,7 @@ def test_members_belong_to_their_gather():
 
 
 def test_a_gather_never_awaited_warns_once_for_all():
-    """Members of a gather do not warn in addition; the warning names them."""
+    """An unused gather warns once, naming its members, which do not warn separately."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         gather(value_of(1), value_of(2))

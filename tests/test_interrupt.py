@@ -38,7 +38,7 @@ INTERRUPTED = """
 
 
 def interrupted(tmp_path: Any, times: int = 1, **parts: str) -> tuple[list[str], str, int]:
-    """Run a script and send SIGINT each time it prints `ready`. Returns its output, errors and exit code."""
+    """Run a script, send SIGINT each time it prints `ready`, and return its output, errors and exit code."""
     text = textwrap.dedent(INTERRUPTED)
     for name in ("cleanup", "after"):
         text = text.replace("{" + name + "}", parts.get(name, "pass"))
@@ -57,34 +57,34 @@ def interrupted(tmp_path: Any, times: int = 1, **parts: str) -> tuple[list[str],
 
 
 def test_ctrl_c_cancels_and_waits_for_the_cleanup(tmp_path: Any):
-    """With a real SIGINT, the work is cancelled and cleaned up before `KeyboardInterrupt` continues."""
+    """A real SIGINT cancels the work and waits for its cleanup before `KeyboardInterrupt` continues."""
     lines, err, code = interrupted(tmp_path, cleanup="await asyncio.sleep(0.01)", after="sys.exit(7)")
     assert (lines, err, code) == (["cleaned up", "interrupted"], "", 7)
 
 
 def test_ctrl_c_that_nobody_catches_ends_the_program_as_usual(tmp_path: Any):
-    """Uncaught, the exit code is that of SIGINT, and the cleanup still ran."""
+    """An uncaught SIGINT ends the program with SIGINT's exit code, after the cleanup has run."""
     lines, err, code = interrupted(tmp_path, after="raise")
     assert (lines, code) == (["cleaned up", "interrupted"], -signal.SIGINT)
     assert err.rstrip().endswith("KeyboardInterrupt")
 
 
 def test_the_program_continues_after_a_caught_ctrl_c(tmp_path: Any):
-    """The background loop stays usable."""
+    """The background loop stays usable after a caught `KeyboardInterrupt`."""
     after = "print(Operation(lambda: asyncio.sleep(0, 'still here'), 'next').wait())"
     lines, err, code = interrupted(tmp_path, after=after)
     assert (lines, err, code) == (["cleaned up", "interrupted", "still here"], "", 0)
 
 
 def test_a_second_ctrl_c_does_not_wait(tmp_path: Any):
-    """A second SIGINT during a slow cleanup does not wait for it."""
+    """A second SIGINT during a slow cleanup ends the wait without waiting for the cleanup."""
     cleanup = 'print("ready", flush=True); await asyncio.Event().wait()'
     lines, err, code = interrupted(tmp_path, times=2, cleanup=cleanup, after="import os; os._exit(9)")
     assert (lines, err, code) == (["interrupted"], "", 9)
 
 
 def test_an_interrupt_before_the_hand_over_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch):
-    """If it strikes just before the loop takes the work, the wait still ends, and no coroutine is lost."""
+    """An interrupt just before the loop takes over the work still ends the wait, and loses no coroutine."""
     loop = background_loop()
     real = loop.call_soon_threadsafe
     struck: list[int] = []
@@ -102,7 +102,7 @@ def test_an_interrupt_before_the_hand_over_leaves_nothing_behind(monkeypatch: py
 
 
 def test_an_abandoned_thread_does_not_hold_the_program_open(tmp_path: Any):
-    """A handler's thread that never returns is a daemon: the program ends without it."""
+    """A program ends although a handler's thread never returns, since that thread is a daemon."""
     text = """
         import threading
         from handrail.threads import run_in_thread
@@ -128,7 +128,7 @@ def test_an_abandoned_thread_does_not_hold_the_program_open(tmp_path: Any):
 
 
 def test_a_thread_stuck_in_a_wait_does_not_hold_the_program_open(tmp_path: Any):
-    """The same for a handler's thread that waits for an operation when the program ends."""
+    """A program ends although a handler's thread is still waiting for an operation."""
     text = """
         from handrail.threads import run_in_thread
 
@@ -164,7 +164,7 @@ def test_a_loop_that_is_gone_is_an_error():
 
 
 def test_a_loop_that_goes_while_somebody_waits_is_an_error(monkeypatch: pytest.MonkeyPatch):
-    """If the loop is closed under a waiting thread, the wait raises `LoopGone` instead of hanging."""
+    """If the loop is closed while a thread waits for it, the wait raises `LoopGone` instead of hanging."""
     monkeypatch.setattr(threads, "_LOOK_SECONDS", 0.01)
     loop = asyncio.new_event_loop()
     raised: list[BaseException] = []

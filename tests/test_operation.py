@@ -30,7 +30,7 @@ LABEL: contextvars.ContextVar[str] = contextvars.ContextVar("LABEL", default="no
 
 
 def test_a_script_waits_for_it(tmp_path: Any):
-    """`.wait()` works at the top level of a real script, without warnings at exit."""
+    """`.wait()` works at the top level of a real script, which exits without warnings."""
     text = """
         async def work():
             await asyncio.sleep(0)
@@ -44,12 +44,12 @@ def test_a_script_waits_for_it(tmp_path: Any):
 
 
 def test_it_can_be_waited_for_where_no_loop_runs():
-    """The same directly, on this thread."""
+    """`.wait()` works on a thread without a running loop."""
     assert value_of(3).wait() == 3
 
 
 def test_an_async_handler_awaits_it():
-    """`await` runs it in the awaiting task."""
+    """`await` runs an operation in the awaiting task."""
 
     async def main() -> None:
         inside: list[object] = []
@@ -66,7 +66,7 @@ def test_an_async_handler_awaits_it():
 
 
 def test_a_sync_handler_waits_for_it_on_the_calls_own_loop():
-    """In a handler's thread `.wait()` runs the work on the loop of the call, not on another."""
+    """In a handler's thread, `.wait()` runs the work on the loop of the call."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -107,7 +107,7 @@ def test_a_thread_of_the_users_waits_for_it():
 
 
 def test_asyncio_to_thread_waits_for_it():
-    """A thread of asyncio's own executor works like any other."""
+    """A thread of asyncio's own executor can wait for an operation."""
 
     async def main() -> None:
         operation = value_of("x", Home(asyncio.get_running_loop(), "call"))
@@ -117,7 +117,7 @@ def test_asyncio_to_thread_waits_for_it():
 
 
 def test_asyncios_task_group_starts_it():
-    """To asyncio it is a coroutine: `create_task` accepts it."""
+    """A task group's `create_task` accepts an operation as a coroutine."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -130,7 +130,7 @@ def test_asyncios_task_group_starts_it():
 
 
 def test_its_task_can_be_shown_and_debugged():
-    """The repr of its task, as made in debug mode, neither fails nor uses the operation."""
+    """The repr of an operation's task, as shown in debug mode, neither fails nor uses the operation."""
 
     async def main() -> None:
         stuck = Stuck()
@@ -155,7 +155,7 @@ def test_its_task_can_be_shown_and_debugged():
 
 
 def test_a_task_can_test_its_coroutine():
-    """Its repr does so since Python 3.12: before it starts, while it runs, and afterwards."""
+    """An operation that has a task is true before, while and after it runs, since the task's repr tests it."""
     truth: Callable[[object], bool] = operator.truth
 
     async def main() -> None:
@@ -179,7 +179,7 @@ def test_a_task_can_test_its_coroutine():
 
 
 def test_anyios_task_group_starts_it():
-    """`start_soon` needs a function, and an operation is one that returns itself."""
+    """`start_soon` accepts an operation, which is also a function that returns itself."""
     seen: list[int] = []
 
     async def work() -> None:
@@ -220,7 +220,7 @@ def test_a_task_cancelled_before_it_began_leaves_no_warning():
 
 
 def test_nested_sync_calls_never_starve():
-    """Eight chains of sync handlers, each waiting for the next, 200 deep, all end."""
+    """Eight chains of sync handlers, each 200 deep and waiting for the next, all end."""
     depth, chains = 200, 8
 
     async def main() -> None:
@@ -241,7 +241,7 @@ def test_nested_sync_calls_never_starve():
 
 
 def test_work_begun_by_one_wait_outlives_it():
-    """Scripts share one background loop: a task left by one `.wait()` continues in the next."""
+    """A task that one `.wait()` leaves behind continues during the next, since scripts share a background loop."""
     events: list[asyncio.Event] = []
     tasks: list[asyncio.Task[str]] = []
 
@@ -322,7 +322,7 @@ def test_a_program_ends_what_is_left_on_the_background_loop(tmp_path: Any):
 
 
 def test_waiting_on_the_loops_own_thread_is_an_error_with_a_hint():
-    """`.wait()` in async code would wait for itself: the error says what to write."""
+    """`.wait()` on the loop's own thread would wait for itself, so it raises an error that says what to write."""
 
     async def main() -> None:
         operation = value_of(1, Home(asyncio.get_running_loop(), "call"))
@@ -336,7 +336,7 @@ def test_waiting_on_the_loops_own_thread_is_an_error_with_a_hint():
 
 
 def test_a_callback_on_the_background_loop_may_not_wait_either():
-    """The rule holds for the loop that scripts share."""
+    """`.wait()` in a callback on the scripts' shared background loop is refused too."""
 
     async def inner() -> None:
         value_of(1).wait()
@@ -401,7 +401,7 @@ def test_one_that_was_used_does_not_warn(way: str):
     ids=["bool", "not", "and", "if"],
 )
 def test_it_has_no_truth_value(use: Callable[[Operation[Any]], object]):
-    """Using it as a condition raises and names the missing `await`: a forgotten approval is never a yes."""
+    """Using an operation as a condition raises and names the missing `await`: a forgotten approval is never a yes."""
     with pytest.raises(
         OperationHasNoTruth, match=r"Write `await` before it, or `.wait\(\)` behind"
     ) as caught:
@@ -482,7 +482,7 @@ def test_a_cancelled_second_task_does_not_cancel_the_first():
 
 
 def test_it_is_cold():
-    """Nothing happens before it is awaited; not even its factory is called."""
+    """Before an operation is awaited nothing happens; not even its factory is called."""
     happened: list[str] = []
 
     def factory() -> Coroutine[Any, Any, None]:
@@ -534,7 +534,7 @@ def test_throwing_into_it_raises_there(thrown: Any, begun: bool):
 
 
 def test_context_variables_travel_onto_the_loop_and_into_the_thread():
-    """The work sees variables set by its waiter, even through a thread."""
+    """The work sees context variables set by its waiter, even through a thread."""
 
     async def on_loop() -> list[str]:
         home = Home(asyncio.get_running_loop(), "call")
@@ -567,7 +567,7 @@ def test_context_variables_travel_onto_the_loop_and_into_the_thread():
 
 @pytest.mark.parametrize("way", ["script", "await", "wait", "task", "gather"])
 def test_an_error_keeps_its_type_and_its_traceback(way: str):
-    """The very exception arrives, with the line that raised it in its traceback."""
+    """The waiter gets the same exception object, and its traceback has the line that raised it."""
     error = LookupError("original")
 
     async def the_line_that_raises() -> None:
@@ -586,7 +586,7 @@ def test_an_error_keeps_its_type_and_its_traceback(way: str):
 
 
 def test_a_timeout_error_of_the_work_is_its_own():
-    """The wait uses a timeout of its own to watch its loop; the work's is distinguished from it."""
+    """A `TimeoutError` from the work is raised unchanged, although the wait uses a timeout internally."""
     error = TimeoutError("the work's own")
     with pytest.raises(TimeoutError) as caught:
         failing(error).wait()
@@ -602,7 +602,7 @@ def test_an_outcome_that_comes_as_the_wait_looks_up_is_not_lost(monkeypatch: pyt
     def result(self: Any, timeout: float | None = None) -> Any:
         calls.append(timeout)
         if len(calls) == 1:
-            real(self)  # it ends now, but too late for this check
+            real(self)  # the result arrives now, too late for this check
             raise TimeoutError
         return real(self, timeout)
 
@@ -623,7 +623,7 @@ def test_an_exit_in_the_work_reaches_the_waiter(error: BaseException):
 
 
 def test_an_exit_in_a_handlers_thread_reaches_the_waiter():
-    """The same when it is raised on a thread of the work."""
+    """`sys.exit()` on a handler's thread is raised by the wait, and the shared loop continues."""
 
     def leave() -> None:
         sys.exit(4)
@@ -644,12 +644,12 @@ def test_work_that_is_cancelled_by_itself_is_told_so():
 
 
 def test_done_may_be_awaited_or_waited_for_or_left():
-    """The result of `emit`, `report_progress` and `beat`: any number of uses, or none, from anywhere."""
+    """`DONE` may be awaited or waited for any number of times, or not at all, from any thread."""
 
     async def main() -> None:
         assert await cast(Awaitable[None], DONE) is None
         await DONE
-        DONE.wait()  # on the loop's own thread too: there is nothing to wait for
+        DONE.wait()  # allowed on the loop's own thread: there is nothing to wait for
         await asyncio.gather(DONE, Done())
 
     run(main)
@@ -658,7 +658,7 @@ def test_done_may_be_awaited_or_waited_for_or_left():
 
 
 def test_waiting_is_over_as_soon_as_the_work_is(monkeypatch: pytest.MonkeyPatch):
-    """Watching for a lost loop delays nothing: a wait that relied on it would last an hour here."""
+    """A wait returns as soon as the work ends; if it relied on checking for a lost loop, it would last an hour here."""
     monkeypatch.setattr(threads, "_LOOK_SECONDS", 3600)
     for number in range(200):
         assert value_of(number).wait() == number

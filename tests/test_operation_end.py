@@ -45,7 +45,7 @@ def test_closing_ends_operations_in_tasks_the_handler_spawned():
 
 
 def test_closing_ends_operations_started_as_tasks_themselves():
-    """The same for a task made of the operation itself, and for one in a task group."""
+    """Closing ends an operation that was started as a task, directly or in a task group."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -70,7 +70,7 @@ def test_closing_ends_operations_started_as_tasks_themselves():
 
 
 def test_closing_ends_operations_that_threads_wait_for():
-    """A thread in `.wait()` gets `ContextExpired`, and so do several at once."""
+    """Closing ends the wait of every thread in `.wait()` with `ContextExpired`."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -98,7 +98,7 @@ def test_closing_ends_a_gather_once_with_all_its_members():
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
-        inner = [Stuck(home, cleanup=5) for _ in range(16)]  # many, since they end in any order
+        inner = [Stuck(home, cleanup=5) for _ in range(16)]  # many members, since they may end in any order
         log: list[str] = []
 
         async def around(stuck: Stuck) -> None:
@@ -183,7 +183,7 @@ def test_an_earlier_cancellation_does_not_confuse_the_end_of_the_call():
 
 @pytest.mark.parametrize("how", ["returns", "raises"])
 def test_work_that_takes_no_notice_leaves_its_task_uncancelled(how: str):
-    """Work that swallows its end does not leave the task cancelled: it may still use timeouts."""
+    """If work swallows the end of its call, its task is not left cancelled and may still use timeouts."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -248,7 +248,7 @@ def test_operations_inside_operations_end_together():
 
 
 def test_closing_an_inner_call_leaves_the_outer_one_alone():
-    """A nested call has its own end: the outer operation continues."""
+    """Closing a nested call does not end an operation of the outer call."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -287,7 +287,7 @@ def test_closing_does_not_cancel_the_closing_task():
 
 @pytest.mark.parametrize("way", ["await", "wait", "task", "gather", "gather before"])
 def test_one_made_before_the_end_and_used_after_is_refused(way: str):
-    """An operation created during the call does nothing once the call is over."""
+    """An operation created during a call does nothing when it is used after the call is over."""
     happened: list[int] = []
 
     async def work() -> None:
@@ -307,7 +307,7 @@ def test_one_made_before_the_end_and_used_after_is_refused(way: str):
 
 
 def test_one_handed_to_the_loop_before_the_end_is_refused_when_it_begins(monkeypatch: pytest.MonkeyPatch):
-    """A thread's wait that started in time but reaches the loop after the end is refused."""
+    """A thread's wait that starts before the end of the call but reaches the loop after it is refused."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

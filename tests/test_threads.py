@@ -23,7 +23,7 @@ LABEL: contextvars.ContextVar[str] = contextvars.ContextVar("LABEL", default="no
 
 @pytest.fixture(autouse=True)
 def no_other_threads() -> None:
-    """Start each test without another one's threads: they end after one last job."""
+    """Let the threads of earlier tests end, so that each test starts without any."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threads, "_IDLE_SECONDS", 0.0)
         last: Any = SimpleNamespace(run=lambda: None)
@@ -41,7 +41,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def test_it_gives_back_what_the_function_returns():
-    """The value is returned, and the function ran on a daemon thread of ours."""
+    """The function runs on a daemon thread of Handrail, and its value is returned."""
 
     async def main() -> None:
         thread = await run_in_thread(threading.current_thread)
@@ -53,7 +53,7 @@ def test_it_gives_back_what_the_function_returns():
 
 
 def test_it_raises_what_the_function_raises():
-    """The very exception arrives, with its traceback."""
+    """The caller gets the same exception object, with its traceback."""
     error = LookupError("mine")
 
     def fails() -> None:
@@ -69,7 +69,7 @@ def test_it_raises_what_the_function_raises():
 
 
 def test_an_idle_thread_is_used_again():
-    """The next function runs on an idle thread; no new one is made."""
+    """The next function runs on an idle thread instead of a new one."""
 
     async def main() -> None:
         first = await run_in_thread(threading.get_ident)
@@ -81,7 +81,7 @@ def test_an_idle_thread_is_used_again():
 
 
 def test_a_thread_that_raised_is_used_again():
-    """An error does not end the thread it was raised on, not even `SystemExit`."""
+    """A thread on which a function raised is used again, even after `SystemExit`."""
 
     def fails() -> None:
         idents.append(threading.get_ident())
@@ -99,7 +99,7 @@ def test_a_thread_that_raised_is_used_again():
 
 
 def test_an_idle_thread_ends_after_a_while(monkeypatch: pytest.MonkeyPatch):
-    """A thread without work for long enough ends, and the next function gets a new one."""
+    """A thread that is idle for long enough ends, and the next function gets a new one."""
     monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.001)
 
     async def main() -> None:
@@ -112,7 +112,7 @@ def test_an_idle_thread_ends_after_a_while(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_job_handed_over_as_a_thread_gives_up_is_not_lost(monkeypatch: pytest.MonkeyPatch):
-    """A thread that gets a job at the very moment its wait ends still does it."""
+    """A job handed to a thread just as its wait for work ends is still done."""
     handed: list[asyncio.Future[Any]] = []
 
     class Idle(deque[Any]):
@@ -140,7 +140,7 @@ def test_a_job_handed_over_as_a_thread_gives_up_is_not_lost(monkeypatch: pytest.
 
 
 def test_jobs_and_threads_that_end_pass_each_other(monkeypatch: pytest.MonkeyPatch):
-    """With threads that end as soon as they are idle, every job is still done."""
+    """Every job is done even if threads end as soon as they are idle."""
     monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.0)
 
     async def main() -> None:
@@ -151,7 +151,7 @@ def test_jobs_and_threads_that_end_pass_each_other(monkeypatch: pytest.MonkeyPat
 
 
 def test_there_is_no_limit():
-    """Two hundred functions that all wait for each other end."""
+    """Two hundred functions that wait for each other all end, so the number of threads is not limited."""
 
     async def main() -> None:
         together = threading.Barrier(200)
@@ -191,7 +191,7 @@ def test_context_variables_go_along_and_do_not_leak_back():
 
 
 def test_cancelling_abandons_the_thread():
-    """The awaiting task is free at once; the thread continues, and its result is dropped."""
+    """Cancelling frees the awaiting task at once; the thread continues, and its result is dropped."""
 
     async def main() -> None:
         began, release, ended = threading.Event(), threading.Event(), threading.Event()
@@ -263,7 +263,7 @@ def test_a_thread_may_outlive_its_loop():
 
 
 def test_threads_at_work_are_counted_by_loop():
-    """Functions for another loop do not count; finished ones do not either."""
+    """Only unfinished functions of the given loop are counted."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -280,13 +280,13 @@ def test_threads_at_work_are_counted_by_loop():
 
 
 def test_a_thread_at_work_is_counted_until_its_outcome_is_there():
-    """A function counts until its value has arrived, else virtual time could jump in between."""
+    """A function counts as running until its value has arrived; otherwise virtual time could jump in between."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         task = asyncio.create_task(run_in_thread(lambda: "value"))
         await asyncio.sleep(0)
-        # Block the loop until the thread is idle again: only the value is still on its way.
+        # Block the loop until the thread is idle again, so that only the value is still to arrive.
         while not threads._idle:
             assert not task.done()
         assert threads_at_work(loop) == 1
@@ -297,7 +297,7 @@ def test_a_thread_at_work_is_counted_until_its_outcome_is_there():
 
 
 def test_nothing_is_kept_alive_by_an_idle_thread():
-    """An idle thread keeps no reference to its last job, or its error."""
+    """An idle thread keeps no reference to its last job or to that job's error."""
 
     class Thing:
         pass
@@ -312,7 +312,7 @@ def test_nothing_is_kept_alive_by_an_idle_thread():
         with contextlib.suppress(KeyError):  # pytest.raises would keep the error
             await run_in_thread(lambda kept=thing: fails(kept))
         await until(lambda: threads._idle)
-        await asyncio.sleep(0)  # the callback that woke this task had the error too
+        await asyncio.sleep(0)  # the callback that woke this task had a reference to the error too
         del thing
         gc.collect()
         assert gone() is None

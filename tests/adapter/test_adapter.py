@@ -79,7 +79,7 @@ GUIDE = Prompt("guide", "Answer briefly.", tools=[weather])
 
 
 def wrongly(value: object) -> Any:
-    """A value whose type a checker can't know."""
+    """Return a value whose type is hidden from the type checker."""
     return value
 
 
@@ -127,7 +127,7 @@ def test_parallel_calls_run_at_once() -> None:
 
 
 def test_a_run_is_told_in_events() -> None:
-    """Events are published in order, each start with its end."""
+    """A run publishes its events in order, and each start has its end."""
     session = Session()
     with RecordingSubscriber(session) as seen:
         Adapter(scripted(ToolCall("weather", {"city": "Oslo"}), "Rain.")).evaluate(
@@ -152,7 +152,7 @@ def test_a_run_is_told_in_events() -> None:
 
 
 def test_a_bus_of_ones_own_hears_the_run() -> None:
-    """Subscribers of `bus` receive the run's events, with or without a session given."""
+    """Subscribers of `bus` receive the run's events, whether or not a session is given."""
 
     class Listening:
         def __init__(self) -> None:
@@ -208,7 +208,7 @@ def test_a_conversation_outlives_its_session_object() -> None:
 
 
 def test_one_evaluation_at_a_time() -> None:
-    """A second evaluation on a busy conversation is refused; afterwards it is allowed again."""
+    """A second evaluation on a busy conversation is refused, and allowed once the first has ended."""
 
     async def scenario() -> None:
         session = Session()
@@ -287,7 +287,7 @@ def test_bad_input_is_refused_by_name(wrong: Any, words: str) -> None:
 
 
 def test_a_script_that_is_over_says_so() -> None:
-    """A request beyond the script is refused, and the error says how many answers there were."""
+    """A request beyond the script is refused, and the error states the number of scripted answers."""
     with pytest.raises(PromptEvaluationError, match="its script has 1 answers, and one more was requested"):
         Adapter(scripted(ToolCall("weather", {"city": "Oslo"}))).evaluate(GUIDE, "hi").wait()
 
@@ -368,7 +368,7 @@ def test_a_stream_has_nested_runs_and_no_others() -> None:
 
 
 def test_budget_of_requests() -> None:
-    """A run that uses up its requests ends and names the limit."""
+    """A run that uses up its requests ends with an error that names the limit."""
     model = ScriptedModel(lambda request: ToolCall("weather", {"city": "Oslo"}))
     with pytest.raises(PromptEvaluationError, match="requests") as raised:
         Adapter(model).evaluate(GUIDE, "hi", budget=Budget(requests=3)).wait()
@@ -446,7 +446,7 @@ def test_the_table_of_prices() -> None:
 
 
 def test_tokens_are_reserved_before_and_settled_after() -> None:
-    """An upper bound is reserved before a request, and replaced by the real usage after it."""
+    """A request reserves an upper bound of tokens, which its actual usage replaces afterwards."""
     tracker = BudgetTracker(Budget(tokens=100_000))
     left: list[float] = []
 
@@ -462,7 +462,7 @@ def test_tokens_are_reserved_before_and_settled_after() -> None:
 
 @pytest.mark.parametrize("wire", ["chat", "responses", "anthropic"])
 def test_what_is_reserved_is_at_least_what_is_said_of_tools_and_answer(wire: str) -> None:
-    """The reservation counts bytes, of which a letter may have several, and includes tools that a section reveals."""
+    """The reservation counts bytes, not characters, and includes tools that a section reveals."""
     from handrail.models import anthropic, openai, responses
 
     encoder = {
@@ -491,7 +491,7 @@ def test_what_is_reserved_is_at_least_what_is_said_of_tools_and_answer(wire: str
     reserved: list[int] = []
 
     def answer(request: Any) -> Reply:
-        spent = 2 * len(reserved)  # the provider reports almost nothing, and new messages are added to that
+        spent = 2 * len(reserved)  # usage that the provider reports; new messages are added to it
         reserved.append(100_000 - spent - int(tracker.remaining()["tokens"]) - request.max_tokens)
         said = script[len(reserved) - 1]
         usage = Usage(1, 1, 0, 0, 1)
@@ -653,7 +653,7 @@ def test_a_throttle_holds_requests_back() -> None:
 
 
 def test_a_rate_limit_holds_everybody_who_shares_the_throttle() -> None:
-    """Others that use the same provider wait too, instead of being refused."""
+    """A rate limit makes every run that shares the throttle wait, instead of being refused."""
 
     async def scenario() -> None:
         clock, loop = VirtualClock(), asyncio.get_running_loop()
@@ -736,7 +736,7 @@ def test_what_a_call_evaluates_is_undone_with_it() -> None:
 
 
 def test_nested_runs_are_conversations_of_their_own() -> None:
-    """A nested run neither sees nor extends the outer conversation, and a retry starts afresh."""
+    """A nested run neither sees nor extends the outer conversation, and its retry starts with an empty one."""
 
     @tool
     async def ask(context: ToolContext) -> str:
@@ -762,7 +762,7 @@ def test_nested_runs_are_conversations_of_their_own() -> None:
 
 
 def test_a_nested_prompt_with_resources_of_its_own_says_where_they_belong() -> None:
-    """A resource bound only by the inner prompt is refused by name; bound on the run, the inner prompt has it."""
+    """A resource that only the inner prompt binds is refused by name; bound on the run, it is available."""
     from handrail.resources.bindings import given
 
     class Settings:
@@ -812,7 +812,7 @@ def test_depth_is_limited_through_nested_runs() -> None:
 
 
 def test_cancelling_stops_the_whole_tree() -> None:
-    """One cancel ends the model's request five levels down, and every level above it."""
+    """One cancel ends a model request five levels down, and every level above it."""
 
     @tool
     async def deeper(context: ToolContext) -> str:
@@ -875,7 +875,7 @@ class Choice:
 
 
 def test_prompt_model_gives_a_typed_answer() -> None:
-    """One structured request, repaired if the answer is invalid, with the model's text on the way."""
+    """`prompt_model` makes one structured request, has an invalid answer repaired, and streams the model's text."""
     texts: list[str] = []
 
     @tool
@@ -952,7 +952,7 @@ def test_prompt_model_may_call_tools_and_another_model() -> None:
 
 
 def test_prompt_model_is_not_there_for_a_person() -> None:
-    """Without an agent environment the verb is absent, and tools that require it are not offered."""
+    """Without an agent environment `prompt_model` is absent, and tools that require it are not offered."""
 
     @tool
     async def look(context: ToolContext) -> str:
@@ -1015,7 +1015,7 @@ def test_a_section_opens_in_place() -> None:
 
 @pytest.mark.parametrize("wire", ["chat", "responses", "anthropic"])
 def test_opening_leaves_every_byte_before_it(wire: str) -> None:
-    """The whole prefix stays byte-identical: messages unchanged, tools added at the end, as SPEC 3 requires."""
+    """Opening a section changes no byte of the prefix: messages stay, and tools are added at the end (SPEC 3)."""
     from handrail.models import anthropic, openai, responses
     from handrail.models.anthropic import AnthropicModel
 
@@ -1081,7 +1081,7 @@ def test_a_closed_section_can_not_be_opened_by_a_wrong_path() -> None:
 
 
 def test_failures_are_recorded_as_facts() -> None:
-    """Each failed request is in the session, with the time of its retry."""
+    """Each failed request is recorded in the session, with the time of its retry."""
     session = Session()
     adapter = Adapter(
         scripted(ModelUnavailable("m", "down"), "up"), retry=Retry(first_wait=0.001, chance=lambda: 1.0)

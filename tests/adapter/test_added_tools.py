@@ -1,4 +1,4 @@
-"""Tools that one run has in addition to its prompt's."""
+"""Tools that a single run has in addition to those of its prompt."""
 
 from pathlib import Path
 from typing import Any

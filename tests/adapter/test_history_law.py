@@ -82,14 +82,14 @@ answers = st.one_of(
 )
 programs = st.tuples(
     st.lists(answers, min_size=1, max_size=6),
-    st.one_of(st.none(), st.floats(0.1, 120)),  # when the run is cancelled
-    st.one_of(st.none(), st.floats(0.1, 120)),  # its deadline
-    st.one_of(st.none(), st.integers(0, 6)),  # its tool calls
+    st.one_of(st.none(), st.floats(0.1, 120)),  # seconds until the run is cancelled
+    st.one_of(st.none(), st.floats(0.1, 120)),  # seconds until its deadline
+    st.one_of(st.none(), st.integers(0, 6)),  # budget of tool calls
 )
 
 
 class Whimsical:
-    """A model whose answers are drawn at random, with missing or repeated ids, and that checks everything it receives."""
+    """A model that gives random answers with missing or repeated ids, and checks every request."""
 
     name = "test:whimsical"
     traits = Traits(native_output=True)
@@ -160,7 +160,7 @@ def test_every_conversation_is_well_formed(program: Any) -> None:
 
 
 def test_an_interrupted_session_is_repaired() -> None:
-    """Calls without results, as a killed process leaves them, get a result that says so before the next request."""
+    """A call that a killed process left without a result gets one that says so before the next request."""
     session = Session()
     conversation = root_conversation(session)
     conversation.add(UserMessage("go"), "run")
@@ -257,7 +257,7 @@ def test_what_could_not_be_encoded_leaves_nothing_half_written(fails: list[bool]
 
 
 def test_only_new_messages_are_encoded_in_a_run() -> None:
-    """Over a long run, the real wire encodes each message once."""
+    """Over a long run, the wire encodes each message only once."""
     from handrail.models import openai
 
     conversation: Sent[Message] = Sent([USER])
@@ -278,7 +278,7 @@ def test_only_new_messages_are_encoded_in_a_run() -> None:
 
 
 def test_tool_results_are_kept_as_facts() -> None:
-    """The result of every call is in the session beside the conversation."""
+    """The result of every call is recorded in the session, beside the conversation."""
     session = Session()
     Adapter(Whimsical([[CallPart(0, "a", "act", '{"how": "fine"}')]])).evaluate(
         Prompt("law", "Act.", tools=[act]), "go", session=session
@@ -287,7 +287,7 @@ def test_tool_results_are_kept_as_facts() -> None:
 
 
 def test_a_model_that_can_not_be_reached_leaves_the_message() -> None:
-    """The user's message stays in the conversation when no answer came, and the next attempt follows it."""
+    """If no answer came, the user's message stays in the conversation, and the next attempt follows it."""
 
     class Down(Whimsical):
         async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
@@ -307,7 +307,7 @@ def test_a_model_that_can_not_be_reached_leaves_the_message() -> None:
 
 
 def test_scripts_may_repeat_ids() -> None:
-    """Calls with the same id from the model get distinct ids, so that every result matches its call."""
+    """Calls to which the model gave the same id get distinct ids, so that every result matches its call."""
     session = Session()
     same = [CallPart(0, "x", "act", '{"how": "fine"}'), CallPart(0, "x", "act", '{"how": "fine"}')]
     Adapter(Whimsical([same, same])).evaluate(

@@ -154,7 +154,7 @@ OWN = (
 
 
 def test_every_option_is_inherited_limited_or_the_runs_own() -> None:
-    """Every option must be classified: `nested` decides how it applies to a nested run."""
+    """Every option is classified as inherited by a nested run, limited by it, or its own."""
     limits = ("deadline", "budget", "depth_limit")
     assert sorted((*INHERITED, *OWN, *limits)) == sorted(RunOptions.__struct_fields__)
 

@@ -52,7 +52,7 @@ class Pick(BaseModel):
 
 
 class Counted:
-    """Tools that count how often each was entered."""
+    """Tools that record each time they are entered."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []
@@ -112,7 +112,7 @@ async def until_parked(begun: Any) -> RunParked:
 
 
 async def test_a_run_in_which_everything_waits_is_parked_and_resumed(tmp_path: Path):
-    """Another process finds the questions and answers them one by one, and no work is repeated."""
+    """Another process finds a parked run's questions and answers them one by one, and no work is repeated."""
     tools = Counted()
     script = ScriptedModel([ToolCall("look"), [ToolCall("ask"), ToolCall("send")], "done"])
     prompt = Prompt("p", "Do.", tools=tools.all, policies=[CapabilityPolicy()])
@@ -121,7 +121,7 @@ async def test_a_run_in_which_everything_waits_is_parked_and_resumed(tmp_path: P
     assert sorted(each.name for each in parked.questions) == ["pick", "send"]
     assert tools.ran == ["look", "ask", "mark"]
 
-    other = journal_at(tmp_path)  # to the file this is a separate process
+    other = journal_at(tmp_path)  # the file treats this connection as a separate process
     later = Adapter(script, journal=other, environment=LaterEnvironment())
     assert [row.questions for row in await other.runs.list()] == [2]
     approval = next(each for each in await other.questions.open("run") if each.kind == "approval")
@@ -175,7 +175,7 @@ async def test_a_nested_agent_is_replayed_without_asking_its_model(tmp_path: Pat
 
 
 async def test_a_process_killed_while_somebody_thinks_three_days(tmp_path: Path):
-    """`before` and `after` each run once, and the private part never reaches the client."""
+    """A process is killed: three days later `before` and `after` have each run once, and no secret was shown."""
     waiting = warm_python.start([APP, tmp_path, "wait"])
     assert waiting.stdout is not None
     assert (await asyncio.to_thread(waiting.stdout.readline)) == "asked\n"
@@ -191,7 +191,7 @@ async def test_a_process_killed_while_somebody_thinks_three_days(tmp_path: Path)
 
 
 async def test_answers_from_another_process_reach_a_run_that_waits(tmp_path: Path):
-    """A client is connected here and another process answers there: the first answer wins."""
+    """An answer from another process reaches a run that waits for its connected client: the first answer wins."""
     tools = Counted()
     asked = asyncio.Event()
 
@@ -214,7 +214,7 @@ async def test_answers_from_another_process_reach_a_run_that_waits(tmp_path: Pat
 
 
 async def test_an_answer_that_does_not_fit_is_asked_for_again(tmp_path: Path):
-    """An obviously invalid answer is refused at once; the rest is validated where the type is known, before use."""
+    """An obviously invalid answer is refused at once; others are validated in the process that knows the type."""
     tools = Counted()
     prompt = Prompt("p", "Do.", tools=tools.all)
     script = ScriptedModel([ToolCall("ask"), "done"])
@@ -239,7 +239,7 @@ async def test_an_answer_that_does_not_fit_is_asked_for_again(tmp_path: Path):
     ],
 )
 async def test_a_forged_answer_to_a_parked_run_is_refused(tmp_path: Path, change: dict[str, str], words: str):
-    """A process that has only the file refuses a forged answer."""
+    """A process that has only the journal file refuses a forged answer."""
     tools = Counted()
     adapter = Adapter(
         ScriptedModel([ToolCall("ask")]), journal=journal_at(tmp_path), environment=LaterEnvironment()
@@ -278,7 +278,7 @@ async def test_a_verb_in_another_ones_place_is_a_divergence(tmp_path: Path):
 
 
 async def test_the_conversation_is_sent_as_it_was(tmp_path: Path):
-    """If the prompt has changed since, the earlier bytes are still sent unchanged."""
+    """If the prompt has changed since, a resumed run still sends the earlier bytes unchanged."""
     tools = Counted()
     script = ScriptedModel([ToolCall("look"), ToolCall("ask"), "done"])
     adapter = Adapter(script, journal=journal_at(tmp_path), environment=LaterEnvironment())
@@ -295,7 +295,7 @@ async def test_the_conversation_is_sent_as_it_was(tmp_path: Path):
 
 
 async def test_a_session_of_several_runs_is_rebuilt(tmp_path: Path):
-    """When a later run is resumed, everything earlier runs said and changed is there."""
+    """When a later run is resumed, the session has everything that earlier runs said and changed."""
     tools = Counted()
     script = ScriptedModel([ToolCall("mark"), "first", ToolCall("ask"), "second"])
     adapter = Adapter(script, journal=journal_at(tmp_path), environment=LaterEnvironment())
@@ -371,7 +371,7 @@ async def test_a_failed_run_stays_failed(tmp_path: Path):
 
 
 async def test_an_overtaken_process_stops_and_undoes_nothing(tmp_path: Path):
-    """After its lease expired and another process took the run, the first process notices at its next write."""
+    """A process whose expired run was taken over notices at its next write, stops, and compensates nothing."""
     undone: list[str] = []
     taken = asyncio.Event()
     journal = journal_at(tmp_path)
@@ -406,7 +406,7 @@ async def test_an_overtaken_process_stops_and_undoes_nothing(tmp_path: Path):
 
 
 async def test_a_journal_in_memory_parks_too():
-    """In memory, parked questions live as long as the process, and end with the run."""
+    """A journal in memory keeps parked questions as long as the process lives, until their run ends."""
     tools = Counted()
     journal = MemoryJournal()
     adapter = Adapter(
@@ -448,7 +448,7 @@ async def test_another_prompt_or_no_files_take_nothing(tmp_path: Path):
 
 
 async def test_nothing_that_has_to_be_marked_begins_in_an_overtaken_run(tmp_path: Path):
-    """One call notices that another process owns the run; a concurrent call is admitted only afterwards."""
+    """Once a call has noticed that another process owns the run, no other call may start."""
     journal = journal_at(tmp_path)
     entered: list[str] = []
     learnt = asyncio.Event()

@@ -84,7 +84,7 @@ async def test_an_active_run_is_not_resumed_by_its_own_process(journal: Journal)
 
 
 async def test_of_two_concurrent_resumes_one_wins(journal: Journal):
-    """One resumes the run; the other is told that it is taken."""
+    """Of two concurrent resumes, one continues the run, and the other is told that the run is taken."""
     prompt = Prompt("p", "Do.", tools=[ask])
     script = ScriptedModel([ToolCall("ask"), "done"])
     adapter = Adapter(script, journal=journal, environment=LaterEnvironment())
@@ -137,7 +137,7 @@ async def test_a_cancel_that_can_not_be_done_leaves_the_run_as_it_was(journal: J
 
 
 class Shifted:
-    """A wall clock that can be set, like a machine's."""
+    """A wall clock that can be set, like a computer's."""
 
     def __init__(self) -> None:
         self.by = timedelta()
@@ -150,7 +150,7 @@ class Shifted:
 
 
 async def test_what_people_take_does_not_count_however_often_a_run_is_parked(tmp_path: Path):
-    """A run with an hour to work may wait three days for each of two answers."""
+    """People's time does not count: a run with an hour to work may wait three days for each of two answers."""
     clock = Shifted()
     journal = SqliteJournal(tmp_path / "runs.db", clock=clock)
     prompt = Prompt("p", "Do.", tools=[ask])
@@ -168,7 +168,7 @@ async def test_what_people_take_does_not_count_however_often_a_run_is_parked(tmp
 
 
 async def test_a_resumed_run_keeps_its_budget_and_its_deadline(tmp_path: Path):
-    """A resumed run has the budget and time it had left when it was parked: here, none."""
+    """A resumed run keeps the budget and time it had left when it was parked, which here is none."""
     clock = Shifted()
     journal = SqliteJournal(tmp_path / "runs.db", clock=clock)
     prompt = Prompt("p", "Do.", tools=[ask])
@@ -186,7 +186,7 @@ async def test_a_resumed_run_keeps_its_budget_and_its_deadline(tmp_path: Path):
 
 
 async def test_the_lease_of_a_run_at_work_is_renewed(journal: Journal, monkeypatch: pytest.MonkeyPatch):
-    """While its process works on a run, no other process can take it."""
+    """While a process works on a run, its lease is renewed, so that no other process can take the run."""
     monkeypatch.setattr("handrail.adapter.run_lease.LEASE_SECONDS", 0.1)
 
     @tool(effect="staged")
@@ -204,7 +204,7 @@ async def test_the_lease_of_a_run_at_work_is_renewed(journal: Journal, monkeypat
 
 
 async def test_runs_of_a_session_are_in_order_although_the_clock_was_set_back(journal: Any):
-    """The second run builds on the first, whatever the wall clock says."""
+    """The second run of a session builds on the first, even if the wall clock was set back in between."""
     clock = Shifted()
     prompt = Prompt("p", "Do.", tools=[ask])
     script = ScriptedModel(["first", ToolCall("ask"), "second"])
@@ -221,7 +221,7 @@ async def test_runs_of_a_session_are_in_order_although_the_clock_was_set_back(jo
 
 
 async def test_one_of_two_answers_is_enough_for_a_handler_that_takes_the_first(tmp_path: Path):
-    """The handler is entered again for the second question's answer, and is not parked for the first."""
+    """A handler that needs one of two answers continues with the first that arrives, and is not parked again."""
     handed: list[int] = []
 
     @tool(effect="staged")

@@ -75,7 +75,7 @@ def answer_to(question: Question, number: int = 1) -> Answer:
 
 
 class Recorded:
-    """A parked run, and another process that resumes it."""
+    """A run that is parked, and then resumed as by another process."""
 
     def __init__(self, folder: Path, *script: Any) -> None:
         self.model = ScriptedModel(list(script))
@@ -96,7 +96,7 @@ class Recorded:
 
 
 def said(events: list[object]) -> list[tuple[str, str]]:
-    """Return the events in short form."""
+    """Return each event as a pair of short texts."""
     found: list[tuple[str, str]] = []
     for event in events:
         match event:
@@ -114,7 +114,7 @@ def said(events: list[object]) -> list[tuple[str, str]]:
 
 
 async def test_only_what_is_new_is_heard(tmp_path: Path):
-    """A finished call is not published; an interrupted one starts again; the answer streams."""
+    """A finished call is not published again, an interrupted call starts again, and the new answer streams."""
     recorded = Recorded(tmp_path, ToolCall("note", {"text": "a"}), [ToolCall("ask")], "done")
     await recorded.park()
     assert ("ToolInvoked", "note") in said(recorded.first)
@@ -148,7 +148,7 @@ async def test_only_what_is_new_is_heard(tmp_path: Path):
 
 
 async def test_of_nested_runs_only_the_one_under_way_is_heard(tmp_path: Path):
-    """The first agent had finished and is replayed silently. The second continues."""
+    """A nested agent that had finished is replayed silently; an interrupted one continues and publishes events."""
     script = [
         ToolCall("delegate"),
         ToolCall("note", {"text": "a"}),
@@ -183,7 +183,7 @@ async def test_of_nested_runs_only_the_one_under_way_is_heard(tmp_path: Path):
 
 
 async def test_everything_is_heard_once_of_a_run_that_was_parked(tmp_path: Path):
-    """Both halves together equal an uninterrupted run, except for what started twice."""
+    """The events before and after parking equal those of an uninterrupted run, except for repeated starts."""
     script = [ToolCall("note", {"text": "a"}), [ToolCall("ask"), ToolCall("note", {"text": "b"})], "done"]
     recorded = Recorded(tmp_path, *script)
     await recorded.park()
@@ -207,7 +207,7 @@ async def test_everything_is_heard_once_of_a_run_that_was_parked(tmp_path: Path)
 
 
 async def test_a_run_cut_while_its_model_was_asked_says_what_the_model_says_then(tmp_path: Path):
-    """All of its calls had finished, so the first new event is the next answer."""
+    """If a run was interrupted during a model request, its first new event is the model's answer."""
     asked = asyncio.Event()
 
     class Stopping(LaterEnvironment):
@@ -271,7 +271,7 @@ async def test_what_can_not_be_resumed_is_said_by_the_response(tmp_path: Path):
 
 
 async def test_a_stream_that_is_left_cancels_the_resumed_run(tmp_path: Path):
-    """An abandoned stream cancels a resumed run, as it does a new one."""
+    """Leaving the stream of a resumed run cancels the run."""
     going = asyncio.Event()
 
     @tool(effect="pure")

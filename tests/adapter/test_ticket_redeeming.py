@@ -75,7 +75,7 @@ def said_by(process: Program) -> str:
 
 
 def giving(folder: Path, end: str, effect: str = "staged") -> Program:
-    """The first process, after its handler has issued a ticket."""
+    """Start the first process, and wait until its handler has issued a ticket."""
     (folder / "files").mkdir()
     process = start(folder, "give", end, effect)
     assert process.stdout is not None
@@ -84,11 +84,11 @@ def giving(folder: Path, end: str, effect: str = "staged") -> Program:
 
 
 def test_what_another_process_did_commits_with_the_call(tmp_path: Path):
-    """Its file and event appear when the call commits, not before, and nothing is accepted afterwards."""
+    """Another process's file and event appear when the call commits, not before; later redemptions are refused."""
     first = giving(tmp_path, "ok")
     assert said_by(start(tmp_path, "redeem")) == "done at depth 0, 4 left"
     assert os.listdir(tmp_path / "files") == []
-    assert said_by(start(tmp_path, "redeem")) == "done at depth 0, 4 left"  # the recorded result
+    assert said_by(start(tmp_path, "redeem")) == "done at depth 0, 4 left"  # returns the recorded result
     (tmp_path / "go").touch()
     assert json.loads(said_by(first)) == {
         "notes": ["before", "done here", "done there"],
@@ -96,13 +96,13 @@ def test_what_another_process_did_commits_with_the_call(tmp_path: Path):
         "text": "over",
     }
     done = (tmp_path / "files" / "done.txt").read_text()
-    assert done.startswith("2 by ")  # the earlier commit, and its own
+    assert done.startswith("2 by ")  # the earlier commit and this one
     assert done.endswith(".1")
     assert "its run 'run' is over" in said_by(start(tmp_path, "redeem"))
 
 
 def test_nothing_of_it_is_left_where_the_call_fails(tmp_path: Path):
-    """If the call fails, neither the file nor the event of the other process remains."""
+    """If the call fails, neither the file nor the event that another process made remains."""
     first = giving(tmp_path, "fail")
     assert said_by(start(tmp_path, "redeem")) == "done at depth 0, 4 left"
     (tmp_path / "go").touch()
@@ -113,7 +113,7 @@ def test_nothing_of_it_is_left_where_the_call_fails(tmp_path: Path):
 
 
 def test_one_killed_while_redeeming_leaves_nothing(tmp_path: Path):
-    """Another process can then redeem the ticket."""
+    """A process killed while redeeming leaves nothing, and another process can redeem the ticket."""
     first = giving(tmp_path, "ok")
     killed = start(tmp_path, "hang")
     assert killed.stdout is not None
@@ -128,7 +128,7 @@ def test_one_killed_while_redeeming_leaves_nothing(tmp_path: Path):
 
 @pytest.mark.parametrize("effect", ["staged", "irreversible"])
 def test_a_deposit_outlives_the_process_that_gave_the_ticket_out(tmp_path: Path, effect: str):
-    """A rerun call takes up the deposit; a call that may not rerun reports what was done under its ticket."""
+    """After a kill, a rerun call uses the deposit; a call that may not be rerun reports what its ticket did."""
     first = giving(tmp_path, "ok", effect)
     assert said_by(start(tmp_path, "redeem", effect=effect)) == "done at depth 0, 4 left"
     first.send_signal(signal.SIGKILL)
@@ -162,7 +162,7 @@ class Pick(BaseModel):
 
 
 def acting(body: Body, effect: Any = "staged", **options: Any) -> Tool[Any, Any]:
-    """The tool `work`, for either side."""
+    """Make the tool `work`, for the issuer or the redeemer."""
 
     @tool(name="work", description="Work.", effect=effect, **options)
     async def work(context: ToolContext) -> Any:
@@ -172,7 +172,7 @@ def acting(body: Body, effect: Any = "staged", **options: Any) -> Tool[Any, Any]
 
 
 async def mark(context: ToolContext) -> str:
-    """The work usually done elsewhere: a note and a file."""
+    """Leave a note and a file, as the work that is done elsewhere."""
     context.session.dispatch(Note("there"))
     context.filesystem.write("there.txt", "there")
     return "marked"
@@ -182,7 +182,7 @@ MARK = acting(mark)
 
 
 class Stage:
-    """A run of one tool, and a second opening of its journal, as another process would have."""
+    """A run of one tool, with its journal opened a second time as another process would."""
 
     def __init__(self, tmp_path: Path, *, memory: bool = False) -> None:
         self.here = MemoryJournal() if memory else SqliteJournal(tmp_path / "runs.db", watch=0.02)
@@ -195,7 +195,7 @@ class Stage:
         return Adapter(script, journal=self.here, filesystem=self.files, **options)
 
     async def run(self, *tools: Tool[Any, Any], **options: Any) -> str:
-        """Evaluate, and return the result of the call of `work`."""
+        """Evaluate, and return the result of the `work` call."""
         await self.adapter().evaluate(
             Prompt("p", "Do.", tools=list(tools)), "go", session=self.session, run_id="run", **options
         )
@@ -221,8 +221,9 @@ def stage(tmp_path: Path) -> Stage:
 
 @pytest.mark.parametrize("memory", [False, True])
 async def test_a_deposit_is_applied_as_an_inner_call(tmp_path: Path, memory: bool):
-    """Deposits are applied in ticket order after the handler's own changes; their ends are recorded, and
-    published by the redeemer.
+    """Deposits are applied in ticket order after the handler's own changes.
+
+    Their ends are recorded, and published by the redeemer.
     """
     stage, heard = Stage(tmp_path, memory=memory), list[object]()
 
@@ -248,7 +249,7 @@ async def test_a_deposit_is_applied_as_an_inner_call(tmp_path: Path, memory: boo
 
 
 async def test_a_ticket_of_a_nested_call_commits_with_it(stage: Stage):
-    """A nested call's ticket commits into the inner call first, and then with it into the outer one."""
+    """A nested call's ticket commits into the inner call, and with that into the outer one."""
 
     async def inner(context: ToolContext) -> str:
         return (await stage.redeem(context.ticket(), MARK)).render()
@@ -282,7 +283,7 @@ async def test_a_ticket_of_a_nested_call_commits_with_it(stage: Stage):
     ],
 )
 async def test_a_ticket_is_for_what_it_says(stage: Stage, work: Any, options: Any, words: str):
-    """Another tool, a stronger effect or another journal is refused, and the ticket stays valid."""
+    """A ticket is refused for another tool, a stronger effect or another journal, and stays valid."""
 
     async def here(context: ToolContext) -> str:
         ticket = context.ticket()
@@ -295,7 +296,7 @@ async def test_a_ticket_is_for_what_it_says(stage: Stage, work: Any, options: An
 
 
 async def test_a_forged_ticket_is_refused(stage: Stage):
-    """A ticket sealed with the right key but never issued is refused too."""
+    """A ticket that was never issued is refused, even if it is sealed with the right key."""
 
     async def here(context: ToolContext) -> str:
         ticket = context.ticket()
@@ -314,7 +315,7 @@ async def test_a_forged_ticket_is_refused(stage: Stage):
 
 
 async def test_an_expired_ticket_is_refused(stage: Stage):
-    """A ticket expires with its deadline, which is the run's."""
+    """A ticket expires at its run's deadline."""
     tickets: list[str] = []
 
     async def here(context: ToolContext) -> str:
@@ -329,7 +330,7 @@ async def test_an_expired_ticket_is_refused(stage: Stage):
 
 
 async def test_a_call_that_is_over_takes_nothing(stage: Stage):
-    """After the call ends, work in progress under its ticket is undone where it ran, or reported if it can't be."""
+    """When the call ends, work in progress under its ticket is undone where it runs, or reported if it can't be."""
     begun, over, undone = asyncio.Event(), asyncio.Event(), list[str]()
     redeeming: list[asyncio.Task[Any]] = []
 
@@ -362,7 +363,7 @@ async def test_a_call_that_is_over_takes_nothing(stage: Stage):
 
 
 async def test_a_call_that_fails_answers_for_what_was_done_under_its_tickets(stage: Stage):
-    """Compensable calls are compensated here, others are reported, and none of their state remains."""
+    """When a call fails, work under its tickets is compensated or else reported, and none of its state remains."""
     undone: list[str] = []
 
     async def undo(params: Any, value: Any, *, context: ToolContext) -> None:
@@ -388,7 +389,7 @@ async def test_a_call_that_fails_answers_for_what_was_done_under_its_tickets(sta
 
 
 async def test_a_deposit_that_does_not_fit_any_more_fails_the_call(tmp_path: Path):
-    """The handler changed the same file: the call conflicts, as with an inner call, and the booking is undone."""
+    """If the handler changed the same file, the call ends in a conflict, and the deposited booking is undone."""
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.txt").write_text("old")
     stage, undone = Stage(tmp_path), list[str]()
@@ -410,7 +411,7 @@ async def test_a_deposit_that_does_not_fit_any_more_fails_the_call(tmp_path: Pat
 
     said = await stage.run(acting(here, "compensable", compensate=undo))
     assert "changed by another call or by somebody else meanwhile: a.txt" in said
-    assert undone == ["booked", "booked"]  # its own booking, and the one under the ticket
+    assert undone == ["booked", "booked"]  # the call's own booking, and the one under the ticket
     assert (tmp_path / "files" / "a.txt").read_text() == "old"
     here_files.close()
     there_files.close()
@@ -439,7 +440,7 @@ async def test_another_try_has_tickets_of_its_own(stage: Stage):
 
 
 async def test_a_ticket_is_redeemed_once(stage: Stage):
-    """A second redemption returns the recorded result; during the first it is refused."""
+    """A second redemption returns the recorded result; while the first is in progress, it is refused."""
     entered: list[str] = []
 
     async def there(context: ToolContext) -> str:
@@ -463,7 +464,7 @@ async def test_a_ticket_is_redeemed_once(stage: Stage):
 
 
 async def test_what_no_handler_began_can_be_redeemed_still(stage: Stage):
-    """If arguments are invalid or a policy denies the call, the ticket is returned."""
+    """A ticket stays redeemable if its arguments were invalid or a policy denied the call."""
 
     async def here(context: ToolContext) -> str:
         ticket = context.ticket()
@@ -478,7 +479,7 @@ async def test_what_no_handler_began_can_be_redeemed_still(stage: Stage):
 
 
 async def test_a_failure_is_recorded_too(stage: Stage):
-    """A recorded failure does not fail the call, and nothing of it is applied."""
+    """A failed redemption is recorded; it does not fail the call, and none of its changes are applied."""
 
     async def there(context: ToolContext) -> str:
         await mark(context)
@@ -498,7 +499,7 @@ async def test_a_failure_is_recorded_too(stage: Stage):
 
 
 async def test_one_that_was_cancelled_is_spent(stage: Stage):
-    """The handler had started, so it is not started again, and nothing of it remains."""
+    """A ticket whose handler was cancelled can't be redeemed again, and nothing of the handler's work remains."""
 
     async def there(context: ToolContext) -> str:
         await mark(context)
@@ -524,7 +525,7 @@ async def test_one_that_was_cancelled_is_spent(stage: Stage):
 async def test_one_who_could_not_keep_a_ticket_once_keeps_it_all_the_same(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """A disk that is full for a moment does not take the ticket away from its redeemer."""
+    """A redeemer keeps its ticket although renewing it fails once, as on a disk that is briefly full."""
     monkeypatch.setattr(redemption, "LEASE_SECONDS", 0.03)
     claim, claims = stage.there.tickets.claim, list[str]()
     kept = asyncio.Event()
@@ -558,11 +559,11 @@ def dead_owner() -> str:
 
 @pytest.mark.parametrize("effect", ["idempotent", "irreversible"])
 async def test_one_cut_is_done_again_only_where_that_is_harmless(stage: Stage, effect: str):
-    """Otherwise the outcome is unknown, and a call that fails says so."""
+    """An interrupted redemption is repeated only if harmless; otherwise its unknown outcome is reported."""
 
     async def here(context: ToolContext) -> str:
         ticket = context.ticket()
-        await stage.there.tickets.claim("run", ".1~1.1", dead_owner(), True)  # the process died in the middle
+        await stage.there.tickets.claim("run", ".1~1.1", dead_owner(), True)  # the claim of a dead process
         if effect == "irreversible":
             with pytest.raises(OutcomeUnknown, match=r"ticket run\.1~1\.1"):
                 await stage.redeem(ticket, acting(mark, effect))
@@ -580,14 +581,14 @@ async def test_one_cut_is_done_again_only_where_that_is_harmless(stage: Stage, e
 
 
 def left_after(session: Session, trackers: list[Any]) -> list[Any]:
-    """The remaining budget after each call, before the next model request."""
+    """Return the remaining budget after each call, before the next model request."""
     found: list[Any] = []
     session.dispatcher.subscribe(ToolInvoked, lambda event: found.append(dict(trackers[0].left())))
     return found
 
 
 async def test_shares_of_the_budget_add_up(stage: Stage):
-    """Each ticket gets half of the remaining budget; what it spends is spent, and the rest is returned."""
+    """Each ticket gets half of the remaining budget; what it does not spend is returned."""
     there_left: list[Any] = []
     trackers: list[Any] = []
 
@@ -599,7 +600,7 @@ async def test_shares_of_the_budget_add_up(stage: Stage):
     async def here(context: ToolContext) -> str:
         tracker = tracker_of(context)
         trackers.append(tracker)
-        tracker.reserve(tokens=tracker.remaining()["tokens"] - 1000)  # for round numbers
+        tracker.reserve(tokens=tracker.remaining()["tokens"] - 1000)  # gives round numbers
         one, two = context.ticket(), context.ticket()
         assert tracker.remaining() == {"tokens": 250, "money": 0.25, "tool_calls": 3}
         assert Ticket.open(two, stage.here.key).budget == {"tokens": 250, "money": 0.25, "tool_calls": 2}
@@ -610,12 +611,12 @@ async def test_shares_of_the_budget_add_up(stage: Stage):
     await stage.run(acting(here), budget=Budget(tokens=100_000, money=1, tool_calls=11))
     assert there_left == [
         {"tokens": 430, "money": 0.45, "tool_calls": 4}
-    ]  # of a half, since the call itself counts as one
+    ]  # less than half, since the call itself counts as one
     assert left == [{"tokens": 930, "money": Decimal("0.95"), "tool_calls": 9}]
 
 
 async def test_more_than_the_share_is_refused_there(stage: Stage):
-    """The issuer pays only for what was really spent."""
+    """A redeemer can't exceed its share, and the issuer pays only for what was actually spent."""
 
     async def there(context: ToolContext) -> str:
         tracker_of(context).reserve(requests=2).settle()
@@ -689,12 +690,12 @@ def answered(parked: RunParked, journal: Any) -> None:
 
 @pytest.mark.parametrize("when", ["before", "while"])
 async def test_a_deposit_waits_for_a_run_that_is_parked(tmp_path: Path, when: str):
-    """A rerun handler issues the same ticket with the same share, and the deposit is applied once."""
+    """A parked run's rerun handler issues the same ticket with the same share; the deposit is applied once."""
     stage, tickets = Stage(tmp_path), list[str]()
 
     async def here(context: ToolContext) -> str:
         if tickets:
-            tracker_of(context).reserve(tool_calls=2).settle()  # less is left than the first time
+            tracker_of(context).reserve(tool_calls=2).settle()  # less budget is left than the first time
         tickets.append(context.ticket())
         if when == "before":
             await stage.redeem(tickets[-1])
@@ -721,7 +722,7 @@ async def test_a_deposit_waits_for_a_run_that_is_parked(tmp_path: Path, when: st
 
 
 async def test_what_was_spent_under_tickets_of_a_finished_call_is_billed_again(tmp_path: Path):
-    """A run that is resumed later has no more budget left than an uninterrupted one."""
+    """A resumed run is charged for what its finished calls' tickets spent, as an uninterrupted run is."""
     stage, left = Stage(tmp_path), list[Any]()
 
     async def there(context: ToolContext) -> str:
@@ -750,7 +751,7 @@ async def test_what_was_spent_under_tickets_of_a_finished_call_is_billed_again(t
 
 
 async def test_a_handler_that_gives_no_ticket_any_more_has_diverged(tmp_path: Path):
-    """A ticket is a numbered verb like any other."""
+    """A rerun handler that no longer issues its ticket has diverged from the record, as with any other verb."""
     stage = Stage(tmp_path)
 
     async def here(context: ToolContext) -> str:
@@ -776,7 +777,7 @@ async def test_a_handler_that_gives_no_ticket_any_more_has_diverged(tmp_path: Pa
 
 
 async def test_only_a_handler_in_a_recorded_run_gives_tickets_out(stage: Stage):
-    """In other runs a ticket could not be redeemed, or its deposit would never be taken up."""
+    """`ticket` is refused in runs in which a ticket could not be redeemed or its deposit would never be used."""
 
     async def here(context: ToolContext) -> str:
         with pytest.raises(NotSupported, match="Give the run a journal that other processes can reach"):

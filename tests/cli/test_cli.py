@@ -35,7 +35,7 @@ Here = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Here]:
-    """Run the program in this process, with empty standard input: quicker than a child process."""
+    """Run the program in this process, with empty standard input, which is quicker than a child process."""
     log = logging.getLogger("handrail")
     before = log.propagate, list(log.handlers)
     monkeypatch.chdir(folder.parent)
@@ -79,7 +79,7 @@ def run(folder: Path, worker: str, *more: str, **options: str) -> subprocess.Com
     ],
 )
 def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said: str):
-    """Each way a run ends has its own exit code and a reason on standard error."""
+    """Each outcome of a run has its own exit code and a reason on standard error."""
     done = run(folder, worker, *more)
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
     assert said in done.stderr
@@ -132,7 +132,7 @@ def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said:
 def test_a_wrong_command_line_is_refused_with_advice(
     folder: Path, arguments: list[str], said: str, here: Here
 ):
-    """Exit code 2, nothing on standard output, no traceback, and advice."""
+    """A wrong command line gives exit code 2, advice, no traceback, and nothing on standard output."""
     (folder.parent / "broken.py").write_text("import a_module_that_is_not_there\n")
     code, out, err = here(*arguments)
     assert (code, out) == (2, "")
@@ -157,7 +157,7 @@ def test_your_own_model_is_found_in_the_current_folder(folder: Path):
 
 
 def test_an_agent_of_a_module_is_run_and_resumed(folder: Path, here: Here):
-    """`handrail run module:agent`: recorded, on another model with --model, and found again by `runs resume`."""
+    """`handrail run module:agent` records the run, accepts --model, and `runs resume` finds the agent again."""
     (folder.parent / "desk.py").write_text(
         "from handrail import Agent, CapabilityPolicy, ScriptedModel, ToolCall, tool\n\n\n"
         "@tool(capabilities={'net'})\n"
@@ -246,14 +246,14 @@ def test_a_broken_worker_is_reported_with_its_line(folder: Path):
         assert done.returncode == 2
         assert "bad.md:3: " in done.stdout + done.stderr
         assert "tols" in done.stdout + done.stderr
-    assert run(folder, "hello").returncode == 0  # the other workers run
+    assert run(folder, "hello").returncode == 0  # the other workers still run
     listed = handrail("workers", "team", cwd=folder.parent)
     assert (listed.returncode, "hello\t" in listed.stdout, "bad" in listed.stdout) == (2, True, False)
     assert "can't load bad. `handrail workers check team` says why." in listed.stderr
 
 
 def test_tracebacks_are_shown_on_request(folder: Path):
-    """Only with `--verbose` or HANDRAIL_DEBUG=1."""
+    """A traceback is shown only with `--verbose` or HANDRAIL_DEBUG=1."""
     assert "Traceback" in run(folder, "failing", "--verbose").stderr
     assert "Traceback" in run(folder, "failing", env=environment(HANDRAIL_DEBUG="1")).stderr  # pyright: ignore[reportArgumentType]
     assert "Traceback" not in run(folder, "failing").stderr
@@ -275,7 +275,7 @@ def test_only_the_answer_goes_to_standard_output(folder: Path):
 
 @pytest.mark.parametrize("worker", ["hello", "writer", "half", "payer", "failing", "caller"])
 def test_nothing_piped_has_an_escape(folder: Path, worker: str):
-    """No colour, no spinner, no cursor: not one escape byte on either stream."""
+    """Piped output has no colours, spinner or cursor movement: not one escape byte on either stream."""
     done = run(folder, worker, "--deadline", "1s")
     assert "\x1b" not in done.stdout + done.stderr
     assert "\r" not in done.stdout + done.stderr
@@ -291,7 +291,7 @@ def test_force_color_colours_a_pipe(folder: Path):
 
 
 def test_json_is_one_object(folder: Path):
-    """One line on standard output with the raw text, usage, cost and run id."""
+    """`--json` prints one line with the raw text, usage, cost and run id."""
     done = run(folder, "hello", "--json")
     said = json.loads(done.stdout)
     assert done.stdout.count("\n") == 1
@@ -320,7 +320,7 @@ def test_json_is_one_object(folder: Path):
     ],
 )
 def test_errors_are_json_too(folder: Path, arguments: list[str], code: int, kind: str, here: Here):
-    """A program that reads the answer reads the error in the same way."""
+    """With `--json`, an error is JSON too, in the same form as an answer."""
     ended, out, _ = here("run", *arguments, "--json")
     said = json.loads(out)
     assert (ended, said["ok"], said["exit_code"], said["error"]["kind"]) == (
@@ -333,7 +333,7 @@ def test_errors_are_json_too(folder: Path, arguments: list[str], code: int, kind
 
 
 def test_json_says_what_was_not_approved(folder: Path):
-    """The object has both the answer and the calls that did not run."""
+    """With `--json`, the object has both the answer and the calls that were not approved."""
     said = json.loads(run(folder, "payer", "--json").stdout)
     assert (said["ok"], said["exit_code"], said["not_approved"]) == (False, 3, ["pay"])
 
@@ -349,14 +349,14 @@ def test_input_can_be_piped(folder: Path, given: list[str]):
 
 
 def test_binary_input_is_refused(folder: Path):
-    """The message says to attach it instead."""
+    """Binary input is refused with a message that says to attach it instead."""
     done = handrail("run", "team/hello.md", cwd=folder.parent, stdin=b"\xff\xfe")
     assert done.returncode == 2
     assert "Attach it as a file" in done.stderr
 
 
 def test_files_are_attached_by_the_workers_rule(folder: Path):
-    """One attachment is accepted, two are refused."""
+    """A worker that takes one attachment accepts one and refuses two."""
     (folder.parent / "a.txt").write_text("hello")
     assert run(folder, "hello", "-a", "a.txt").returncode == 0
     two = run(folder, "hello", "-a", "a.txt", "-a", "team/files/a.txt")
@@ -364,7 +364,7 @@ def test_files_are_attached_by_the_workers_rule(folder: Path):
 
 
 def test_a_worker_is_found_by_file_by_name_and_by_folder(folder: Path):
-    """`team/hello.md`, `team/hello`, or `team` if it has a `main`."""
+    """A worker is found as `team/hello.md`, as `team/hello`, or as `team` if that has a `main`."""
     for named in ("team/hello.md", "team/hello"):
         assert handrail("run", named, "x", cwd=folder.parent).returncode == 0
     (folder / "main.md").write_text("---\nmodel: test:hello\n---\nGo.\n")
@@ -397,7 +397,7 @@ def test_chat_reads_piped_lines(folder: Path):
 
 
 def test_new_makes_a_folder_that_runs_at_once(tmp_path: Path):
-    """`handrail new demo && handrail run demo/main.md "…"`, without a key: a tool, a worker, a diff denied."""
+    """`handrail new demo` makes a folder that runs without a key, with a tool, a worker and a denied diff."""
     made = handrail("new", "demo", cwd=tmp_path)
     assert made.returncode == 0
     assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == [
@@ -431,7 +431,7 @@ def test_the_starter_is_whole():
 
 
 def test_there_is_one_demonstration():
-    """It is found by name like every model, and an unknown name is refused."""
+    """The demonstration model is found by name like every other, and an unknown name is refused."""
     assert isinstance(model_named("demo:notes"), DemoModel)
     with pytest.raises(DefinitionError, match="no demonstration 'songs'"):
         DemoModel("songs")
@@ -510,7 +510,7 @@ def started(folder: Path, worker: str, *more: str, until: str) -> warm_python.Pr
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_cancels_and_leaves_the_files_as_they_were(folder: Path, number: signal.Signals, code: int):
-    """Every call ends, its changes are undone, and a message says so."""
+    """After a signal every call ends, its changes are undone, and a message says so."""
     process = started(folder, "half", until="at it")
     process.send_signal(number)
     out, err = process.communicate(timeout=300)
@@ -521,7 +521,7 @@ def test_a_signal_cancels_and_leaves_the_files_as_they_were(folder: Path, number
 
 
 def test_a_cancelled_run_is_json_too(folder: Path):
-    """The exit code and the error kind say so."""
+    """With `--json`, a cancelled run is reported by its exit code and error kind."""
     process = started(folder, "half", "--json", until="at it")
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=300)
@@ -530,7 +530,7 @@ def test_a_cancelled_run_is_json_too(folder: Path):
 
 
 def test_a_second_ctrl_c_ends_it_at_once(folder: Path):
-    """A handler that ignores cancellation does not keep the program alive."""
+    """A second Ctrl-C ends the program at once, even if a handler ignores cancellation."""
     process = started(folder, "deaf", until="deaf")
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
@@ -544,7 +544,7 @@ def test_a_second_ctrl_c_ends_it_at_once(folder: Path):
 
 
 def test_a_log_moves_no_cursor(folder: Path):
-    """Tracebacks contain what a tool said, so they are escaped too."""
+    """Tracebacks are escaped, since they contain a tool's own text."""
     tools = folder / "tools.py"
     tools.write_text(tools.read_text().replace("a secret place", "a \\x1b[2J place"))
     done = run(folder, "crasher", "--verbose")
@@ -610,7 +610,7 @@ def test_what_tools_print_is_not_part_of_the_answer(noisy: Path):
     ],
 )
 def test_closed_streams_are_harmless(folder: Path, closed: str, more: str, code: int, out: str):
-    """No traceback, the right exit code, and output never ends up in another stream."""
+    """With closed streams there is no traceback, and output never ends up in another stream."""
     command = f"{shlex.join(HANDRAIL)} run team/hello.md go {more} {closed}"
     done = subprocess.run(
         ["sh", "-c", command], cwd=folder.parent, env=environment(), capture_output=True, text=True
@@ -640,7 +640,7 @@ def test_a_path_that_is_too_long_is_reported(command: list[str], here: Here):
 
 
 def test_chat_takes_odd_commands(folder: Path):
-    """Digits of other scripts and huge numbers are refused, and the chat goes on."""
+    """Chat commands with digits of other scripts or huge numbers are refused, and the chat continues."""
     lines = "\n".join(["/approvals ²", f"/approvals {'9' * 5000}", "/", "hi", ""])
     done = handrail("chat", "team/hello.md", cwd=folder.parent, stdin=lines)
     assert done.returncode == 0
@@ -649,7 +649,7 @@ def test_chat_takes_odd_commands(folder: Path):
 
 
 def test_ctrl_c_ends_a_piped_chat(folder: Path):
-    """At a prompt Ctrl-C only says how to leave, but a pipe would be read forever."""
+    """Ctrl-C ends a piped chat, which would otherwise be read forever; at a prompt it only says how to leave."""
     process = warm_python.start(
         ["-m", "handrail", "chat", "team/hello.md"], cwd=folder.parent, env=environment()
     )
@@ -665,7 +665,7 @@ def test_ctrl_c_ends_a_piped_chat(folder: Path):
 
 
 def test_an_approval_can_be_answered_later(folder: Path):
-    """The run is parked with its own exit code, and can be resumed once it is answered."""
+    """A run that waits for approval is parked with its own exit code, and can be resumed once answered."""
     parked = run(folder, "writer", "--approve", "later")
     assert parked.returncode == 5
     assert "The run waits for an answer to write." in parked.stderr

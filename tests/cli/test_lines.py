@@ -78,7 +78,7 @@ def test_markdown_is_coloured_and_otherwise_unchanged():
     ("spent", "said"), [(0.04, "0.0 s"), (3.25, "3.2 s"), (9.96, "10 s"), (59.4, "59 s"), (125, "2 m 05 s")]
 )
 def test_times_are_short(spent: float, said: str):
-    """Tenths while they matter, minutes when they do."""
+    """Short times have tenths, and long ones minutes."""
     assert format_seconds(spent) == said
 
 
@@ -97,7 +97,7 @@ def test_money_keeps_significant_digits(cost: Decimal | None, said: str):
 
 
 def test_a_row_has_a_spinner_its_time_and_a_bar():
-    """A call in progress is indented by its path."""
+    """A row for a call in progress has a spinner, its time and a bar, and is indented by its path."""
     row = Row("index", ("outer", "index"), since=10.0, message="files", done=5, total=20)
     text = row_line(row, 13.21).plain
     assert text.startswith("    ")
@@ -120,7 +120,7 @@ def test_a_row_has_a_spinner_its_time_and_a_bar():
     ],
 )
 def test_invalid_progress_is_still_shown(done: Any, total: Any, said: str):
-    """Without a total there is no bar, and beyond the total it is full."""
+    """Progress without a total has no bar, and progress beyond its total has a full one."""
     assert format_progress(Row("t", ("t",), 0, "m", done, total)) == said
 
 
@@ -176,7 +176,7 @@ def _timeless(line: str) -> str:
 
 
 async def test_nested_calls_are_below_a_heading():
-    """A heading, the inner calls indented, and the call's own line with its cost."""
+    """Inner calls are indented below a heading, and the call's own line follows with its cost."""
     model = ScriptedModel(free, traits=Traits(Price(Decimal(1000), Decimal(2000)), native_output=True))
     activity, said = await run_and_say(model)
     assert "  ✗ look path=none" in said
@@ -190,14 +190,14 @@ async def test_nested_calls_are_below_a_heading():
 
 
 async def test_secrets_are_masked_in_lines():
-    """What a tool takes as a secret is not shown."""
+    """A tool's secret arguments are not shown."""
     _, said = await run_and_say(ScriptedModel([ToolCall("hide", {"key": "hunter2"}), "Done."]))
     assert "hunter2" not in "\n".join(said)
     assert any(line.startswith('  ✓ hide key="**') for line in said)
 
 
 async def test_every_started_call_is_live_until_it_ends():
-    """Rows are calls in progress; a model has a row only while there are none."""
+    """Each call in progress has a row; a model has one only while no call is in progress."""
     activity = Activity(SYSTEM_CLOCK)
     seen: list[str] = []
     async for event in Adapter(ScriptedModel(free)).stream(

@@ -71,7 +71,7 @@ def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
 
 
 def test_list_and_show(line: Line):
-    """A row per run, and a tree with calls, results and diffs."""
+    """`list` prints a row per run, and `show` a tree with calls, results and diffs."""
     line.record("tea", call("write", path="a.md", text="hot\x1b[31m\n"), call("choose"))
     assert "tea\tparked\twork" in line("list")
     (row,) = line.json("list")["runs"]
@@ -82,7 +82,7 @@ def test_list_and_show(line: Line):
         "the_app:prompt",
     )
     assert line.json("list", "--standing", "done")["runs"] == []
-    shown = line("show", "te")  # the beginning of the id is enough
+    shown = line("show", "te")  # a prefix of the id is enough
     for part in ("tea  parked", "step 1", "✓ write", "→ wrote a.md", "+hot", "… choose", "pick: waits"):
         assert part in shown
     assert "\x1b" not in shown
@@ -130,7 +130,7 @@ def test_fork_undo_replay(line: Line):
 
 
 def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch):
-    """Commands that manage the journal."""
+    """Runs can be cancelled, exported, imported and forgotten."""
     line.record("tea", call("choose"))
     assert line.json("cancel", "tea")["status"] == "cancelled"
     assert "Exported tea to" in line("export", "tea", "tea.jsonl")
@@ -171,7 +171,7 @@ def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_mistakes_are_reported(line: Line, words: list[str], said: str, code: int):
-    """Mistakes are reported as text and as JSON; the exit code distinguishes a wrong command from a failed one."""
+    """Mistakes are reported as text or JSON; the exit code tells a wrong command from a failed one."""
     line.record("tea", "end")
     line.record("tee", "end")
     (line.base / "broken.py").write_text("1 / 0")
@@ -183,7 +183,7 @@ def test_mistakes_are_reported(line: Line, words: list[str], said: str, code: in
 
 
 def test_a_question_is_asked_at_the_terminal(line: Line, monkeypatch: pytest.MonkeyPatch):
-    """The answer is what the person at the terminal says."""
+    """`answer` without a value asks the person at the terminal."""
 
     class There(Environment):
         run_mode = "user"
@@ -211,7 +211,7 @@ def test_the_commands_are_those_of_the_program(line: Line):
 
 
 def test_the_next_command_can_be_typed_as_printed(line: Line, monkeypatch: pytest.MonkeyPatch):
-    """It names the journal, unless that is the default one."""
+    """The next command that is printed names the journal, unless it is the default one."""
     line.record("tea", "end")
     assert "Continue with: handrail runs resume" in (said := line("fork", "tea", 1))
     assert "--journal" not in said
@@ -225,7 +225,7 @@ def test_the_next_command_can_be_typed_as_printed(line: Line, monkeypatch: pytes
 
 
 def test_questions_with_the_same_name_need_an_id(line: Line):
-    """Given an ambiguous name, the command lists the ids."""
+    """For an ambiguous name, the command lists the questions' ids."""
     line.record("tea", (call("choose"), call("choose")))
     said = line("answer", "tea", "pick", "--value", '{"n": 1}', code=2)
     assert "say which question" in said
@@ -233,7 +233,7 @@ def test_questions_with_the_same_name_need_an_id(line: Line):
 
 
 def test_ctrl_c_cancels_a_command(line: Line, monkeypatch: pytest.MonkeyPatch):
-    """The message, the exit code and the JSON say so."""
+    """Ctrl-C cancels a command, as its message, exit code and JSON say."""
 
     async def pressed(*given: Any, **options: Any) -> Any:
         raise KeyboardInterrupt
@@ -245,7 +245,7 @@ def test_ctrl_c_cancels_a_command(line: Line, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_an_answer_that_is_cut_off_fails(line: Line):
-    """A resumed run has the exit code that `handrail run` would have."""
+    """A resumed run whose answer is cut off has the exit code that `handrail run` would have."""
     (line.base / "the_app.py").write_text(
         APP.replace('["the end"]', '[Reply("the e", stop="length")]').replace(
             "import ScriptedModel", "import Reply, ScriptedModel"

@@ -33,23 +33,23 @@ def start(seen: Window, cwd: Path, *arguments: str, **env: str) -> None:
 
 
 def sane(seen: Window) -> None:
-    """The terminal is restored: it echoes, and its cursor is visible."""
+    """Check that the terminal is restored: it echoes, and its cursor is visible."""
     assert seen.echoes
     assert not seen.cursor_hidden
 
 
 def timeless(text: str) -> str:
-    """Replace times, which differ from run to run."""
+    """Replace times, which differ between runs."""
     return re.sub(r"\d+(\.\d)? s\b", "0.0 s", text)
 
 
 def page_screens() -> list[str]:
-    """The screens on the page."""
+    """Return the screens on the page."""
     return [timeless(found).rstrip() for found in re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.S)]
 
 
 def test_the_page_shows_what_a_person_sees(tmp_path: Path, seen: Window):
-    """A chat with streamed text, calls, an approval, a form, Ctrl-C and undo."""
+    """A chat with streamed text, calls, an approval, a form, Ctrl-C and undo looks as on the page."""
     handrail("new", "demo", cwd=tmp_path)
     notes = tmp_path / "demo/files/notes.txt"
     start(seen, tmp_path, "chat", "demo/main.md")
@@ -105,7 +105,7 @@ def team(tmp_path: Path) -> Path:
 
 
 def test_a_run_shows_what_is_in_progress(team: Path, seen: Window):
-    """A spinner with time and bar, no echo of what is typed, and exit code 130 after Ctrl-C."""
+    """A run shows a spinner with time and bar, does not echo typed text, and ends with 130 after Ctrl-C."""
     start(seen, team, "run", "team/half.md", "go")
     seen.wait_for("━━━━━─────────────── 25% at it")
     first = next(line for line in seen.shown().split("\n") if "half_done" in line)
@@ -125,7 +125,7 @@ def test_a_run_shows_what_is_in_progress(team: Path, seen: Window):
 
 
 def test_a_second_ctrl_c_leaves_a_sane_terminal(team: Path, seen: Window):
-    """The program ends at once, and cursor and echo are restored."""
+    """A second Ctrl-C ends the program at once, and cursor and echo are restored."""
     start(seen, team, "run", "team/deaf.md", "go")
     seen.wait_for("deaf")
     seen.type("\x03")
@@ -136,7 +136,7 @@ def test_a_second_ctrl_c_leaves_a_sane_terminal(team: Path, seen: Window):
 
 
 def test_a_terminated_run_leaves_a_sane_terminal(team: Path, seen: Window):
-    """SIGTERM cancels like Ctrl-C."""
+    """SIGTERM cancels a run like Ctrl-C, and restores the terminal."""
     start(seen, team, "run", "team/half.md", "go")
     seen.wait_for("at it")
     assert seen.child is not None
@@ -149,7 +149,7 @@ def test_a_terminated_run_leaves_a_sane_terminal(team: Path, seen: Window):
     ("key", "code", "content"), [("y", 0, "new\n"), ("n", 3, "old\n"), ("\x04", 3, "old\n")]
 )
 def test_a_run_asks(team: Path, seen: Window, key: str, code: int, content: str):
-    """Yes writes the file; no and Ctrl-D do not, and set the exit code."""
+    """Approving writes the file; denying and Ctrl-D do not, and set the exit code."""
     start(seen, team, "run", "team/writer.md", "go")
     seen.wait_for(CHOICE)
     seen.type(key if key == "\x04" else f"{key}\n")
@@ -189,7 +189,7 @@ def test_an_approval_for_the_session_is_asked_once_listed_and_forgotten(team: Pa
 
 
 def test_a_screen_is_still_while_somebody_is_asked(team: Path, seen: Window):
-    """A call that ends meanwhile writes nothing below the question; its line follows the answer."""
+    """A call that ends while a question is shown writes its line only after the answer."""
     start(seen, team, "run", "team/both.md", "go")
     seen.wait_for(CHOICE)
     before = seen.raw
@@ -207,7 +207,7 @@ def test_a_screen_is_still_while_somebody_is_asked(team: Path, seen: Window):
 
 
 def test_undo_is_refused_after_another_change(team: Path, seen: Window):
-    """The message names the file, which keeps its new content."""
+    """An undo after another change is refused; the message names the file, which keeps its new content."""
     start(seen, team, "chat", "team/writer.md")
     seen.wait_for(PROMPT)
     seen.type("write\n")
@@ -227,7 +227,7 @@ def test_undo_is_refused_after_another_change(team: Path, seen: Window):
 
 
 def test_a_question_shows_the_path_of_its_asker(team: Path, seen: Window):
-    """A tool of a nested worker asks with the path that led to it."""
+    """A question from a nested worker's tool shows the path of calls that led to the tool."""
     start(seen, team, "run", "team/caller.md", "go")
     seen.wait_for(CHOICE)
     assert "payer › pay" in seen.text()
@@ -239,7 +239,7 @@ def test_a_question_shows_the_path_of_its_asker(team: Path, seen: Window):
 
 
 def test_questions_work_on_a_dumb_terminal(team: Path, seen: Window):
-    """With TERM=dumb there are no escapes, but questions are asked."""
+    """With TERM=dumb questions are asked without escape sequences."""
     start(seen, team, "run", "team/picker.md", "go", TERM="dumb")
     seen.wait_for("drink (choose one")
     seen.type("tea\n")
@@ -260,7 +260,7 @@ def test_no_colour_on_a_terminal(team: Path, seen: Window):
 
 
 def test_escape_sequences_of_a_model_are_shown_as_text(team: Path, seen: Window):
-    """Streamed text is escaped."""
+    """Escape sequences in streamed text are shown as text."""
     start(seen, team, "run", "team/hello.md", "go")
     assert seen.end() == 0
     assert "Hello\\x1b[31m there." in seen.text()
@@ -269,14 +269,14 @@ def test_escape_sequences_of_a_model_are_shown_as_text(team: Path, seen: Window)
 
 
 def test_a_screen_of_size_zero_shows_the_answer(team: Path, seen: Window):
-    """Some programs set `COLUMNS=0` for their children."""
+    """With `COLUMNS=0`, which some programs set for their children, the answer is shown."""
     start(seen, team, "run", "team/hello.md", "go", COLUMNS="0", LINES="0")
     assert seen.end() == 0
     assert "there." in seen.text()
 
 
 def test_chat_survives_ctrl_c_at_its_prompt(team: Path, seen: Window):
-    """The chat says how to leave, and goes on."""
+    """At its prompt, Ctrl-C makes the chat say how to leave, and the chat continues."""
     start(seen, team, "chat", "team/hello.md")
     seen.wait_for(PROMPT)
     seen.type("half a li\x03")

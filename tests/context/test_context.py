@@ -37,7 +37,7 @@ class Everything(UserContext, AgentContext, frozen=True, eq=False):
 
 
 def everything() -> ToolContext:
-    """A context on which every verb can be called, including an environment's."""
+    """Make a context on which every verb can be called, including an environment's."""
     answer = {"pick": {"selected": "tea"}}
     call: Any = MockCall(answer, answer, approve=True, results={"add": 3})
     return Everything(call)
@@ -92,13 +92,13 @@ def test_each_member_is_read_from_the_call_behind_it(member: str):
     "member", ["tool", "invocation", "run_context", "depth", "extras", "wait_for", "prompt_model"]
 )
 def test_the_calls_own_facts_are_read_from_it_too(member: str):
-    """The facts that every call has, whatever was given."""
+    """The facts that every call has are read from the call."""
     context = headless_context()
     assert getattr(context, member) is getattr(context._source, member)
 
 
 def test_the_table_of_the_specification_is_all_there():
-    """Every member and verb in the specification's table, and nothing else that is public."""
+    """A context has every member and verb of the specification's table, and no other public one."""
     this_call = {"call_id", "tool", "invocation"}
     the_run = {"prompt", "rendered_prompt", "adapter", "session", "event_bus", "run_context", "depth"}
     providers_side = {"request", "response_accumulator", "extras"}
@@ -109,7 +109,7 @@ def test_the_table_of_the_specification_is_all_there():
 
 
 def test_the_call_it_shows_is_the_one_it_was_made_for():
-    """Id, tool, invocation, run, depth and extras are those that were given."""
+    """A context's id, tool, invocation, run, depth and extras are those of its call."""
     search = Tool("search", "Searches.")
     context = headless_context(
         call_id="call-3", tool=search, depth=2, extras={"provider_request_id": "req-8"}
@@ -161,7 +161,7 @@ def test_require_rendered_gives_it_or_names_the_prompt():
 @pytest.mark.parametrize("name", ["call_id", "deadline", "wait_for", "_call", "something_new"])
 @pytest.mark.parametrize("kind", [headless_context, user_context, agent_context])
 def test_it_is_frozen(kind: Callable[[], Any], name: str):
-    """Nothing can be set or deleted, whether it exists or not."""
+    """No attribute of a context can be set or deleted, whether or not it exists."""
     context = kind()
     call = context._source
     with pytest.raises(AttributeError):
@@ -172,14 +172,14 @@ def test_it_is_frozen(kind: Callable[[], Any], name: str):
 
 
 def test_it_holds_one_thing():
-    """The context has one slot, the call behind it."""
+    """A context has a single slot, which holds the call behind it."""
     for context in (headless_context(), user_context(), agent_context()):
         assert type(context).__struct_fields__ == ("_source",)
         assert not hasattr(context, "__dict__")
 
 
 def test_two_contexts_are_never_the_same():
-    """Contexts compare by identity of their call, and are hashable."""
+    """Contexts are compared by the identity of their call, and are hashable."""
     one, two = headless_context(), headless_context()
     assert one != two
     assert len({one, two, one}) == 2
@@ -190,7 +190,7 @@ def test_two_contexts_are_never_the_same():
     [(headless_context, "ToolContext"), (user_context, "UserContext"), (agent_context, "AgentContext")],
 )
 def test_its_repr_names_the_call_the_tool_and_whether_it_has_ended(make: Callable[..., Any], name: str):
-    """One line for a log, without any content of the call."""
+    """The repr is one line with the call, the tool and whether it has ended, and no content of the call."""
     context = make(call_id="call-4", tool=Tool("search", "Searches."))
     assert repr(context) == f"<{name} call-4 of search>"
     expire(context)
@@ -210,7 +210,7 @@ def test_a_mock_call_is_a_call():
 
 @pytest.mark.parametrize("verb", [name for name in VERBS if name not in AT_ONCE])
 def test_verbs_that_wait_return_an_operation(verb: str):
-    """They do nothing until awaited."""
+    """Verbs that wait return an operation, and do nothing until it is awaited."""
 
     async def main() -> None:
         context = everything()
@@ -224,7 +224,7 @@ def test_verbs_that_wait_return_an_operation(verb: str):
 
 @pytest.mark.parametrize("verb", [name for name in VERBS if name in AT_ONCE - {"ticket"}])
 def test_verbs_that_act_at_once_return_done(verb: str):
-    """They have acted when they return; awaiting is optional."""
+    """Verbs that act at once have acted when they return; awaiting them is optional."""
     assert isinstance(VERBS[verb](headless_context()), Done)
 
 
@@ -247,7 +247,7 @@ def test_every_verb_refuses_after_the_end(verb: str):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_refuses_after_the_end_from_another_thread(verb: str):
-    """The same holds in a handler's thread that outlived its timeout, and in a script."""
+    """After the call has ended, verbs refuse in a handler's thread that outlived its timeout, and in a script."""
 
     async def main() -> None:
         context = everything()
@@ -276,7 +276,7 @@ def test_every_verb_refuses_after_the_end_from_another_thread(verb: str):
 
 @pytest.mark.parametrize("verb", [name for name in VERBS if name not in AT_ONCE])
 def test_an_operation_made_before_the_end_is_refused_after(verb: str):
-    """An operation that a verb returned does not outlive the context either."""
+    """An operation that a verb returned before the end is refused afterwards."""
 
     async def main() -> None:
         context = everything()
@@ -289,7 +289,7 @@ def test_an_operation_made_before_the_end_is_refused_after(verb: str):
 
 
 def test_facts_can_be_read_after_the_end():
-    """A late log line may still name its call."""
+    """A call's facts can be read after its end, for example by a late log line."""
     context = headless_context(call_id="call-5")
     expire(context)
     assert (context.call_id, context.depth, context.invocation.attempt) == ("call-5", 0, 1)
@@ -347,7 +347,7 @@ def test_call_passes_any_argument_name_on():
 
 
 def test_presence_follows_the_environment():
-    """With a user only `wait_for`, with an agent only `prompt_model`, with neither none."""
+    """With a user a context has only `wait_for`, with an agent only `prompt_model`, and otherwise neither."""
     user, agent, nobody = user_context(), agent_context(), headless_context()
     assert [context.wait_for is not None for context in (user, agent, nobody)] == [True, False, False]
     assert [context.prompt_model is not None for context in (user, agent, nobody)] == [False, True, False]
@@ -355,7 +355,7 @@ def test_presence_follows_the_environment():
 
 
 def test_the_narrower_contexts_say_what_was_missing():
-    """Made by mistake without the capability, they raise an error that names it."""
+    """A narrower context without its capability raises an error that names the capability."""
     with pytest.raises(AssertionError, match="only where somebody can be asked"):
         UserContext(headless_context()._source).wait_for  # noqa: B018
     with pytest.raises(AssertionError, match="only where there is a model"):
@@ -399,7 +399,7 @@ def make_choice_sync(choices: list[str], context: ToolContext) -> str:
     ids=["user", "agent", "headless"],
 )
 def test_one_tool_in_any_environment(make: Callable[[], ToolContext], expected: str):
-    """The specification's example, unchanged: a person answers, a model answers, or the tool decides alone."""
+    """The specification's example runs unchanged with a person, with a model, and with neither."""
     params = make_choice.parse({"choices": ["coffee", "tea", "milk"]})
 
     async def main() -> None:

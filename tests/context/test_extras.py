@@ -11,7 +11,7 @@ from handrail.errors import DefinitionError, ExtraKeyError
 
 @pytest.mark.parametrize("name", ["a", "rate_limit", "x2", "a_1_b", "provider_request_id"])
 def test_snake_case_names_are_taken(name: str):
-    """Lowercase letters, digits and single underscores, starting with a letter."""
+    """A name consists of lowercase letters, digits and single underscores, and starts with a letter."""
     assert ExtraKey(name, str).name == name
     assert Extras({name: 1})[name] == 1
 
@@ -43,7 +43,7 @@ def test_json_values_are_taken(value: object):
     ids=["object", "function", "in a list", "nested"],
 )
 def test_what_is_not_json_is_refused_unless_the_key_is_opaque(value: object):
-    """Any other object needs a key that declares it."""
+    """An object that is not JSON needs a key that is declared as opaque."""
     with pytest.raises(ExtraKeyError, match=r"can't be written as JSON.*`ExtraKey\(\.\.\., opaque=True\)`"):
         Extras({"it": value})
     key = ExtraKey("it", object, "Lives as long as the call; any thread.", opaque=True)
@@ -51,13 +51,13 @@ def test_what_is_not_json_is_refused_unless_the_key_is_opaque(value: object):
 
 
 def test_a_key_that_is_not_opaque_does_not_let_objects_in():
-    """Declaring a key is not enough: it must be `opaque`."""
+    """A key that is declared but not `opaque` refuses objects that are not JSON."""
     with pytest.raises(ExtraKeyError):
         Extras({"it": object()}, (ExtraKey("it", object),))
 
 
 def test_an_opaque_key_says_how_its_object_may_be_used():
-    """Lifetime and thread safety are part of the declaration."""
+    """An opaque key declares its object's lifetime and thread safety."""
     with pytest.raises(ExtraKeyError, match=r"how long it lives and from which threads") as caught:
         ExtraKey("handle", object, opaque=True)
     assert caught.value.key == "handle"
@@ -74,7 +74,7 @@ def test_values_are_found_by_name_and_by_key():
 
 
 def test_what_is_missing_is_a_key_error_or_the_default():
-    """Like any mapping: `[]` raises, `get` returns the default."""
+    """For a missing key, `[]` raises and `get` returns the default."""
     extras = Extras()
     with pytest.raises(KeyError):
         extras[RATE_LIMIT]

@@ -45,7 +45,7 @@ def test_a_ticket_comes_back_as_it_was():
 
 
 def test_a_ticket_without_deadline_or_budget_comes_back_too():
-    """Missing fields stay missing."""
+    """A ticket's missing deadline and budget stay missing."""
     bare = msgspec.structs.replace(TICKET, deadline=None, budget={}, capabilities=())
     assert Ticket.open(bare.seal(KEY), KEY) == bare
 
@@ -58,7 +58,7 @@ def test_the_text_is_stable_and_fits_into_a_url():
 
 
 def test_it_carries_what_the_other_side_needs_and_nothing_more():
-    """Ids, place, depth, deadline, a share of the budget, capabilities and effect, and nothing else."""
+    """A ticket has ids, place, depth, deadline, a share of the budget, capabilities and effect, and nothing else."""
     assert body_of(TICKET.seal(KEY)) == {
         "v": 1,
         "run_id": "run-1",
@@ -76,7 +76,7 @@ def test_it_carries_what_the_other_side_needs_and_nothing_more():
 
 
 def test_another_process_opens_it():
-    """The text and the key are all that another process needs."""
+    """Another process needs only the text and the key to open a ticket."""
     code = (
         "import sys; from handrail.context import Ticket; "
         "t = Ticket.open(sys.argv[1], bytes.fromhex(sys.argv[2])); print(t.call_id, t.budget['usd'], t.deadline)"
@@ -122,7 +122,7 @@ def test_whatever_is_not_a_ticket_is_refused_as_such(text: str):
 
 @pytest.mark.parametrize("text", ["", "hello", "a.b.c", ".", "ä.ö", "eyJ9.", "not a ticket."])
 def test_the_words_for_what_is_no_ticket(text: str):
-    """The error says what is wrong and what to do, and is also a `ValueError`."""
+    """The error for an invalid ticket says what is wrong and what to do, and is also a `ValueError`."""
     with pytest.raises(TicketError, match=r"^ticket refused: .+\. [A-Z].+\.$") as caught:
         Ticket.open(text, KEY)
     assert isinstance(caught.value, ValueError)
@@ -130,7 +130,7 @@ def test_the_words_for_what_is_no_ticket(text: str):
 
 
 def test_another_key_does_not_open_it():
-    """The signature depends on the key."""
+    """A ticket can't be opened with another key."""
     with pytest.raises(TicketError, match="sealed with another key") as caught:
         Ticket.open(TICKET.seal(KEY), bytes(32))
     assert caught.value.problem == "its signature is wrong"
@@ -146,7 +146,7 @@ def test_a_short_key_is_refused(length: int):
 
 
 def test_another_version_is_refused_by_number(monkeypatch: pytest.MonkeyPatch):
-    """A ticket from a newer Handrail is refused, not guessed at."""
+    """A ticket of another version is refused with its number."""
     monkeypatch.setattr("handrail.context.ticket._VERSION", 2)
     newer = TICKET.seal(KEY)
     monkeypatch.undo()

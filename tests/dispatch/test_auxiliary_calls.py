@@ -1,4 +1,4 @@
-"""Compensations and probes: by the gate's transaction, events and record, and exempt from the rest."""
+"""Compensations and probes: they have the gate's transaction, events and record, and are exempt from the rest."""
 
 import asyncio
 from typing import Any
@@ -15,7 +15,7 @@ from support.rig import Rig, leave_traces
 
 
 def tools_of_a_trip(undo: Any) -> list[Any]:
-    """`trip` books, waits as long as it is told to, and fails; `undo` takes the booking back."""
+    """Make `trip`, which books, waits for the given seconds and fails, and tools that it uses."""
 
     @tool(effect="compensable", compensate=undo)
     async def book(what: str) -> str:
@@ -41,7 +41,7 @@ async def unbook(params: Any, value: Any, *, context: ToolContext) -> None:
 
 
 def test_a_compensation_commits_beside_the_call_that_failed() -> None:
-    """What it changes stands, although nothing of the call does."""
+    """A compensation's changes are kept, although those of the failed call are rolled back."""
 
     async def main() -> None:
         rig = Rig(tools_of_a_trip(unbook))
@@ -54,7 +54,7 @@ def test_a_compensation_commits_beside_the_call_that_failed() -> None:
 
 
 def test_a_compensation_that_fails_is_rolled_back() -> None:
-    """Its files and its state are gone, and the call says what could not be undone."""
+    """A failed compensation's files and state are rolled back, and the result says what could not be undone."""
 
     async def main() -> None:
         async def fail(params: Any, value: Any, *, context: ToolContext) -> None:
@@ -72,7 +72,7 @@ def test_a_compensation_that_fails_is_rolled_back() -> None:
 
 
 def test_a_compensation_has_its_events_inside_the_call_it_undoes() -> None:
-    """A listener sees it begin and end, before the call that failed ends."""
+    """A compensation's start and end are published before the end of the failed call."""
 
     async def main() -> None:
         rig = Rig(tools_of_a_trip(unbook))
@@ -104,7 +104,7 @@ def test_a_compensation_is_recorded() -> None:
 
 
 def test_no_policy_and_nobody_is_asked_about_a_compensation() -> None:
-    """But about the calls it makes: those are calls like all others."""
+    """Neither policies nor people are asked about a compensation, but the calls it makes are checked as usual."""
 
     async def main() -> None:
         checked: list[str] = []
@@ -133,7 +133,7 @@ def test_no_policy_and_nobody_is_asked_about_a_compensation() -> None:
 
 
 def test_a_compensation_costs_nothing_of_the_budget_and_is_not_numbered() -> None:
-    """The next call has the id it would have had without it."""
+    """A compensation does not count against the budget, and the next call has the id it would have had anyway."""
 
     async def main() -> None:
         rig = Rig(tools_of_a_trip(unbook), budget=Budget(tool_calls=2))
@@ -152,7 +152,7 @@ def test_a_compensation_costs_nothing_of_the_budget_and_is_not_numbered() -> Non
 
 
 def test_a_compensation_runs_after_the_deadline_and_in_a_cancelled_run() -> None:
-    """So do the calls it makes, also if the run is cancelled while they do."""
+    """A compensation and the calls it makes run after the deadline and in a cancelled run."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -176,7 +176,7 @@ def test_a_compensation_runs_after_the_deadline_and_in_a_cancelled_run() -> None
 
         rig = Rig([*tools_of_a_trip(undo), wait])
         call = asyncio.ensure_future(rig.call("trip", seconds=1))
-        await asyncio.sleep(3)  # it has failed, and is being undone
+        await asyncio.sleep(3)  # the trip has failed and is being compensated
         rig.gate.cancel()
         await asyncio.wait({call})
         assert undone == ["seat", "seat"]

@@ -32,7 +32,7 @@ SERIALISABLE = {"pure", "read", "staged"}
 
 
 async def undo(params: Any, value: Any, *, context: ToolContext) -> None:
-    """A compensation, for tools that require one."""
+    """Do nothing, as the compensation of tools that require one."""
 
 
 def options_for(effect: Effect) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def options_for(effect: Effect) -> dict[str, Any]:
 
 @pytest.mark.parametrize("effect", EFFECT_NAMES)
 def test_beside_others(effect: Effect) -> None:
-    """Two calls of every effect run concurrently in one turn."""
+    """Two calls of each effect run concurrently in one turn."""
 
     async def main() -> None:
         meeting = asyncio.Barrier(2)
@@ -62,7 +62,7 @@ def test_beside_others(effect: Effect) -> None:
 @pytest.mark.parametrize("effect", EFFECT_NAMES)
 @pytest.mark.parametrize("fails", [1, 2, 3])
 def test_retried_on_a_transient_failure(effect: Effect, fails: int) -> None:
-    """At most two retries, only where the effect allows it, each from a clean state and with the same key."""
+    """A call is retried at most twice, only if its effect allows it, from a clean state and with the same key."""
 
     async def main() -> None:
         attempts: list[tuple[int, str, str]] = []
@@ -98,7 +98,7 @@ def test_retried_on_a_transient_failure(effect: Effect, fails: int) -> None:
 
 
 def test_nothing_but_a_transient_error_is_retried() -> None:
-    """Any other failure is final."""
+    """A failure that is not transient is final."""
 
     async def main() -> None:
         count = 0
@@ -116,7 +116,7 @@ def test_nothing_but_a_transient_error_is_retried() -> None:
 
 
 def test_no_retry_past_the_deadline() -> None:
-    """If the wait would pass the deadline, the failure is final at once."""
+    """A failure is final at once if the wait before the retry would pass the deadline."""
 
     async def main() -> None:
         async def busy(text: str, context: ToolContext) -> None:
@@ -238,7 +238,7 @@ def test_a_call_that_is_stale_three_times_is_a_conflict() -> None:
         rig = Rig([look, staged(nothing)], policies=[Counts()])
         result = await rig.call("look")
         assert runs == 3
-        assert checks.count("look") == 3  # policies run again
+        assert checks.count("look") == 3  # policies check every rerun
         assert rig.status("look") == "conflict"
         assert "Note" in result.message
         assert rig.notes == ["1", "2", "3"]
@@ -249,7 +249,7 @@ def test_a_call_that_is_stale_three_times_is_a_conflict() -> None:
 
 
 def test_compensable_inner_calls_are_compensated_in_reverse_order() -> None:
-    """When the outer call fails, compensations run last first with params and values, and the rest is listed."""
+    """When the outer call fails, compensations run in reverse order, and calls that can't be undone are listed."""
 
     async def main() -> None:
         undone: list[tuple[str, int]] = []
@@ -309,7 +309,7 @@ def test_compensable_inner_calls_are_compensated_in_reverse_order() -> None:
 
 
 def test_a_compensable_call_whose_commit_fails_is_compensated_itself() -> None:
-    """The handler did its work, so a policy that refuses the result triggers its compensation."""
+    """A compensable call is compensated when a policy refuses its result, since the handler has done its work."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -365,7 +365,7 @@ def test_compensation_is_shielded_from_cancellation() -> None:
         await asyncio.sleep(1)
         task.cancel()
         await asyncio.sleep(1)
-        task.cancel()  # cancelled again
+        task.cancel()  # cancelled a second time
         with pytest.raises(asyncio.CancelledError):
             await task
         assert undone == ["seat 3"]
@@ -376,7 +376,7 @@ def test_compensation_is_shielded_from_cancellation() -> None:
 
 
 def trip_that_fails(undone: list[str]) -> list[Any]:
-    """A trip that books a seat and fails after a second; returning the seat takes four more."""
+    """Make a trip that books a seat and fails after a second; returning the seat takes four more."""
 
     async def unbook(params: Any, value: str, *, context: ToolContext) -> None:
         await asyncio.sleep(4)
@@ -415,7 +415,7 @@ def test_a_cancel_during_compensation_is_raised_after_it() -> None:
 
 
 def test_a_deadline_that_passes_during_compensation_cancels_nobody() -> None:
-    """The call has already failed: its caller gets that failure, and continues."""
+    """If the deadline passes while a failed call compensates, the caller gets the failure and is not cancelled."""
 
     async def main() -> None:
         undone: list[str] = []

@@ -103,7 +103,7 @@ ROWS: list[tuple[str, Body, dict[str, Any], str, str]] = [
     ("body", "options", "status", "words"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
 )
 def test_failed_result_and_rollback(body: Body, options: dict[str, Any], status: str, words: str) -> None:
-    """The model is told, the run continues, and nothing of the call remains."""
+    """A failed call is reported to the model and rolled back entirely, and the run continues."""
 
     async def main() -> None:
         rig = Rig([staged(body, **options)])
@@ -115,13 +115,13 @@ def test_failed_result_and_rollback(body: Body, options: dict[str, Any], status:
         assert len(rig.rolled_back("work")) == 1
         rig.assert_untouched()
         rig.assert_paired()
-        assert (await rig.call("work", text="b")).success is False  # the gate still works
+        assert (await rig.call("work", text="b")).success is False  # the gate still accepts calls
 
     run_virtual(main)
 
 
 def test_failed_sync_handler_is_rolled_back() -> None:
-    """The same holds for a handler on a thread."""
+    """A failed sync handler, which runs on a thread, is rolled back."""
 
     @tool(effect="staged")
     def work(text: str, context: ToolContext) -> None:
@@ -173,7 +173,7 @@ def test_a_wrong_signature_is_distinguished_from_the_handlers_own_type_error() -
         async def handler(params: Any) -> ToolResult[Any]:
             return ToolResult.ok(1)
 
-        object.__setattr__(fine, "handler", handler)  # as if its module had been edited meanwhile
+        object.__setattr__(fine, "handler", handler)  # simulates a module that was edited meanwhile
         rig = Rig([fine])
         result = await rig.call("work", text="a")
         assert "can't be called" in result.message
@@ -196,7 +196,7 @@ def test_a_wrong_signature_is_distinguished_from_the_handlers_own_type_error() -
 def test_what_concerns_the_run_is_raised_and_siblings_get_their_results(
     error: Callable[[], BaseException],
 ) -> None:
-    """The exception ends the run; siblings are cancelled and rolled back; every call has a result."""
+    """Such an exception ends the run; sibling calls are cancelled and rolled back, and every call has a result."""
 
     async def stops(text: str, context: ToolContext) -> Any:
         if text == "stop":
@@ -218,12 +218,12 @@ def test_what_concerns_the_run_is_raised_and_siblings_get_their_results(
     if issubclass(expected, Exception):
         assert run_virtual(main) == (expected, 3)
     else:
-        with pytest.raises(expected):  # the event loop itself raises these
+        with pytest.raises(expected):  # the event loop raises these itself
             run_virtual(main)
 
 
 def test_spent_deadline_ends_the_run() -> None:
-    """The run's own deadline, before or during a call, becomes a `PromptEvaluationError`."""
+    """When the run's deadline passes, before or during a call, the run ends with a `PromptEvaluationError`."""
 
     async def main() -> None:
         rig = Rig([staged(sleeps)])
@@ -242,7 +242,7 @@ def test_spent_deadline_ends_the_run() -> None:
 
 
 def test_spent_root_budget_ends_the_run() -> None:
-    """The root budget is the run's: a call beyond it does not run."""
+    """A call beyond the root budget does not run and ends the run."""
 
     async def main() -> None:
         async def fine(text: str, context: ToolContext) -> str:
@@ -299,7 +299,7 @@ def test_policy_denies(where: str, words: str) -> None:
 
 
 def test_conflict_names_the_path_and_the_slice() -> None:
-    """When two calls wrote the same file, the later commit is a conflict, and the model is told."""
+    """If two calls wrote the same file, the later commit is a conflict, and the model is told the path."""
     both = asyncio.Event
 
     async def main() -> None:
@@ -327,7 +327,7 @@ def test_conflict_names_the_path_and_the_slice() -> None:
 
 
 def test_reducer_that_raises_fails_the_call() -> None:
-    """The reducer's error reaches the handler; if unhandled, the call fails and is rolled back."""
+    """A reducer's error reaches the handler; if it is not handled there, the call fails and is rolled back."""
 
     def refuse(contents: Any, event: Note) -> Any:
         raise ValueError("no notes today")
@@ -351,7 +351,7 @@ def test_reducer_that_raises_fails_the_call() -> None:
 
 
 def test_error_keeps_its_traceback_for_telemetry() -> None:
-    """The event has the exception with its traceback; the message to the model does not."""
+    """The event contains the exception with its traceback; the message to the model does not."""
 
     async def main() -> None:
         rig = Rig([staged(raises(lambda: RuntimeError("x" * 1000)))])

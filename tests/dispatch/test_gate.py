@@ -38,7 +38,7 @@ from support.rig import Note, Rig, leave_traces, nothing, staged
 
 
 def test_steps_happen_in_order() -> None:
-    """Start, parse, policy, handler, on_result, commit, publish, end."""
+    """A call passes start, parse, policy, handler, on_result, commit, publish and end, in this order."""
 
     async def main() -> None:
         seen: list[str] = []
@@ -66,7 +66,7 @@ def test_steps_happen_in_order() -> None:
 
 
 def test_policy_cannot_change_params() -> None:
-    """The handler's params are parsed again, so a policy's changes to its own copy have no effect."""
+    """A policy that changes its copy of the params does not change what the handler receives."""
 
     async def main() -> None:
         class Meddles:
@@ -93,7 +93,7 @@ def test_policy_cannot_change_params() -> None:
 
 
 def test_parallel_calls_are_isolated_and_one_failing_late_undoes_only_its_own() -> None:
-    """Two parallel calls, one failing late: the other's effects stay, in session and files."""
+    """When one of two parallel calls fails late, the other's changes stay, in session and files."""
 
     async def main() -> None:
         async def body(text: str, context: ToolContext) -> list[str]:
@@ -119,7 +119,7 @@ def test_parallel_calls_are_isolated_and_one_failing_late_undoes_only_its_own() 
 
 
 def test_one_turn_runs_concurrently_and_alone_runs_alone() -> None:
-    """Calls of one turn overlap; a call that runs alone overlaps with none; nested, it is re-entrant."""
+    """Calls of one turn overlap, except one that runs alone; nested, that one may be called again."""
 
     async def main() -> None:
         running: set[str] = set()
@@ -161,7 +161,7 @@ def test_one_turn_runs_concurrently_and_alone_runs_alone() -> None:
 
 
 def test_nested_call_takes_the_same_gate_and_commits_with_the_outer_one() -> None:
-    """A committed inner call is undone when the outer one fails."""
+    """An inner call is committed with the outer one, and undone when the outer one fails."""
 
     async def main() -> None:
         inner = staged(nothing, name="inner")
@@ -195,7 +195,7 @@ def test_nested_call_takes_the_same_gate_and_commits_with_the_outer_one() -> Non
 
 
 def test_depth_is_limited() -> None:
-    """Beyond the limit a call fails, and the message has the path."""
+    """A call beyond the depth limit fails, and the message contains its path."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -215,7 +215,7 @@ def test_depth_is_limited() -> None:
 
 
 def test_state_events_are_published_once_at_the_outermost_commit_and_progress_at_once() -> None:
-    """Listeners receive progress while the call runs, and state only after the commit."""
+    """Listeners receive progress while the call runs, but state events only after the outermost commit, once."""
 
     async def main() -> None:
         inner = staged(nothing, name="inner")
@@ -242,7 +242,7 @@ def test_state_events_are_published_once_at_the_outermost_commit_and_progress_at
 
 
 def test_our_own_facts_can_not_be_published_by_a_tool() -> None:
-    """Handrail's own events are reserved, on the bus and in the session."""
+    """A tool can't publish Handrail's own events, neither on the bus nor in the session."""
 
     async def main() -> None:
         async def body(text: str, context: ToolContext) -> None:
@@ -259,7 +259,7 @@ def test_our_own_facts_can_not_be_published_by_a_tool() -> None:
 
 
 def test_sync_handler_that_outlives_its_timeout_writes_into_nothing() -> None:
-    """Its verbs, session, files and inner calls refuse, and nothing of it remains."""
+    """After a timeout, the abandoned handler's verbs, session, files and inner calls refuse, and nothing changes."""
     refused: list[str] = []
     go_on, done = threading.Event(), threading.Event()
 
@@ -304,7 +304,7 @@ def test_sync_handler_that_outlives_its_timeout_writes_into_nothing() -> None:
 
 
 def test_context_refuses_after_a_success_too() -> None:
-    """A task left behind by the handler can't add to the committed changes."""
+    """A task left behind by a successful handler can't change what was committed."""
 
     async def main() -> None:
         left: list[Any] = []
@@ -332,7 +332,7 @@ def test_context_refuses_after_a_success_too() -> None:
 
 @pytest.mark.parametrize("how", ["asyncio", "anyio", "gate", "swallowed"])
 def test_cancellation_rolls_back_and_gives_every_call_its_end(how: str) -> None:
-    """However the run is cancelled, the whole tree is undone, innermost first, with one end per call."""
+    """Every way to cancel a run undoes the whole tree, innermost first, and gives each call exactly one end."""
 
     async def main() -> None:
         async def hangs(text: str, context: ToolContext) -> None:
@@ -371,7 +371,7 @@ def test_cancellation_rolls_back_and_gives_every_call_its_end(how: str) -> None:
 
 
 def test_cancelled_run_starts_no_more_handlers() -> None:
-    """After a cancel a new call ends as cancelled without running."""
+    """A call made after the run was cancelled ends as cancelled, and its handler does not run."""
 
     async def main() -> None:
         ran: list[str] = []
@@ -390,7 +390,7 @@ def test_cancelled_run_starts_no_more_handlers() -> None:
 
 
 def test_timeout_and_an_outer_cancellation_at_the_same_moment() -> None:
-    """The outer cancellation still takes effect; the call has one end and leaves nothing."""
+    """An outer cancellation at the moment of a timeout takes effect; the call has one end and leaves nothing."""
 
     async def main() -> None:
         async def hangs(text: str, context: ToolContext) -> None:
@@ -409,7 +409,7 @@ def test_timeout_and_an_outer_cancellation_at_the_same_moment() -> None:
 
 
 def test_a_call_is_timed_from_when_it_begins() -> None:
-    """The time between creating and awaiting a call does not count."""
+    """A call's timeout does not include the time between creating and awaiting the call."""
 
     async def main() -> None:
         async def takes(text: str, context: ToolContext) -> None:
@@ -466,7 +466,7 @@ def test_timeouts_nest() -> None:
 
 
 def test_a_deadline_that_passes_while_a_call_is_recorded_cancels_nobody() -> None:
-    """The handler was done in time: its caller gets the result, and is not cancelled for what came later."""
+    """If the handler is done in time, a deadline that passes during the commit does not cancel the caller."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -484,13 +484,13 @@ def test_a_deadline_that_passes_while_a_call_is_recorded_cancels_nobody() -> Non
         task = asyncio.current_task()
         assert task is not None
         assert task.cancelling() == 0
-        await asyncio.sleep(1)  # and it is not cancelled at its next wait
+        await asyncio.sleep(1)  # the caller is not cancelled at its next wait
 
     run_virtual(main)
 
 
 def test_deadline_is_enforced_during_a_call_that_swallows_it() -> None:
-    """A handler that continues after its deadline is rolled back anyway."""
+    """A handler that continues after its deadline is rolled back."""
 
     async def main() -> None:
         async def stubborn(text: str, context: ToolContext) -> str:
@@ -509,7 +509,7 @@ def test_deadline_is_enforced_during_a_call_that_swallows_it() -> None:
 
 
 def test_tool_that_needs_a_person_says_so() -> None:
-    """Where the capability is missing, a call fails with its name."""
+    """A call of a tool that needs a missing capability fails, and the message names the capability."""
 
     async def main() -> None:
         @tool
@@ -555,7 +555,7 @@ def test_context_is_dead_before_on_result_and_policies_still_see_the_fork() -> N
 
 
 def test_an_inner_call_is_not_applied_once_the_call_around_it_is_over() -> None:
-    """Left behind by its caller and kept going by a policy, it ends as cancelled and changes nothing."""
+    """An inner call that a policy keeps running after its caller has ended is cancelled and changes nothing."""
 
     async def main() -> None:
         left: list[asyncio.Task[Any]] = []
@@ -589,7 +589,7 @@ def test_an_inner_call_is_not_applied_once_the_call_around_it_is_over() -> None:
 
 
 def test_calls_are_numbered_in_their_run() -> None:
-    """The id of a call follows from its place, never from chance: a run that is repeated has the same ids."""
+    """A call's id is derived from its place and never random, so a repeated run has the same ids."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -610,7 +610,7 @@ def test_calls_are_numbered_in_their_run() -> None:
 
 
 def test_handlers_start_only_with_a_token_of_the_gate() -> None:
-    """There is no way to start a handler without the gate."""
+    """Every entry point passes the gate, and a handler without the gate's token does not start."""
 
     async def main() -> None:
         ran: list[str] = []
@@ -651,7 +651,7 @@ def test_only_the_gate_starts_handlers() -> None:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute) and node.attr == "handler" and isinstance(node.ctx, ast.Load):
                 callers.add(str(file.relative_to(source)))
-    # checks.py checks its signature; the others check whether it exists, or where it is defined.
+    # checks.py checks the handler's signature; the others check whether it exists, or where it is defined.
     look = {
         "dispatch/frame.py",
         "dispatch/handlers.py",
@@ -663,7 +663,7 @@ def test_only_the_gate_starts_handlers() -> None:
 
 
 def test_read_only_effects_may_not_write() -> None:
-    """`pure` and `read` calls can read; every way to write is refused by name."""
+    """`pure` and `read` calls can read; every way to write is refused, and the error names it."""
 
     async def main() -> None:
         @tool(effect="read")
@@ -711,7 +711,7 @@ async def test_a_union_is_any_of_what_it_is_made_of(declared: Any, fitting: Any,
 
 
 def test_plain_result_is_required_of_a_handler() -> None:
-    """A handler in the full form that returns something else gets an error, and is rolled back."""
+    """A handler in the full form that does not return a `ToolResult` fails, and is rolled back."""
 
     async def main() -> None:
         async def handler(params: None, *, context: ToolContext) -> ToolResult[str]:
@@ -727,7 +727,7 @@ def test_plain_result_is_required_of_a_handler() -> None:
 
 
 def test_gate_works_from_a_script() -> None:
-    """`.wait()` runs a call where there is no event loop."""
+    """In a script without an event loop, `.wait()` runs a call."""
 
     @tool
     def double(number: int) -> int:
@@ -757,7 +757,7 @@ def test_facts_are_the_only_trace_of_a_failed_call() -> None:
 
 
 def test_what_an_earlier_try_left_behind_can_not_touch_the_next() -> None:
-    """A thread of the first attempt finds its context expired, although the call continues."""
+    """A thread left over from the first attempt finds its context expired, although the call continues."""
     first_try_over, tried, done = threading.Event(), threading.Event(), threading.Event()
     refused: list[str] = []
 
@@ -797,7 +797,7 @@ def test_what_an_earlier_try_left_behind_can_not_touch_the_next() -> None:
 
 
 def test_the_gate_beats_for_a_handler_until_it_beats_itself() -> None:
-    """The lease is renewed while a handler runs; after the handler's own first beat only its beats count."""
+    """The gate renews the lease while a handler runs; after the handler's first beat only its beats count."""
 
     async def main() -> None:
         class Lease:
@@ -818,7 +818,7 @@ def test_the_gate_beats_for_a_handler_until_it_beats_itself() -> None:
         lease = Lease()
         rig = Rig([staged(works)], lease=lease)
         await rig.call("work", text="silent")
-        assert lease.extended == [0, 10, 20]  # no longer once the call has ended
+        assert lease.extended == [0, 10, 20]  # the lease is no longer renewed once the call has ended
         lease.extended.clear()
         await rig.call("work", text="beats")
         assert lease.extended == [25, 35, 45, 50]

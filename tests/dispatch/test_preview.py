@@ -42,7 +42,7 @@ async def rewrite(path: str, context: ToolContext) -> str:
 
 
 class Looker:
-    """A person who records what they were shown, does something meanwhile, and answers."""
+    """A person who records what they are shown, optionally changes something meanwhile, and answers."""
 
     def __init__(self, *answers: bool, meanwhile: Any = None) -> None:
         self.shown: list[dict[str, Any]] = []
@@ -74,7 +74,7 @@ state: Noted {"text":"a.txt"}
 
 @pytest.fixture(params=["memory", "directory", "directory with a journal"])
 def ground(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """Files with one file in them, with or without a journal."""
+    """Fixture: a filesystem that contains one file, and a journal or None."""
     if request.param == "memory":
         files: Any = MemoryFilesystem()
         files.write("a.txt", "one\n")
@@ -99,9 +99,9 @@ def invoke(ground: Any, looker: Looker, session: Session | None = None) -> Any:
 
 
 def test_approved_it_is_committed_as_it_was_shown(ground: Any) -> None:
-    """The person sees the diff of files and state.
+    """The person sees the diff of files and state before anything changes.
 
-    Nothing changes until they approve, and then exactly that does.
+    When they approve, exactly the diff that was shown is committed.
     """
     files, _ = ground
     session = Session()
@@ -116,7 +116,7 @@ def test_approved_it_is_committed_as_it_was_shown(ground: Any) -> None:
 
 
 def test_denied_nothing_happened(ground: Any) -> None:
-    """After a no, files and state are unchanged, and the model is told that nothing was applied."""
+    """When the person denies the diff, files and state stay unchanged, and the model is told so."""
     files, _ = ground
     session = Session()
     result = invoke(ground, Looker(False), session)
@@ -144,7 +144,7 @@ def test_the_base_moved_meanwhile(ground: Any) -> None:
 
 
 def test_a_base_that_keeps_moving_is_a_conflict(ground: Any) -> None:
-    """The call is not rerun for ever: in the end it is a conflict, and the other change stays."""
+    """A call whose file changes during every review ends as a conflict, and the other change is kept."""
     files, _ = ground
     looker = Looker(True, True, True, True, meanwhile=lambda count: files.write("a.txt", f"theirs {count}\n"))
     result = invoke(ground, looker)
@@ -169,7 +169,7 @@ def test_a_new_base_may_be_denied(ground: Any) -> None:
 
 @pytest.mark.parametrize("effect", get_args(Effect))
 def test_which_effects_are_previewed(effect: Effect) -> None:
-    """The table's column: a call that can be rolled back runs first; any other runs only after approval."""
+    """A call that can be rolled back runs before approval; any other call runs only after it."""
     ran: list[str] = []
 
     async def undo(params: Any, value: Any, *, context: ToolContext) -> None:
@@ -248,7 +248,7 @@ def test_a_preview_is_audited() -> None:
 
 
 def test_parallel_previews_each_get_their_own_answer() -> None:
-    """Two calls previewed at once: one approved, one denied, each with its own diff."""
+    """Of two calls that are previewed at once, each gets the answer to its own diff."""
     files = MemoryFilesystem()
     for name in ("a.txt", "b.txt"):
         files.write(name, "one\n")

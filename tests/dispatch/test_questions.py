@@ -1,4 +1,4 @@
-"""Questions: which answer counts, and that every question ends."""
+"""Questions: which answer is accepted, and that every question ends."""
 
 import asyncio
 import threading
@@ -62,7 +62,7 @@ CHECK = Schema[int](int).parse_value
 
 
 class Desk:
-    """A desk in virtual time with one open question."""
+    """A question desk in virtual time with one open question."""
 
     def __init__(self, seconds: float | None = 60) -> None:
         self.clock = VirtualClock()
@@ -100,7 +100,7 @@ async def late(desk: Desk) -> None:
 
 
 async def late_by_the_clock(desk: Desk) -> None:
-    """The question has expired, but the desk's own timer has not fired yet."""
+    """Answer when the question has expired but the desk's own timer has not fired yet."""
     desk.clock._start += timedelta(seconds=60)
     desk.desk.answer(answer_to(desk.question))
 
@@ -170,7 +170,7 @@ ATTACKS: dict[str, tuple[Any, str, str]] = {
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_answer_that_does_not_count_is_refused(name: str):
-    """The refusal says why and has no effect: the right answer is still accepted."""
+    """A refused answer gets a reason and has no effect: the right answer is still accepted."""
     attack, problem, hint = ATTACKS[name]
 
     async def main() -> tuple[AnswerRefused, Any]:
@@ -195,7 +195,7 @@ def test_an_answer_that_does_not_count_is_refused(name: str):
 
 @pytest.mark.parametrize("outcome", ["answered", "declined", "cancelled"])
 def test_the_same_answer_again_is_harmless(outcome: Any):
-    """A repeated answer is harmless, both at once and after the asker has continued."""
+    """Repeating an answer is harmless, both immediately and after the asker has continued."""
 
     async def main() -> Answer:
         desk = Desk()
@@ -307,7 +307,7 @@ def test_open_questions_are_listed_oldest_first_until_they_are_over():
 
 
 def test_the_same_question_again_gets_its_answer_and_another_is_refused():
-    """A rerun call does not ask twice; one id is one question."""
+    """A call that is rerun gets its earlier answer; a different question with the same id is refused."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -338,7 +338,7 @@ def test_a_question_without_an_answer_may_be_asked_again():
 
 
 def test_a_question_that_has_expired_already_is_over_at_once():
-    """Nobody waits for a question that has already expired."""
+    """A question that has already expired ends at once, without a wait."""
 
     async def main() -> tuple[str, float]:
         clock = VirtualClock()
@@ -380,7 +380,7 @@ class Returns(Person):
     ids=range(10),
 )
 def test_an_environment_that_fails_ends_the_question(environment: Any, outcome: str, words: str):
-    """It neither hangs nor makes up an answer."""
+    """When the environment fails, the question ends without an answer instead of hanging."""
 
     async def main() -> Answer:
         clock = VirtualClock()
@@ -424,7 +424,7 @@ def test_an_answer_to_another_question_is_not_taken_for_this_one():
 
 
 def test_an_answer_from_elsewhere_ends_the_asking():
-    """The person being asked is told to stop."""
+    """An answer through another channel ends the question, and the person being asked is told to stop."""
     stopped: list[bool] = []
 
     class Waits(Person):
@@ -481,7 +481,7 @@ class Scene:
 
 
 def test_an_answer_is_validated_and_given_as_its_type():
-    """The question is shown, the answer is accepted, and both are recorded."""
+    """`wait_for` shows the question, validates the answer, returns it as its type, and records both."""
     person = Person(answers={"pick": lambda payload: {"selected": payload["choices"][0]}})
 
     async def main() -> None:
@@ -513,7 +513,7 @@ def test_an_answer_is_validated_and_given_as_its_type():
     ],
 )
 def test_no_answer_raises_and_unhandled_the_result_says_which(answer: Any, error: type[NoAnswer], words: str):
-    """The model gets a failed result, and a handler gets an exception per reason."""
+    """A handler gets an exception for each reason; if unhandled, the model gets a failed result that names it."""
     caught: list[NoAnswer] = []
 
     @tool
@@ -544,7 +544,7 @@ def test_no_answer_raises_and_unhandled_the_result_says_which(answer: Any, error
 
 @pytest.mark.parametrize("environment", [None, Nobody(), Agent()])
 def test_nobody_to_ask_is_said_by_name(environment: Any):
-    """A tool that requires a person fails with that reason, and other tools see that nobody is there."""
+    """A tool that requires a person fails with that reason; other tools see that no person is available."""
 
     @tool
     async def is_there(context: ToolContext) -> bool:
@@ -561,7 +561,7 @@ def test_nobody_to_ask_is_said_by_name(environment: Any):
 
 
 def test_a_type_that_is_not_a_class_can_be_asked_for():
-    """The answer is validated with the type's adapter."""
+    """`wait_for` accepts a type that is not a class, and validates the answer with the type's adapter."""
 
     @tool
     async def ask_size(context: UserContext) -> str:
@@ -577,7 +577,7 @@ def test_a_type_that_is_not_a_class_can_be_asked_for():
 
 
 def test_parallel_questions_of_one_call_each_get_their_answer():
-    """Answers are matched by id, not by order."""
+    """Concurrent questions of one call are matched with their answers by id, not by order."""
 
     @tool
     async def ask_both(context: UserContext) -> list[int]:
@@ -594,7 +594,7 @@ def test_parallel_questions_of_one_call_each_get_their_answer():
 
 
 def test_a_sync_handler_asks_too():
-    """A sync handler waits in its thread, and the person's time does not count as its own."""
+    """A sync handler's question is awaited in its thread, and the person's time does not count as its own."""
 
     @tool(timeout=0.5)
     def ask_slowly(context: UserContext) -> int:
@@ -608,7 +608,7 @@ def test_a_sync_handler_asks_too():
 
 
 def test_secrets_in_a_payload_are_not_shown():
-    """Secrets that a handler shows by mistake are masked."""
+    """Secrets that a handler puts into a payload by mistake are masked."""
 
     @tool
     async def confirm(context: UserContext) -> bool:
@@ -625,7 +625,7 @@ def test_secrets_in_a_payload_are_not_shown():
 
 
 def test_a_cancelled_call_withdraws_its_question():
-    """A question that nobody waits for can't be answered."""
+    """When a call is cancelled its question is withdrawn, and can no longer be answered."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -646,7 +646,7 @@ def test_a_cancelled_call_withdraws_its_question():
 
 
 def test_an_answer_by_the_journal_reaches_the_handler():
-    """The connected person is asked, and the first answer through any channel counts."""
+    """While a connected person is asked, an answer through the journal is accepted if it comes first."""
 
     async def main() -> Any:
         clock = VirtualClock()
@@ -716,13 +716,13 @@ def digest_of(asks: Asks) -> str:
     ids=lambda changed: next(iter(changed)),
 )
 def test_a_digest_covers_each_thing_that_an_answer_is_about(changed: dict[str, Any]):
-    """Changing one part changes the digest; changing none keeps it."""
+    """Changing any one part of a question changes its digest; otherwise the digest stays the same."""
     assert digest_of(Asks()) == digest_of(Asks())
     assert digest_of(replace(Asks(), **changed)) != digest_of(Asks())
 
 
 def test_a_digest_of_an_approval_covers_what_is_shown_and_asked():
-    """The digest covers the tool, its arguments and the reason."""
+    """An approval's digest covers the tool, its arguments and the reason."""
     asked: list[Question] = []
 
     def remember(question: Question) -> bool:
@@ -761,12 +761,12 @@ def test_a_digest_of_an_approval_covers_what_is_shown_and_asked():
     ],
 )
 def test_no_two_lists_of_parts_share_a_digest(one: Any, other: Any):
-    """Text can't move from one part into the next."""
+    """Moving text from one part into the next changes the digest."""
     assert digest(b"k", *one) != digest(b"k", *other)
 
 
 def test_a_digest_is_keyed_and_keys_are_of_chance():
-    """A digest can't be made without the key; the order of a mapping's keys does not matter."""
+    """A digest depends on a random key, but not on the order of a mapping's keys."""
     assert digest(b"k", "a") != digest(b"l", "a")
     assert digest(b"k", {"a": 1, "b": 2}) == digest(b"k", {"b": 2, "a": 1})
     assert new_key() != new_key()
@@ -774,7 +774,7 @@ def test_a_digest_is_keyed_and_keys_are_of_chance():
 
 
 def test_a_payload_that_can_not_be_shown_is_the_tools_fault():
-    """The model is not told to correct valid arguments."""
+    """A payload that can't be shown is reported as the tool's fault, not as invalid arguments."""
 
     @tool
     async def show(context: UserContext) -> int:

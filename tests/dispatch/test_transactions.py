@@ -25,7 +25,7 @@ PATHS = ("a", "b", "c/d")
 
 @dataclass
 class Spec:
-    """One call: its actions in order, and its outcome."""
+    """One call, with its actions in order and its outcome."""
 
     tag: str
     effect: str
@@ -35,7 +35,7 @@ class Spec:
 
 @dataclass
 class Trace:
-    """What one attempt of a call did: recorded values, and the ids of the calls it made."""
+    """The actions of one attempt of a call, with recorded values and the ids of the calls it made."""
 
     spec: Spec
     acts: list[tuple[str, Any, Any]] = field(default_factory=list)
@@ -53,7 +53,7 @@ endings = st.sampled_from(["ok", "ok", "ok", "ok", "raise", "error", "hang", "ca
 
 
 def specs(effects: tuple[str, ...], depth: int) -> st.SearchStrategy[Spec]:
-    """Calls with these effects; the calls they make never have a stronger one."""
+    """Generate calls with these effects; the calls they make never have a stronger effect."""
 
     def build(effect: str) -> st.SearchStrategy[Spec]:
         act: st.SearchStrategy[Any] = simple
@@ -134,7 +134,7 @@ class Programs:
         return None
 
     async def call(self, specs: list[Spec], context: ToolContext) -> list[str]:
-        """Call them concurrently, and return the ids of those that committed, in commit order."""
+        """Make these calls concurrently, and return the ids of those that committed, in commit order."""
         before = len(self.rig.events)
         results = await gather(*[context.call(each.effect, **self.number(each)) for each in specs])
         ended = [event for event in self.rig.events[before:] if isinstance(event, ToolInvoked)]
@@ -145,13 +145,13 @@ class Programs:
 
 
 def caller_of(call_id: str) -> str | None:
-    """Return the id of the calling call: an id consists of the caller's, the attempt and a count."""
+    """Return the id of the call that made this one: an id is the caller's id, the attempt and a count."""
     found = re.fullmatch(r"(.+?)(?:~\d+)?\.\d+", call_id)
     return found and found.group(1)
 
 
 class Model:
-    """The same actions, one after another, on plain data."""
+    """Applies the actions of committed calls one after another to plain data."""
 
     def __init__(self, programs: Programs) -> None:
         self.files: dict[str, str] = {}
@@ -159,7 +159,7 @@ class Model:
         self.programs = programs
 
     def play(self, call_id: str, anew: bool) -> None:
-        """Replay a committed call: its actions again, or with their recorded values."""
+        """Replay a committed call, recomputing its actions if `anew`, else with their recorded values."""
         trace = self.programs.traces[call_id]
         for act, about, value in trace.acts:
             self.act(act, about, value, trace.spec, anew)
@@ -185,7 +185,7 @@ class Model:
 
 
 def check(programs: Programs) -> None:
-    """Check that the end state equals the successful calls, one after another, in commit order."""
+    """Check that the end state is that of the successful calls run one after another, in commit order."""
     rig, model = programs.rig, Model(programs)
     for event in rig.of(ToolInvoked):
         if event.status == "ok" and len(event.path) == 1:

@@ -1,4 +1,4 @@
-"""Attacks on the gate that once succeeded. Each one stays fixed."""
+"""Attacks on the gate that once succeeded, each of which must now fail."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from support.rig import Note, Rig, leave_traces, nothing, staged
 
 
 def test_a_handled_failure_in_a_task_group_is_no_cancellation() -> None:
-    """Before Python 3.13 the group leaves a cancel count behind that looks like a cancellation."""
+    """Handling a failed task group is not a cancellation, despite the cancel count it leaves before Python 3.13."""
 
     @tool(effect="staged")
     async def outer(context: ToolContext) -> str:
@@ -67,7 +67,7 @@ def test_a_handled_failure_in_a_task_group_is_no_cancellation() -> None:
 
 
 def test_an_error_that_can_not_describe_itself_still_ends_the_call() -> None:
-    """Its `__str__` raises; the call still has its result and its end, and leaves nothing."""
+    """A call whose error raises in `__str__` still has its result and its end, and leaves nothing."""
 
     class Mute(Exception):
         def __str__(self) -> str:
@@ -89,7 +89,7 @@ def test_an_error_that_can_not_describe_itself_still_ends_the_call() -> None:
 
 @pytest.mark.parametrize("how", ["cancels itself", "run cancelled"])
 def test_every_compensation_gets_its_turn(how: str) -> None:
-    """A compensation that fails or is cancelled prevents neither the others nor the end event."""
+    """If a compensation fails or is cancelled, the others still run, and the end event is published."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -135,7 +135,7 @@ def test_every_compensation_gets_its_turn(how: str) -> None:
 
 
 def test_once_is_once_although_the_call_was_asked_about_the_first_time() -> None:
-    """Questions are numbered separately, so a retry finds what the first attempt settled."""
+    """A retry finds what the first attempt settled with `once`, since questions are numbered separately."""
 
     async def main() -> None:
         paid: list[int] = []
@@ -164,7 +164,7 @@ def test_once_is_once_although_the_call_was_asked_about_the_first_time() -> None
 
 
 def test_two_compensations_have_two_keys() -> None:
-    """Each compensation settles its own `once`."""
+    """Two compensations that use the same `once` key each settle it for themselves."""
 
     async def main() -> None:
         refunds: list[str] = []
@@ -196,7 +196,7 @@ def test_two_compensations_have_two_keys() -> None:
 
 
 def test_an_approval_is_not_replayed_when_an_id_is_used_again() -> None:
-    """A provider's ids repeat from turn to turn; each call is asked about separately."""
+    """Each call is asked about separately, even if the provider repeats the id of an earlier call."""
 
     async def main() -> None:
         ran: list[int] = []
@@ -225,7 +225,7 @@ class Count:
 
 
 class SlowJournal(MemoryJournal):
-    """A journal with a slow write."""
+    """A journal whose commits are slow."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -248,7 +248,7 @@ async def increment(context: ToolContext) -> int:
 
 
 def test_journaled_commits_of_several_gates_are_one_after_another() -> None:
-    """The lock belongs to the session, not to a gate."""
+    """Commits of several gates on one session are serialised, since the lock belongs to the session."""
 
     async def main() -> None:
         session, journal = Session(), SlowJournal()
@@ -260,7 +260,7 @@ def test_journaled_commits_of_several_gates_are_one_after_another() -> None:
 
 
 def test_one_session_serves_two_event_loops() -> None:
-    """With a journal too, commits wait for each other across loops."""
+    """Commits of two event loops on one session wait for each other, even with a journal."""
     session = Session()
     results: list[int] = []
 
@@ -282,7 +282,7 @@ def test_one_session_serves_two_event_loops() -> None:
 
 @pytest.mark.parametrize("where", ["on_result", "swallowed timeout"])
 def test_a_finished_call_that_can_not_commit_is_compensated(where: str) -> None:
-    """Its handler did its work, so whatever stops the commit, the work is compensated or reported."""
+    """Whatever stops the commit of a finished call, its work is compensated or reported."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -350,7 +350,7 @@ def test_a_failed_call_does_not_keep_what_its_handler_held() -> None:
 
 
 def test_a_loop_is_freed_with_its_timers() -> None:
-    """A loop's timers do not keep it alive."""
+    """A loop's timers do not prevent it from being freed."""
 
     async def main() -> weakref.ref[Any]:
         loop = asyncio.get_running_loop()
@@ -381,7 +381,7 @@ def test_a_loop_is_freed_although_a_session_it_committed_to_lives_on() -> None:
 
 
 def test_uncancelling_does_not_save_a_handler_from_a_cancelled_run() -> None:
-    """A handler that uncancels its task does not undo the run's cancellation."""
+    """A handler that calls `uncancel` on its task is still rolled back when the run is cancelled."""
 
     async def main() -> None:
         async def stubborn(text: str, context: ToolContext) -> str:
@@ -406,7 +406,7 @@ def test_uncancelling_does_not_save_a_handler_from_a_cancelled_run() -> None:
 
 
 def test_a_cancelled_call_is_not_tried_again() -> None:
-    """The cancel arrived while the first attempt was being rolled back."""
+    """A call that is cancelled while its first attempt is rolled back is not retried."""
 
     async def main() -> None:
         runs: list[int] = []
@@ -441,7 +441,7 @@ def test_a_cancelled_call_is_not_tried_again() -> None:
 
 
 def test_an_operation_of_a_call_is_refused_on_another_loop() -> None:
-    """The error names the loop problem, instead of letting the operation run where it can't be cancelled."""
+    """Awaiting a call's operation on another loop is refused, since it could not be cancelled there."""
 
     @tool(effect="irreversible")
     def outer(context: ToolContext) -> str:
@@ -466,7 +466,7 @@ def test_an_operation_of_a_call_is_refused_on_another_loop() -> None:
 
 
 def test_what_a_failed_inner_call_read_counts_for_the_outer_one() -> None:
-    """Two claims that each saw the other's file missing can't both succeed."""
+    """Two claims that each read the other's file as missing in a failed inner call can't both succeed."""
 
     async def main() -> None:
         meeting = asyncio.Barrier(2)
@@ -501,7 +501,7 @@ def test_what_a_failed_inner_call_read_counts_for_the_outer_one() -> None:
 
 
 def test_read_before_write_can_not_be_overtaken() -> None:
-    """What the policy read counts as read: content it did not see is not overwritten."""
+    """A file that a policy read is not overwritten if its content has changed since."""
 
     async def main() -> None:
         go_on = asyncio.Event()
@@ -531,7 +531,7 @@ def test_read_before_write_can_not_be_overtaken() -> None:
 
 
 def test_a_bus_of_ones_own_hears_every_start() -> None:
-    """A subclass that overrides `publish` receives every event."""
+    """A bus subclass that overrides `publish` receives every event."""
 
     async def main() -> None:
         heard: list[str] = []
@@ -550,7 +550,7 @@ def test_a_bus_of_ones_own_hears_every_start() -> None:
 
 
 def test_what_stops_the_run_stops_it_from_inside_a_task_group_too() -> None:
-    """The group wraps the exception, and the run still receives it."""
+    """An exception that ends the run ends it even when a task group has wrapped it."""
 
     async def main() -> None:
         @tool(effect="irreversible")
@@ -572,7 +572,7 @@ def test_what_stops_the_run_stops_it_from_inside_a_task_group_too() -> None:
 
 
 def test_a_closed_coroutine_leaves_nothing_and_has_its_end() -> None:
-    """Nothing can be awaited then, so only synchronous cleanup happens."""
+    """Closing a call's coroutine does only synchronous cleanup, leaves nothing, and gives the call its end."""
 
     async def main() -> None:
         async def hangs(text: str, context: ToolContext) -> None:
@@ -598,7 +598,7 @@ def test_a_closed_coroutine_leaves_nothing_and_has_its_end() -> None:
     ],
 )
 def test_a_result_of_another_type_than_declared_fails_the_call(value: Any, words: str) -> None:
-    """A forgotten `await` or `return` is found before anything is committed."""
+    """A result that is not of the declared type fails the call before anything is committed."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -616,7 +616,7 @@ def test_a_result_of_another_type_than_declared_fails_the_call(value: Any, words
 
 
 def test_a_result_that_can_not_be_shown_fails_the_call() -> None:
-    """Without a declared type, a result must still be JSON."""
+    """A result that is not JSON fails the call, even without a declared type."""
 
     async def main() -> None:
         async def body(text: str, context: ToolContext) -> Any:
@@ -631,7 +631,7 @@ def test_a_result_that_can_not_be_shown_fails_the_call() -> None:
 
 
 def test_unwrap_gives_the_value_or_says_why_not() -> None:
-    """An inner failure is not lost when only the value is read."""
+    """`unwrap` returns the value of a result, or raises with the failure's message."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -660,14 +660,14 @@ def test_unwrap_gives_the_value_or_says_why_not() -> None:
     ],
 )
 def test_wrong_options_of_a_gate_are_refused_by_name(option: str, value: Any, hint: str) -> None:
-    """They are refused before anything runs, with the accepted values."""
+    """Wrong gate options are refused before anything runs, and the error lists the accepted values."""
     with pytest.raises(DefinitionError) as error:
         open_gate([], **{option: value})
     assert hint in str(error.value)
 
 
 def test_events_of_undone_tries_and_denied_calls() -> None:
-    """A denied call never ran: it has a start and an end, and no rollback."""
+    """A denied call, which never ran, has a start and an end but no rollback."""
 
     async def main() -> None:
         rig = Rig([staged(nothing, effect="irreversible")], policies=[CapabilityPolicy()])

@@ -50,7 +50,7 @@ MODES: list[RunMode] = ["user", "agent", "headless"]
 
 
 async def whoever(offer: Offer, *, context: ToolContext) -> Pick:
-    """A client that asks the environment, and has a default when nobody is there."""
+    """Ask the environment, or use a default when nobody is there."""
     assert context.wait_for is None or context.prompt_model is None
     if context.wait_for:
         return await context.wait_for("which", offer, Pick)
@@ -84,7 +84,7 @@ def person() -> Person:
 def test_the_tool_then_the_session_then_the_environment_says_whose_place_is_taken(
     of_tool: RunMode | None, of_session: RunMode | None, of_environment: RunMode | None, with_client: bool
 ) -> None:
-    """The tool's mode wins over the session's, and that over the environment's; without a player, nobody is there."""
+    """The tool's mode precedes the session's, and that the environment's; without a player, nobody is there."""
     there: dict[RunMode | None, Environment | None] = {
         None: None,
         "user": person(),
@@ -103,7 +103,7 @@ def test_the_tool_then_the_session_then_the_environment_says_whose_place_is_take
 
 
 def test_a_session_keeps_its_run_mode_and_refuses_another() -> None:
-    """The run mode is saved and loaded with the session."""
+    """A session's run mode is saved and loaded with it, and can't be changed."""
     assert load(save(Session(run_mode="agent"))).run_mode == "agent"
     assert load(save(Session())).run_mode is None
     wrong: Any = "browser"
@@ -153,14 +153,14 @@ def test_a_model_in_a_persons_place_may_be_another_than_the_runs() -> None:
 
 
 def test_without_a_model_of_its_own_the_runs_model_stands_in() -> None:
-    """A gate without an adapter then has no model."""
+    """Without a model of its own the environment uses the run's; a gate without an adapter has none."""
     assert play(card_game(), AgentEnvironment(), Session()).value == "card 1"
     result = open_gate([card_game()], environment=AgentEnvironment(), filesystem=MemoryFilesystem())
     assert "needs 'somebody to answer'" in result.invoke("pick_card").wait().message
 
 
 def test_a_model_is_told_what_the_handoff_is_and_shown_the_public_part() -> None:
-    """The handoff has no client of its own."""
+    """For a handoff without a client, the model is told the handoff's description and shown the public part."""
     model = ScriptedModel([SAYS])
     gate = open_gate([card_game()], environment=AgentEnvironment(model), filesystem=MemoryFilesystem())
     assert gate.invoke("pick_card", {"cards": 2}).wait().value == "card 1"
@@ -172,7 +172,7 @@ def test_a_model_is_told_what_the_handoff_is_and_shown_the_public_part() -> None
 
 
 def test_a_model_gets_to_correct_an_answer_that_does_not_fit() -> None:
-    """It may correct its answer a limited number of times."""
+    """A model may correct an invalid answer, a limited number of times."""
     model = ScriptedModel(['{"index": "one"}', SAYS])
     gate = open_gate([card_game()], environment=AgentEnvironment(model), filesystem=MemoryFilesystem())
     assert gate.invoke("pick_card").wait().value == "card 1"
@@ -180,7 +180,7 @@ def test_a_model_gets_to_correct_an_answer_that_does_not_fit() -> None:
 
 @pytest.mark.parametrize("environment", [AgentEnvironment(ScriptedModel([])), HeadlessEnvironment()])
 async def test_nobody_is_approved_for_by_a_machine(environment: Environment) -> None:
-    """Calls that need approval are denied, and direct requests to such an environment are declined."""
+    """A machine approves nothing: calls that need approval are denied, and direct requests are declined."""
     gate = open_gate(
         [card_game(effect="irreversible")],
         policies=[CapabilityPolicy()],
@@ -222,7 +222,7 @@ def a_question() -> Question:
 def test_a_tool_is_offered_only_where_its_requirement_is_met(
     environment: Environment | None, offered: list[str]
 ) -> None:
-    """This applies to plain tools too; a call anyway fails and names the missing capability."""
+    """A tool is offered only where its requirement is met; a call anyway fails and names the missing capability."""
 
     @tool
     async def for_people(context: UserContext) -> str:
@@ -247,7 +247,7 @@ def test_a_tool_is_offered_only_where_its_requirement_is_met(
 
 
 async def test_an_agent_approves_nothing_on_anybodys_behalf() -> None:
-    """`request_approval` raises an error that says nobody is there."""
+    """In an agent's act, `request_approval` raises an error that says nobody is there."""
     said: list[Any] = []
 
     async def choose(offer: Offer, *, context: AgentContext) -> Pick:
@@ -261,7 +261,7 @@ async def test_an_agent_approves_nothing_on_anybodys_behalf() -> None:
 
 
 def test_run_as_agent_plays_one_act_and_leaves_nothing_behind() -> None:
-    """Neither `before` nor `after` runs; there is a session only if one is given."""
+    """`run_as_agent` runs neither `before` nor `after`, and uses a session only if one is given."""
 
     async def never(*arguments: Any, context: ToolContext) -> Any:
         raise AssertionError
@@ -277,7 +277,7 @@ def test_run_as_agent_plays_one_act_and_leaves_nothing_behind() -> None:
 
 
 def test_run_as_agent_gives_params_to_a_client_that_takes_them() -> None:
-    """The params count as public; a client that takes them can't run without them."""
+    """`run_as_agent` passes params, as public data, to a client that takes them, which can't run without them."""
 
     def choose(offer: Offer, params: Deal, *, context: AgentContext) -> Pick:
         return Pick(params.cards)
@@ -289,7 +289,7 @@ def test_run_as_agent_gives_params_to_a_client_that_takes_them() -> None:
 
 
 def test_run_as_agent_refuses_what_does_not_fit() -> None:
-    """Refused are data of the wrong type, a tool that is not a handoff, and an act for people."""
+    """`run_as_agent` refuses data of the wrong type, a tool that is not a handoff, and an act for people."""
     game = card_game()
     with pytest.raises(ToolValidationError, match="backs"):
         run_as_agent(game, {"fronts": 1}, model=ScriptedModel([]))
@@ -305,7 +305,7 @@ def test_run_as_agent_refuses_what_does_not_fit() -> None:
 
 
 def test_run_as_agent_has_limits() -> None:
-    """A budget and a deadline apply to the act and to its calls."""
+    """In `run_as_agent`, a budget and a deadline apply to the act and to its calls."""
     with pytest.raises(PromptEvaluationError, match="requests"):
         run_as_agent(
             card_game(), Offer(1), model=ScriptedModel(['{"index": "x"}', SAYS]), budget=Budget(requests=1)
@@ -323,7 +323,7 @@ def test_run_as_agent_has_limits() -> None:
 
 
 def test_what_an_act_emits_goes_to_its_own_listener_only() -> None:
-    """This holds even when two acts run in one session at once."""
+    """An act's events reach only its own listener, even when two acts run in one session at once."""
 
     def game(name: str) -> Handoff[Any, Pick]:
         async def choose(offer: Offer, *, context: ToolContext) -> Pick:
@@ -334,7 +334,7 @@ def test_what_an_act_emits_goes_to_its_own_listener_only() -> None:
 
         return card_game(name, client=choose)
 
-    heard: dict[str, list[object]] = {"run": [], "run2": []}  # ids of runs that begin alike are distinct too
+    heard: dict[str, list[object]] = {"run": [], "run2": []}  # these ids begin alike on purpose
 
     def play(name: str, session: Session) -> Operation[Pick]:
         return run_as_agent(
@@ -358,7 +358,7 @@ def test_what_an_act_emits_goes_to_its_own_listener_only() -> None:
 
 
 async def test_acts_are_functions_that_a_test_can_call() -> None:
-    """A context with prepared answers, by kind or by a piece of the prompt, is enough."""
+    """A test can call an act with a mock context that has prepared answers, by kind or by part of the prompt."""
     assert await whoever(Offer(3), context=user_context({"which": {"index": 2}})) == Pick(2)
     assert await whoever(Offer(3), context=agent_context({"Choose": {"index": 1}})) == Pick(1)
     with pytest.raises(ToolValidationError, match="index"):
@@ -368,7 +368,7 @@ async def test_acts_are_functions_that_a_test_can_call() -> None:
 
 
 async def test_a_whole_handoff_needs_a_gate() -> None:
-    """Its own handler refuses a mock context, and says what to do instead."""
+    """A handoff's own handler refuses a mock context, and says what to do instead."""
     game = card_game(client=whoever)
     open_gate([game])
     handler: Any = game.handler
@@ -389,7 +389,7 @@ async def test_handoffs_run_where_any_tool_does() -> None:
 
 
 def test_a_model_in_a_persons_place_is_under_the_policies_of_the_run() -> None:
-    """A tool that the asking handler gives it is still denied where the run's policies deny it."""
+    """A tool that a handler gives to a model in a person's place is denied where the run's policies deny it."""
     paid: list[int] = []
 
     @tool(effect="staged", capabilities=["money.spend"])

@@ -17,7 +17,7 @@ from handrail.schema import Schema
 
 
 class Typist:
-    """Types these lines, then Ctrl-D."""
+    """A person who types these lines, then Ctrl-D."""
 
     def __init__(self, *typed: str) -> None:
         self._typed = list(typed)
@@ -48,7 +48,7 @@ class Typist:
 
 
 async def fill(kind: Any, *typed: str, before: Any = NOTHING) -> Any:
-    """Fill in a form for this type and send it; every typed line must be read."""
+    """Fill in a form for this type and send it, and check that every typed line was read."""
     schema = Schema(kind)
     typist = Typist(*typed)
     value = await fill_in(schema.json_schema, typist, before)
@@ -77,7 +77,7 @@ class Order(BaseModel):
 
 
 async def test_every_kind_of_field():
-    """Text, numbers, yes and no, a choice by number, a date, objects, an optional one, a list."""
+    """A form asks for text, numbers, booleans, a choice by number, a date, objects, an optional one and a list."""
     typed = ["tea", "", "2.5", "y", "2", "2026-05-31", "Main", "7", "n", "y", "hot", "green", "", "s"]
     assert await fill(Order, *typed) == {
         "item": "tea",
@@ -93,7 +93,7 @@ async def test_every_kind_of_field():
 
 
 async def test_each_field_is_checked_as_it_is_typed():
-    """A mistake is explained at once, and the field is asked for again."""
+    """A mistake is explained as soon as it is typed, and the field is asked for again."""
     typist = Typist(
         "te", "", "tea", "x", "10", "3", "cheap", "nan", "1", "maybe", "n", "XL", "4", "L", "soon", ""
     )
@@ -114,12 +114,12 @@ async def test_each_field_is_checked_as_it_is_typed():
 
 
 def test_a_number_may_be_larger_than_any_float():
-    """The form accepts it, and the tool decides."""
+    """The form accepts an integer larger than any float, and leaves the decision to the tool."""
     assert parse({"type": "number"}, "9" * 400) == int("9" * 400)
 
 
 async def test_a_form_is_shown_before_it_is_sent_and_can_be_edited():
-    """`e` starts over, and Enter keeps what was there."""
+    """Before it is sent a form is shown; `e` starts over, and Enter keeps the earlier value."""
     assert await fill(Address, "Main", "7", "e", "", "8", "") == {"street": "Main", "number": 8}
     typist = Typist("Main", "7", "what", "s")
     await fill_in(Schema(Address).json_schema, typist)
@@ -128,7 +128,7 @@ async def test_a_form_is_shown_before_it_is_sent_and_can_be_edited():
 
 
 async def test_a_form_can_be_declined_with_a_reason():
-    """Decline with `d` at the end, or Ctrl-D anywhere."""
+    """A form can be declined with `d` at its end, or with Ctrl-D anywhere."""
     with pytest.raises(Declined) as declined:
         await fill(Address, "Main", "7", "d", "none of your business")
     assert declined.value.reason == "none of your business"
@@ -180,7 +180,7 @@ class Paid(BaseModel):
     ],
 )
 async def test_kinds_of_answers(kind: Any, typed: list[str], value: Any):
-    """Scalars, choices that look like numbers, unions, recursion, mappings."""
+    """A form can ask for scalars, choices that look like numbers, unions, recursive types and mappings."""
     assert await fill(kind, *typed) == value
 
 
@@ -218,13 +218,13 @@ def test_formats(format: str, good: str, bad: str):
     ],
 )
 async def test_odd_schemas_end(schema: dict[str, Any]):
-    """An empty, broken or circular schema never traps the person."""
+    """A person can always leave a form, even if its schema is empty, broken or circular."""
     with pytest.raises(Declined):
         await fill_in(schema, Typist(*["x"] * 5))
 
 
 async def test_a_schema_is_escaped():
-    """Names, descriptions and options can come from a model."""
+    """Names, descriptions and options are escaped, since they can come from a model."""
     schema = {
         "type": "object",
         "properties": {
@@ -263,7 +263,7 @@ class Login(BaseModel):
 
 
 async def test_a_secret_is_hidden_while_typed_and_masked_when_shown() -> None:
-    """The secret is hidden while it is typed, before it is sent, and as the default for Enter."""
+    """A secret is masked while it is typed, before it is sent, and as the default for Enter."""
     typist = Typist("ann", "hunter2", "hunter3", "y", "hunter4", "", "e", "", "", "", "n", "s")
     value = await fill_in(Schema(Login).json_schema, typist)
     assert value == {"user": "ann", "key": "hunter2", "old": "hunter3", "more": ["hunter4"]}

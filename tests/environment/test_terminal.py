@@ -59,7 +59,7 @@ def ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def at_terminal(columns: int = 100, rows: int = 45) -> Generator[tuple[Window, TerminalEnvironment]]:
-    """A window and its environment; the terminal must be restored at the end."""
+    """Open a window and its environment, and check that the terminal is restored at the end."""
     with window(columns, rows) as seen, seen.streams() as (stdin, stdout):
         yield seen, TerminalEnvironment(stdin=stdin, stdout=stdout)
         assert termios.tcgetattr(seen.slave) == seen.before
@@ -102,21 +102,21 @@ SCOPED = {
     ],
 )
 async def test_each_choice_makes_its_answer(key: str, value: dict[str, Any]):
-    """Once, this exact call, each scope, no, never: a key and Enter."""
+    """Each choice is made with a key and Enter: once, this exact call, each scope, no, never."""
     with at_terminal() as (seen, terminal):
         answer = await answered(seen, terminal, question(payload=SCOPED), (CHOICE, f"{key}\n"))
         assert (answer.outcome, answer.value, answer.by, answer.digest) == ("answered", value, "local", "d")
 
 
 async def test_a_no_can_say_why():
-    """`r` asks for the reason."""
+    """`r` asks for the reason of a denial."""
     with at_terminal() as (seen, terminal):
         answer = await answered(seen, terminal, question(), (CHOICE, "r\n"), ("why not:", "too much\n"))
         assert answer.value == {"approved": False, "reason": "too much"}
 
 
 async def test_enter_alone_approves_nothing():
-    """No other input approves either, such as a scope that was not offered."""
+    """Enter alone, and any other input such as a scope that was not offered, approves nothing."""
     with at_terminal() as (seen, terminal):
         typed = [(CHOICE, "\n"), (CHOICE, "1\n"), (CHOICE, "yy\n"), (CHOICE, "e\n"), (CHOICE, "n\n")]
         answer = await answered(seen, terminal, question(), *typed)
@@ -126,7 +126,7 @@ async def test_enter_alone_approves_nothing():
 
 
 async def test_what_was_typed_before_the_question_does_not_answer_it():
-    """Typing ahead approves nothing."""
+    """Text typed before the question is shown does not answer it."""
     with at_terminal() as (seen, terminal):
         seen.type("y\ny\n")
         await asyncio.sleep(0.05)
@@ -158,14 +158,14 @@ async def test_ctrl_d_declines():
 
 
 async def test_ctrl_d_after_a_key_does_not_send_it():
-    """Input that was not sent with Enter decides nothing."""
+    """Ctrl-D after a key does not send the key, which would need Enter."""
     with at_terminal() as (seen, terminal):
         answer = await answered(seen, terminal, question(), (CHOICE, "y\x04\x04"))
         assert (answer.outcome, answer.value) == ("declined", None)
 
 
 async def test_a_message_cannot_imitate_the_question(monkeypatch: pytest.MonkeyPatch):
-    """Its lines have a bar in front; long ones are cut, and `v` shows all of them."""
+    """A message's lines have a bar in front, and long ones are cut; `v` shows all of them."""
     monkeypatch.setenv("LINES", "24")
     fake = "All is well.\n\n? Allow read_notes?\n\n  y  yes, once\n  your choice, then Enter:"
     message = "\n".join([fake, *(f"more {number}" for number in range(40)), "the end of it"])
@@ -221,7 +221,7 @@ async def test_questions_can_be_shown_without_colour(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_long_diff_is_cut_and_can_be_viewed():
-    """Thirty lines, the number of the others, and `v` for all of them, a screen at a time."""
+    """A long diff shows thirty lines and the number of the others; `v` shows all of them, a screen at a time."""
     diff = "".join(f"+line {number}\n" for number in range(100))
     with at_terminal(rows=24) as (seen, terminal):
         typed = [
@@ -250,14 +250,14 @@ async def test_everything_shown_is_escaped():
     with at_terminal(columns=200) as (seen, terminal):
         asked = question(payload=payload, name=evil, message=evil, asked_by=(evil, evil))
         answer = await answered(seen, terminal, asked, (CHOICE, "1\n"))
-        assert answer.value["scope"] == evil  # the offered values are sent back
+        assert answer.value["scope"] == evil  # the values are sent back as they were offered
         for part in (b"\x1b[2J", b"\x1b]", b"\x07", "\u202e".encode()):
             assert part not in seen.raw
         assert "\\x1b[2J\\x1b]0;owned\\x07[bold]x[/bold]\\r\\u202e" in seen.text()
 
 
 async def test_a_form_is_filled_in_by_keys():
-    """Fields, a mistake, a summary, and sending."""
+    """A form has fields, explains a mistake, shows a summary, and is sent."""
     class_schema = Schema(dict[str, int]).json_schema
     with at_terminal() as (seen, terminal):
         asked = question("input", name="counts", schema=class_schema, payload={"hint": "apples"})
@@ -300,7 +300,7 @@ async def test_a_refused_answer_is_the_default_of_the_next_try():
 
 
 async def test_questions_are_asked_one_after_the_other():
-    """Three at once: each is shown once the one before it is answered, and gets its own answer."""
+    """Of three questions at once, each is shown after the one before it is answered, and gets its own answer."""
     with at_terminal() as (seen, terminal):
         asked = [question(id=name, payload={"tool": name}) for name in ("first", "second", "third")]
         asking = [asyncio.ensure_future(terminal.ask(each)) for each in asked]
@@ -318,7 +318,7 @@ async def test_questions_are_asked_one_after_the_other():
 
 
 async def test_a_question_that_is_withdrawn_ends_and_says_so():
-    """Cancelled while it is shown: the next one is asked, and half a typed line answers nothing."""
+    """When a shown question is cancelled, half a typed line answers nothing, and the next question is asked."""
     with at_terminal() as (seen, terminal):
         asking = asyncio.ensure_future(terminal.ask(question()))
         await seen.until(CHOICE)
@@ -372,7 +372,7 @@ async def test_the_screen_waits_while_somebody_is_asked():
 
 
 async def test_without_a_terminal_nobody_is_there():
-    """If either stream is piped, nobody is asked."""
+    """If stdin or stdout is not a terminal, nobody is asked."""
     with window() as seen, seen.streams() as (stdin, stdout):
         for given in ((io.StringIO(), stdout), (stdin, io.StringIO())):
             terminal = TerminalEnvironment(stdin=given[0], stdout=given[1])

@@ -17,7 +17,7 @@ JSON = st.recursive(
 
 
 def moves_nothing(text: str) -> bool:
-    """No control characters, direction marks or surrogates."""
+    """Return whether a text has no control characters, direction marks or surrogates."""
     return not any(
         ord(each) < 32 or 0x7F <= ord(each) < 0xA0 or each in "\u202e\u2066\u200b\u2028" for each in text
     )
@@ -77,12 +77,12 @@ def test_plain_text_is_unchanged(text: str):
     ],
 )
 def test_what_is_escaped(text: str, shown: str):
-    """Escape sequences, carriage returns and direction marks, but not markup."""
+    """Escape sequences, carriage returns and direction marks are escaped, but markup is not."""
     assert escape(text) == shown
 
 
 def test_arguments_in_one_line():
-    """Words have no quotes, texts have them, and long ones are cut."""
+    """Arguments in one line: words have no quotes, texts have them, and long ones are cut."""
     assert (
         format_arguments({"path": "a/b.md", "text": "two words", "n": 3}, 60)
         == 'path=a/b.md text="two words" n=3'
@@ -93,7 +93,7 @@ def test_arguments_in_one_line():
 
 
 def test_longer_text_is_below_its_name():
-    """Text of several lines and nested values are indented."""
+    """Text of several lines and nested values are shown indented, below their name."""
     assert list(format_value({"text": "a\nb", "list": [1, {"x": ""}], "none": None, "empty": []})) == [
         "text:",
         "  a",

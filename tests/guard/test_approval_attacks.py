@@ -66,14 +66,14 @@ class Desk:
         return (await self.journal.questions.open())[-1]
 
     def refused(self, answer: Answer) -> str:
-        """Return the reason an answer is refused."""
+        """Give an answer that must be refused, and return the reason."""
         with pytest.raises(AnswerRefused) as refused:
             self.journal.questions.answer(answer)
         return refused.value.problem
 
 
 def yes(question: Question, **changed: Any) -> Answer:
-    """The genuine answer to a question, with some parts replaced."""
+    """Make the genuine answer to a question, with some parts replaced."""
     fields: dict[str, Any] = {
         "question_id": question.id,
         "digest": question.digest,
@@ -124,7 +124,7 @@ FORGED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("attack", FORGED)
 def test_a_forged_answer_is_refused(attack: str):
-    """Nothing runs and nothing is remembered, and the question still accepts the genuine answer."""
+    """A forged answer runs and remembers nothing, and the question still accepts the genuine one."""
     changed, words = FORGED[attack]
 
     async def main() -> None:
@@ -143,39 +143,39 @@ def test_a_forged_answer_is_refused(attack: str):
 
 
 async def changed_arguments(desk: Desk) -> str:
-    """The answer to a small payment, replayed for a large one."""
+    """Replay the answer to a small payment for a large one."""
     small = await desk.ask(amount=1)
     large = await desk.ask(amount=1000)
     return desk.refused(yes(small, question_id=large.id))
 
 
 async def replayed_for_the_same_arguments(desk: Desk) -> str:
-    """The answer to one call, replayed for an identical second call."""
+    """Replay the answer to one call for an identical second call."""
     first = await desk.ask(amount=1)
     desk.journal.questions.answer(yes(first))
     await asyncio.sleep(1)
     assert ran == ["pay 1"]
     ran.clear()
     second = await desk.ask(amount=1)
-    desk.journal.questions.answer(yes(first))  # repeated for its own question it is harmless
+    desk.journal.questions.answer(yes(first))  # harmless when repeated for its own question
     return desk.refused(yes(first, question_id=second.id))
 
 
 async def of_another_session(desk: Desk) -> str:
-    """The answer to one session's question, given to another session of the same principal."""
+    """Give the answer to one session's question to another session of the same principal."""
     other = await desk.ask(session=Session(principal="ada"), amount=1)
     mine = await desk.ask(amount=1)
     return desk.refused(yes(other, question_id=mine.id))
 
 
 async def of_another_sessions_principal(desk: Desk) -> str:
-    """A principal's own name under a question put to another principal."""
+    """Answer a question put to one principal in the name of another."""
     theirs = await desk.ask(session=Session(principal="bob"), amount=1)
     return desk.refused(yes(theirs, by="ada"))
 
 
 async def late(desk: Desk) -> str:
-    """An answer after the question has expired."""
+    """Answer after the question has expired."""
     question = await desk.ask(amount=1)
     await asyncio.sleep(60)
     assert "timed out" in (await desk.calls[0]).message
@@ -183,7 +183,7 @@ async def late(desk: Desk) -> str:
 
 
 async def late_by_a_hair(desk: Desk) -> str:
-    """An answer at the exact moment the question expires."""
+    """Answer at the exact moment the question expires."""
     question = await desk.ask(amount=1)
     refusals: list[str] = []
     asyncio.get_running_loop().call_later(59, lambda: refusals.append(desk.refused(yes(question))))
@@ -193,21 +193,21 @@ async def late_by_a_hair(desk: Desk) -> str:
 
 
 async def after_another_answer(desk: Desk) -> str:
-    """A yes after the no."""
+    """Approve after a denial."""
     question = await desk.ask(amount=1)
     desk.journal.questions.answer(yes(question, value={"approved": False}))
     return desk.refused(yes(question))
 
 
 async def that_remembers_more(desk: Desk) -> str:
-    """The same approval again, which now asks to be remembered."""
+    """Repeat a denial, now with a wider scope to be remembered."""
     question = await desk.ask(amount=1)
     desk.journal.questions.answer(yes(question, value={"approved": False, "remember": "exact"}))
     return desk.refused(yes(question, value={"approved": False, "remember": "scope"}))
 
 
 async def after_it_was_withdrawn(desk: Desk) -> str:
-    """An approval of a question whose call was cancelled."""
+    """Approve a question whose call was cancelled."""
     question = await desk.ask(amount=1)
     desk.calls[0].cancel()
     await asyncio.sleep(1)
@@ -215,7 +215,7 @@ async def after_it_was_withdrawn(desk: Desk) -> str:
 
 
 async def changed_diff(desk: Desk) -> str:
-    """The answer to a diff that was replaced because the file changed meanwhile."""
+    """Answer a question about a diff that was replaced because the file changed meanwhile."""
     desk.files.write("a.txt", "one\n")
     seen = await desk.ask("rewrite", path="a.txt")
     desk.files.write("a.txt", "two\n")
@@ -245,7 +245,7 @@ SCENES: list[tuple[Callable[[Desk], Any], str]] = [
 
 @pytest.mark.parametrize(("attack", "words"), SCENES, ids=[attack.__name__ for attack, _ in SCENES])
 def test_an_answer_fits_nothing_but_its_own_question(attack: Any, words: str):
-    """An answer fits only its question, whatever it was given for and whenever it arrives."""
+    """An answer fits only its own question, whatever it was given for and whenever it arrives."""
 
     async def main() -> None:
         desk = Desk()
@@ -282,7 +282,7 @@ def test_the_same_answer_again_is_harmless():
     "forged", [{"scope": "more"}, {"remember": "for ever"}, {"scope": "pay (any arguments)"}]
 )
 def test_the_person_is_told_what_was_wrong_and_asked_again(forged: dict[str, Any]):
-    """The second, genuine answer counts."""
+    """After an invalid answer the person is told what was wrong and asked again, and the second answer counts."""
     person = Person(True, wrong_first={"approved": True, "remember": "once", **forged})
 
     async def main() -> bool:

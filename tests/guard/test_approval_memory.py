@@ -155,7 +155,7 @@ class Desk:
 
     @property
     def scopes(self) -> list[str]:
-        """Return the scopes offered with the last question."""
+        """The scopes offered with the last question."""
         return self.person.questions[-1].payload["scopes"]
 
     @property
@@ -164,13 +164,13 @@ class Desk:
 
 
 class Unseen(Broker):
-    """Asks before a call runs, so shows no diff."""
+    """A broker that asks before a call runs, and so shows no diff."""
 
     shows_previews = False  # pyright: ignore[reportAssignmentType,reportIncompatibleMethodOverride]
 
 
 def picking(scope: str, approved: bool = True) -> Any:
-    """A person who picks this scope whenever it is offered, and otherwise decides once."""
+    """Make a person who picks this scope whenever it is offered, and otherwise decides once."""
 
     def says(question: Question) -> Any:
         if scope in question.payload["scopes"]:
@@ -185,7 +185,7 @@ def picking(scope: str, approved: bool = True) -> Any:
 
 @pytest.mark.parametrize("says", [True, {"approved": True}, {"approved": True, "remember": "once"}])
 async def test_nothing_is_remembered_unless_somebody_says_so(says: Any):
-    """The next call is asked about like the first."""
+    """Without a request to remember the answer, the next call is asked about like the first."""
     desk = Desk(says)
     await desk.call("pay", amount=1)
     await desk.call("pay", amount=1)
@@ -194,7 +194,7 @@ async def test_nothing_is_remembered_unless_somebody_says_so(says: Any):
 
 
 async def test_exactly_this_is_not_asked_about_again_in_the_session():
-    """The next run with another broker does not ask either, even with arguments in another order or spacing."""
+    """An exact call is not asked about again, even with another broker or with reordered arguments."""
     desk = Desk(EXACT)
     assert (await desk.call("pay", amount=1, to="ann")).success
     gate = open_gate(TOOLS, session=desk.session, **desk.options)
@@ -214,7 +214,7 @@ async def test_exactly_this_is_not_asked_about_again_in_the_session():
     ],
 )
 async def test_exactly_this_is_nothing_else(name: str, arguments: dict[str, Any]):
-    """Other arguments, and other requests under the same name, are asked about."""
+    """Other arguments, and other requests under the same name, are asked about again."""
     desk = Desk(EXACT)
     await desk.call("pay", amount=1)
     await desk.call(name, **arguments)
@@ -222,7 +222,7 @@ async def test_exactly_this_is_nothing_else(name: str, arguments: dict[str, Any]
 
 
 async def test_who_asks_is_part_of_it():
-    """A policy's question, a handler's own and a permission are distinct, even with one name in one call."""
+    """Requests of a policy, of a handler and for a permission are distinct, even with one name in one call."""
 
     @tool
     async def confess(context: ToolContext) -> list[bool]:
@@ -254,7 +254,7 @@ async def test_another_tool_of_the_same_name_is_another():
 
 
 async def test_arguments_that_nobody_saw_are_part_of_it():
-    """Another password makes another call, and the stored record reveals neither."""
+    """A call with another password is another call, and the stored record reveals neither password."""
     got: list[str] = []
 
     @tool
@@ -296,7 +296,7 @@ async def test_what_nobody_saw_is_remembered_in_this_process_only(monkeypatch: p
 
 
 async def test_what_a_handler_does_to_its_arguments_is_not_what_is_asked_about():
-    """The person sees the original arguments, and those are remembered."""
+    """The person sees the original arguments, and those are remembered, whatever the handler does to them."""
 
     @dataclass
     class Order:
@@ -339,7 +339,7 @@ async def test_what_a_handler_does_to_its_arguments_is_not_what_is_asked_about()
     ],
 )
 async def test_scopes_that_are_offered(name: str, arguments: dict[str, Any], scopes: list[str]):
-    """Derived from capabilities and paths, narrowest first; never for everything."""
+    """Offered scopes are derived from capabilities and paths, narrowest first, and never cover everything."""
     desk = Desk(False)
     await desk.call(name, **arguments)
     assert desk.scopes == scopes
@@ -377,7 +377,7 @@ UNDER_DOCS = "fs.write under docs/"
     ],
 )
 async def test_inside_a_scope_nobody_is_asked(name: str, arguments: dict[str, Any]):
-    """Any tool is covered there, if it may do no more than the scope allows."""
+    """Inside a scope, no tool is asked about that may do no more than the scope allows."""
     desk = Desk(picking(UNDER_DOCS))
     await desk.call("put", path="docs/a.md")
     assert (await desk.call(name, **arguments)).success
@@ -414,7 +414,7 @@ async def test_inside_a_scope_nobody_is_asked(name: str, arguments: dict[str, An
     ],
 )
 async def test_what_leaves_a_scope_is_asked_about(name: str, arguments: dict[str, Any]):
-    """A path that leaves the folder in any spelling, a second path, or a further capability is asked about."""
+    """A path outside the folder in any spelling, a second path, or a further capability is asked about."""
     desk = Desk(picking(UNDER_DOCS), filesystem=MemoryFilesystem())
     await desk.call("put", path="docs/a.md")
     await desk.call(name, **arguments)
@@ -440,7 +440,7 @@ async def test_a_link_leads_out_of_a_scope(tmp_path: Path):
 
 
 async def test_a_link_is_followed_in_files_that_a_resource_brings(tmp_path: Path):
-    """This holds however the files were added to the run."""
+    """Links are followed in files that a resource provides, as in the run's own files."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "out").symlink_to("..")
     desk = Desk(picking(UNDER_DOCS), resources=[bound(Filesystem, DirectoryFilesystem(tmp_path))])  # pyright: ignore[reportArgumentType]  # a protocol as a key
@@ -452,7 +452,7 @@ async def test_a_link_is_followed_in_files_that_a_resource_brings(tmp_path: Path
 
 
 async def test_a_link_counts_as_the_call_around_has_it(tmp_path: Path):
-    """The inner call sees the outer call's uncommitted changes."""
+    """A link in an inner call's path is resolved with the outer call's uncommitted changes."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "out").symlink_to("..")
 
@@ -489,7 +489,7 @@ def test_a_path_is_covered_exactly_if_it_lies_there(path: str):
 
 
 async def test_the_first_scope_is_meant_where_none_is_named():
-    """The first scope offered is the narrowest one."""
+    """If no scope is named, the first one offered is remembered, which is the narrowest."""
     desk = Desk(SCOPE)
     await desk.call("put", path="docs/de/a.md")
     (remembered,) = approvals_of(desk.session)
@@ -499,7 +499,7 @@ async def test_the_first_scope_is_meant_where_none_is_named():
 
 
 async def test_a_tool_without_capabilities_has_scopes_of_its_own():
-    """The scopes have the tool's name, and cover no other tool without capabilities."""
+    """Scopes of a tool without capabilities have the tool's name, and cover no other tool."""
 
     @tool
     async def mark(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
@@ -515,7 +515,7 @@ async def test_a_tool_without_capabilities_has_scopes_of_its_own():
 
 
 async def test_a_permission_is_for_the_kind_and_the_tool():
-    """Any arguments are covered, but no other tool."""
+    """A remembered permission covers any arguments of its tool, but no other tool."""
     desk = Desk(SCOPE)
     assert (await desk.call("need", kind="net")).value
     assert (await desk.call("need", kind="net", again=1)).value
@@ -526,7 +526,7 @@ async def test_a_permission_is_for_the_kind_and_the_tool():
 
 
 async def test_a_message_is_remembered_as_it_was_put():
-    """The same words from the same call are covered; other words never are."""
+    """A remembered message covers the same words from the same call, and no other words."""
     desk = Desk(EXACT)
     for message in ("sure?", "sure?", "really?"):
         assert (await desk.call("wonder", message=message)).value[0]
@@ -540,7 +540,7 @@ async def test_a_message_is_remembered_as_it_was_put():
 
 @pytest.mark.parametrize("remember", ["exact", "scope"])
 async def test_a_denial_is_remembered_and_its_reason_told(remember: str):
-    """Nobody is asked again, and the model is told the reason and that retrying is useless."""
+    """A remembered denial is not asked about again; the model is told its reason and that retrying is useless."""
     desk = Desk({"approved": False, "reason": "we are broke", "remember": remember})
     await desk.call("pay", amount=1)
     again = await desk.call("pay", amount=1)
@@ -556,7 +556,7 @@ async def test_a_denial_is_remembered_and_its_reason_told(remember: str):
 
 
 async def test_a_handler_that_asks_gets_what_was_decided():
-    """Principal, reason and outcome are the same as if it had been asked."""
+    """A handler's request gets the remembered principal, reason and outcome, as if the person had been asked."""
     desk = Desk({"approved": False, "reason": "no", "remember": "exact"})
     await desk.call("wonder", message="?")
     last = await desk.call("wonder", message="?")
@@ -568,7 +568,7 @@ async def test_a_handler_that_asks_gets_what_was_decided():
 
 @pytest.mark.parametrize("narrow", [True, False])
 async def test_a_denial_goes_before_an_approval(narrow: bool):
-    """A denial wins, whichever was given first and whichever is narrower."""
+    """A denial wins over an approval, whichever was given first and whichever is narrower."""
     desk = Desk({"approved": narrow, "remember": "scope"})
     await desk.call("put", path="docs/de/a.md")
     desk.person.approve = {"approved": not narrow, "remember": "scope"}
@@ -595,7 +595,7 @@ async def test_a_denial_goes_before_an_approval(narrow: bool):
 async def test_the_same_call_written_otherwise_does_not_pass_a_denial(
     name: str, denied: dict[str, Any], again: dict[str, Any], mode: Any
 ):
-    """Neither another spelling of the path nor an explicit default passes it, whatever else would allow the call."""
+    """Neither another spelling of the path nor an explicit default gets past a denial."""
     desk = Desk({"approved": False, "remember": "exact"}, filesystem=MemoryFilesystem({"docs/z.md": "z"}))
     await desk.call(name, **denied)
     desk.person.approve = SCOPE
@@ -622,7 +622,7 @@ async def test_a_no_without_words_is_not_remembered():
     "asks", [("pay", {"amount": 1}), ("put", {"path": "docs/a.md"}), ("need", {"kind": "net"})]
 )
 async def test_strict_denies_what_was_approved_before(asks: Any):
-    """Calls that need approval are denied, remembered or not."""
+    """Under `strict`, calls that need approval are denied, remembered or not."""
     name, arguments = asks
     desk = Desk(SCOPE)
     await desk.call(name, **arguments)
@@ -635,7 +635,7 @@ async def test_strict_denies_what_was_approved_before(asks: Any):
 
 
 async def test_a_lasting_no_stands_under_approve_all():
-    """A person's no is not overridden by approving everything else."""
+    """A remembered denial holds under `approve_all`."""
     desk = Desk({"approved": False, "remember": "exact"})
     await desk.call("pay", amount=1)
     desk.options["approvals"] = "approve_all"
@@ -646,7 +646,7 @@ async def test_a_lasting_no_stands_under_approve_all():
 
 @pytest.mark.parametrize("environment", [None, Agent()])
 async def test_what_a_person_decided_holds_when_nobody_is_there(environment: Any):
-    """Only remembered decisions hold; a model in the person's place is not asked."""
+    """With nobody there, remembered decisions hold, and a model in the person's place is not asked."""
     desk = Desk(EXACT)
     await desk.call("pay", amount=1)
     desk.options["environment"] = environment
@@ -660,7 +660,7 @@ async def test_what_a_person_decided_holds_when_nobody_is_there(environment: Any
 
 
 async def test_exactly_this_is_also_this_diff():
-    """The same arguments on changed files give another diff, which is reviewed again; a denial is for the call."""
+    """The same arguments with another diff are reviewed again, but a denial covers the call with any diff."""
     files = MemoryFilesystem()
     desk = Desk(EXACT, filesystem=files)
     await desk.call("edit", path="a.md", text="new\n")
@@ -679,7 +679,7 @@ async def test_exactly_this_is_also_this_diff():
 
 
 async def test_an_approval_without_a_diff_does_not_cover_a_diff():
-    """A call that was approved without a preview is shown where a preview is possible."""
+    """A call that was approved without a preview is reviewed again where a preview is possible."""
 
     desk = Desk(EXACT, filesystem=MemoryFilesystem())
     shown = dict(desk.options)
@@ -692,7 +692,7 @@ async def test_an_approval_without_a_diff_does_not_cover_a_diff():
 
 
 async def test_a_scope_covers_what_a_call_did_not_what_it_said():
-    """A previewed call is checked by the files it really changed."""
+    """A previewed call is covered by a scope only if the files it actually changed are in the scope."""
     files = MemoryFilesystem()
     desk = Desk(picking(UNDER_DOCS), filesystem=files)
     await desk.call("edit", path="docs/a.md", text="new\n")
@@ -737,7 +737,7 @@ async def test_a_scope_says_nothing_of_what_can_not_be_shown():
 
 
 def test_it_is_listed_with_all_there_is_to_know():
-    """Who, when, what it covers and which question; each is also an event."""
+    """A remembered decision has its person, time, coverage and question; each use of it is also an event."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -766,7 +766,7 @@ def test_it_is_listed_with_all_there_is_to_know():
 
 
 async def test_revoked_it_counts_no_more():
-    """A revocation applies from the next call on; both are in the session's log."""
+    """A revoked decision no longer applies from the next call on; decision and revocation are both logged."""
     desk = Desk(EXACT)
     await desk.call("pay", amount=1)
     memory = approvals_of(desk.session)
@@ -782,7 +782,7 @@ async def test_revoked_it_counts_no_more():
 
 
 async def test_revoked_it_does_not_stand_for_another_try():
-    """A call that must rerun because its reads changed is decided again."""
+    """A call that is rerun because its reads changed is decided again if its approval was revoked."""
     desk = Desk(EXACT)
     session = desk.session
     tries: list[int] = []
@@ -811,7 +811,7 @@ async def test_revoked_it_does_not_stand_for_another_try():
 
 
 async def test_it_outlives_a_call_that_failed():
-    """The approval stays, whatever the call's outcome, even if the call is rolled back."""
+    """An approval is remembered even if its call fails and is rolled back."""
 
     @tool
     async def fail(context: ToolContext) -> str:
@@ -853,7 +853,7 @@ async def test_one_broker_serves_many_sessions():
 @pytest.mark.parametrize(("changed", "asked"), [({}, 0), ({"id": "two"}, 1), ({"principal": "bob"}, 1)])
 @pytest.mark.parametrize("remember", ["exact", "scope"])
 async def test_it_is_saved_with_its_session_and_fits_no_other(changed: Any, asked: int, remember: str):
-    """Loaded under its own id and principal it holds; moved to another, it does not."""
+    """A saved decision holds when loaded under its own session id and principal, and under no others."""
     desk = Desk({"approved": True, "remember": remember})
     await desk.call("pay", amount=1)
     await desk.call("put", path="docs/a.md")
@@ -866,7 +866,7 @@ async def test_it_is_saved_with_its_session_and_fits_no_other(changed: Any, aske
 
 
 async def test_revocations_are_saved_too():
-    """A revoked decision stays revoked."""
+    """A revoked decision stays revoked after saving and loading."""
     desk = Desk(EXACT)
     await desk.call("pay", amount=1)
     memory = approvals_of(desk.session)
@@ -881,7 +881,7 @@ async def test_revocations_are_saved_too():
 
 
 async def test_a_tool_can_look_and_not_decide():
-    """Nothing public on its context approves, remembers, revokes, or changes the mode."""
+    """Nothing public on a tool's context approves, remembers, revokes, or changes the mode."""
     seen: list[Any] = []
 
     @tool(effect="staged")
@@ -916,7 +916,7 @@ async def test_a_tool_can_look_and_not_decide():
 
 
 async def test_a_policy_can_not_forge_a_decision_either():
-    """A policy can forge one neither before the call nor in `on_result`."""
+    """A policy can't forge a decision, neither before the call nor in `on_result`."""
     refused: list[str] = []
 
     class Sly:
@@ -985,7 +985,7 @@ class Open:
 
 @pytest.mark.parametrize("approved", [True, False])
 def test_one_answer_settles_the_open_questions_it_covers(approved: bool):
-    """They are withdrawn and decided by it, each with its own event; the others stay open."""
+    """Questions that an answer covers are withdrawn and decided by it, each with its own event."""
 
     async def main() -> None:
         scene = Open([ToolCall("pay", {"amount": amount}) for amount in (1, 1, 2, 1)])
@@ -1003,7 +1003,7 @@ def test_one_answer_settles_the_open_questions_it_covers(approved: bool):
 
 
 def test_one_answer_for_once_settles_one():
-    """The others are each asked about."""
+    """An answer that is not remembered settles only its own question."""
 
     async def main() -> list[bool]:
         scene = Open([ToolCall("pay", {"amount": 1})] * 3)
@@ -1015,7 +1015,7 @@ def test_one_answer_for_once_settles_one():
 
 
 def test_what_is_shown_by_its_diff_stays_open():
-    """A person may be reviewing it."""
+    """A question with a diff stays open although an answer covers it, since a person may be reviewing it."""
 
     async def main() -> None:
         calls = [ToolCall("edit", {"path": f"docs/{name}.md", "text": "new\n"}) for name in "ab"]
@@ -1030,7 +1030,7 @@ def test_what_is_shown_by_its_diff_stays_open():
 
 
 def test_revoked_before_it_was_acted_on_it_is_asked_again():
-    """A call that is still undecided is not decided by a revoked approval."""
+    """A call that is still undecided when its approval is revoked is asked about again."""
 
     async def main() -> None:
         scene = Open([ToolCall("pay", {"amount": 1})] * 2)
@@ -1048,7 +1048,7 @@ def test_revoked_before_it_was_acted_on_it_is_asked_again():
 
 
 def test_a_cancelled_run_leaves_no_listener_behind():
-    """However a question ends, its listener on the memory is removed."""
+    """However a question ends, its listener on the approval memory is removed."""
 
     async def main() -> None:
         scene = Open([ToolCall("pay", {"amount": 1})])

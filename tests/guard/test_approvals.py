@@ -1,4 +1,4 @@
-"""Approvals: who is asked, what they see, and the outcome of every refusal."""
+"""Approvals: who is asked, what they see, and what follows from every refusal."""
 
 import asyncio
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ POLICY = CapabilityPolicy(effects={"idempotent": "allow"})
 
 
 class Scene:
-    """A gate whose irreversible tools ask, and everything it published."""
+    """A gate whose irreversible tools ask for approval, with a record of all events."""
 
     def __init__(self, environment: Environment | None = None, tools: Any = TOOLS, **options: Any) -> None:
         self.session = options.pop("session", None) or Session(principal="ada")
@@ -125,7 +125,7 @@ class Scene:
     ],
 )
 def test_mode_and_who_is_there_decide(mode: Any, environment: Any, outcome: str, by: str, asked: int):
-    """This holds for requests of policies and tools; the model's own stand-in is never asked."""
+    """The mode and the environment decide on requests of policies and tools; a model's stand-in is never asked."""
     if environment is not None:
         environment.questions.clear()
 
@@ -161,13 +161,13 @@ def test_no_mode_is_never_approve_all():
 
 @pytest.mark.parametrize("seconds", [0, -1, True, "60", float("nan")])
 def test_an_invalid_expiry_is_refused(seconds: Any):
-    """The error is raised where the expiry is given, and explains it."""
+    """An invalid expiry is refused where it is given, with an explanation."""
     with pytest.raises(DefinitionError, match=r"approval_seconds is .* Give a positive number of seconds"):
         open_gate([pay], approval_seconds=seconds)
 
 
 def test_nothing_that_needs_asking_runs_under_strict_by_any_path():
-    """Called by a model, in a turn, by another tool, or by a tool two levels down."""
+    """Under `strict`, no call that needs approval runs: made by a model, in a turn, or nested in other calls."""
 
     @tool(effect="idempotent")
     async def twice_removed(context: ToolContext) -> str:
@@ -186,7 +186,7 @@ def test_nothing_that_needs_asking_runs_under_strict_by_any_path():
 
 
 def test_approval_can_be_nested_and_says_who_asks():
-    """The root broker is asked, with the whole path of calls."""
+    """A nested call's approval is requested from the root broker, with the whole path of calls."""
     person = Person(True)
 
     async def main() -> None:
@@ -236,7 +236,7 @@ async def cancelling(scene: Scene) -> None:
     ids=range(8),
 )
 def test_each_refusal_is_named_and_the_run_continues(person: Any, words: str):
-    """The model is told what happened to its call, and the next call runs."""
+    """After a refusal the model is told what happened to its call, and the next call runs."""
 
     async def main() -> None:
         scene = Scene(person(), approval_seconds=30)
@@ -257,7 +257,7 @@ class Broken(Person):
 
 
 def test_a_withdrawn_question_is_a_cancelled_approval():
-    """Whoever withdraws it, the call fails with that reason and the run continues."""
+    """If a question is withdrawn, its call fails with that reason, and the run continues."""
 
     async def main() -> None:
         scene = Scene(Person(True, after=asyncio.Event()))
@@ -284,7 +284,7 @@ def test_a_withdrawn_question_is_a_cancelled_approval():
     ids=["yes", "yes because", "no", "late", "nobody"],
 )
 def test_asking_in_a_handler_returns_what_came_of_it(verb: str, person: Any, expected: Approval):
-    """`request_approval` and `request_permission` never raise for a denial."""
+    """`request_approval` and `request_permission` return a denial and never raise for one."""
 
     async def main() -> None:
         scene = Scene(person(), approval_seconds=30)
@@ -302,7 +302,7 @@ def test_asking_in_a_handler_returns_what_came_of_it(verb: str, person: Any, exp
 
 
 def test_wrong_answer_first_is_asked_again_with_what_was_wrong():
-    """A boolean is expected; "yes" is not one, and the second answer counts."""
+    """An answer that is not a boolean, such as "yes", is refused; the person is asked again with the reason."""
     person = Person(True, wrong_first={"approved": "yes"})
 
     async def main() -> bool:
@@ -329,7 +329,7 @@ def test_wrong_answer_first_is_asked_again_with_what_was_wrong():
     ],
 )
 def test_only_a_truth_value_approves(value: Any):
-    """Anything else, given three times, is a denial."""
+    """An answer that is not a boolean, given three times, is a denial."""
 
     class Mumbles(Person):
         def _approval(self, question: Question) -> Any:
@@ -343,7 +343,7 @@ def test_only_a_truth_value_approves(value: Any):
 
 
 def test_schema_of_an_approval_is_plain():
-    """Every client can then show it as a button."""
+    """The schema of an approval is simple enough for every client to show it as a button."""
     assert APPROVAL_SCHEMA["required"] == ["approved"]
     assert {key: value["type"] for key, value in APPROVAL_SCHEMA["properties"].items()} == {
         "approved": "boolean",
@@ -402,7 +402,7 @@ def hurried(name: str, timeout: float, body: Any) -> Tool[Any, Any]:
 
 
 def test_time_a_person_takes_does_not_count_towards_the_timeout():
-    """It counts neither before the handler nor inside it, and not for an outer call."""
+    """A person's time does not count towards a timeout: before the handler, inside it, or for an outer call."""
 
     async def body(context: ToolContext) -> str:
         await asyncio.sleep(3)
@@ -422,7 +422,7 @@ def test_time_a_person_takes_does_not_count_towards_the_timeout():
 
 
 def test_the_rest_of_the_time_counts_as_ever():
-    """The time left when the person was asked is the time left afterwards."""
+    """After an answer, a call has as much time left as when the person was asked."""
 
     async def body(context: ToolContext) -> str:
         await asyncio.sleep(3)
@@ -439,7 +439,7 @@ def test_the_rest_of_the_time_counts_as_ever():
 
 
 def test_two_people_asked_at_once_both_stop_the_clock():
-    """The clock stays stopped until the last of them has answered."""
+    """When two people are asked at once, the clock stays stopped until both have answered."""
 
     class ByName(Person):
         async def ask(self, question: Question, /) -> Any:
@@ -466,7 +466,7 @@ def test_two_people_asked_at_once_both_stop_the_clock():
     ],
 )
 def test_a_deadline_pauses_for_people_only_if_it_says_so(where: str, pauses: bool):
-    """Otherwise it ends the run while they think, before the handler and inside it."""
+    """A deadline that does not pause for people ends the run while they think, before the handler and inside it."""
 
     async def main() -> float:
         clock = VirtualClock()
@@ -497,7 +497,7 @@ class Login:
 
 
 def test_secrets_are_not_shown():
-    """They appear neither to the person, nor in events, nor in the result; only the handler has them."""
+    """Secrets are shown neither to the person, nor in events, nor in the result; only the handler has them."""
     got: list[str] = []
 
     async def handler(params: Login, *, context: ToolContext) -> ToolResult[str]:
@@ -526,7 +526,7 @@ def test_secrets_are_not_shown():
 
 
 def test_events_of_an_approval_come_in_order_and_stay_in_the_session():
-    """Requested, decided, and then the call's end; also after a denial."""
+    """Request and decision are published before the call's end and stay in the session, also after a denial."""
 
     async def main() -> None:
         scene = Scene(Person("no"))
@@ -548,7 +548,7 @@ def test_events_of_an_approval_come_in_order_and_stay_in_the_session():
 
 
 def test_a_cancelled_run_ends_its_approvals():
-    """Whatever stops the run, every request has a decision and the question is closed."""
+    """Whatever stops the run, every request gets a decision, and its question is closed."""
 
     async def main() -> None:
         scene = Scene(Person(True, after=asyncio.Event()))
@@ -566,7 +566,7 @@ def test_a_cancelled_run_ends_its_approvals():
 
 
 def test_an_approval_is_for_one_call():
-    """The next call of the same tool with the same arguments is asked about again."""
+    """An approval is for one call: the next one with the same arguments is asked about again."""
     person = Person(True)
 
     async def main() -> None:
@@ -581,7 +581,7 @@ def test_an_approval_is_for_one_call():
 
 
 def test_policies_are_asked_again_once_a_person_has_answered():
-    """A call that was allowed an hour ago may be denied now."""
+    """After a person's answer policies are asked again, since they may now deny what they allowed an hour ago."""
 
     class Closes:
         name = "closes"
@@ -623,7 +623,7 @@ def test_a_broker_of_ones_own_decides():
 
 
 def test_a_broker_that_raises_approves_nothing():
-    """The call fails and does not run."""
+    """If a broker raises, its call fails and does not run."""
 
     class Broken:
         async def decide(self, request: Any, /) -> Approval:

@@ -1,4 +1,4 @@
-"""Policies, through the real gate: which calls may run, and what policies remember."""
+"""Policies through the real gate: which calls may run, and what policies remember."""
 
 import asyncio
 from collections.abc import Callable
@@ -126,7 +126,7 @@ def test_what_a_policy_decides_is_what_happens(check: Any, approve: Any, status:
 
 @pytest.mark.parametrize("denies", [0, 1, 2])
 def test_all_must_allow(denies: int):
-    """One denial is enough, at any position; then nobody is asked."""
+    """One policy's denial is enough, at any position, and then nobody is asked."""
     rules = [Rule(f"rule {index}", PolicyDecision.ask("?")) for index in range(3)]
     rules[denies] = Rule("denier", PolicyDecision.deny("no"))
     person = Person(approve=True)
@@ -137,7 +137,7 @@ def test_all_must_allow(denies: int):
 
 
 def test_two_that_ask_are_one_question_with_the_first_reason():
-    """A person is asked once per call."""
+    """If two policies ask, the person gets one question, with the first reason."""
     person = Person(approve=True)
     rules = [Rule("one", PolicyDecision.ask("because")), Rule("two", PolicyDecision.ask("also"))]
     result, _, _ = one_call(rules, environment=person)
@@ -146,7 +146,7 @@ def test_two_that_ask_are_one_question_with_the_first_reason():
 
 
 def test_policy_that_asks_without_a_reason_is_named():
-    """The person sees at least which policy asks."""
+    """If a policy asks without a reason, the person is told which policy asks."""
     person = Person(approve=True)
     one_call(Rule("careful", PolicyDecision.ask()), environment=person)
     assert [question.message for question in person.questions] == ["careful asks"]
@@ -154,7 +154,7 @@ def test_policy_that_asks_without_a_reason_is_named():
 
 @pytest.mark.parametrize("on_result", [raises, raises_later])
 def test_on_result_that_raises_denies_and_rolls_back(on_result: Any):
-    """The handler ran, and nothing of it remains."""
+    """If `on_result` raises, the call is denied and rolled back, although its handler ran."""
     result, session, seen = one_call(Rule(on_result=on_result))
     assert seen.statuses() == [("note", "denied")]
     assert result.message == "The policy 'rule' refused what note did: the policy is broken"
@@ -164,7 +164,7 @@ def test_on_result_that_raises_denies_and_rolls_back(on_result: Any):
 
 
 def test_on_result_is_for_successes_and_awaited():
-    """An async hook has finished before the call commits; a failed call has none."""
+    """An async `on_result` finishes before the call commits; it is not called for a failed call."""
     order: list[str] = []
 
     async def told(result: ToolResult[Any], context: ToolContext) -> None:
@@ -214,7 +214,7 @@ class Transfer:
 
 
 def test_policy_can_not_change_params():
-    """Neither the handler's params, nor what the person sees, nor the record change."""
+    """A policy can't change the handler's params, what the person sees, or the record."""
     got: list[Transfer] = []
 
     async def handler(params: Transfer, *, context: ToolContext) -> ToolResult[str]:
@@ -244,7 +244,7 @@ def test_policy_can_not_change_params():
 
 @pytest.mark.parametrize("by", ["model", "tool"])
 def test_arguments_changed_while_a_person_decides_are_not_used(by: str):
-    """The checked and approved arguments run, whoever still holds the object."""
+    """The checked and approved arguments are used, even if other code changes the object meanwhile."""
     sent: list[list[int]] = []
 
     @tool
@@ -292,7 +292,7 @@ class Seen:
 
 
 def test_policy_may_only_log_before_the_call():
-    """State written in `check` would outlive a failed call, so the call is denied."""
+    """A policy that writes state in `check` denies the call, since the state would outlive a failed call."""
     result, session, _ = one_call(Rule(check=lambda _, context: context.session.dispatch(Note("sneaky"))))
     assert result.message == "The policy 'rule' could not decide and so denies note."
     assert len(session[Note]) == 0
@@ -310,7 +310,7 @@ def test_what_check_logs_stays_although_the_call_fails():
 
 
 def test_state_is_kept_in_the_session_by_the_policys_name():
-    """Two policies of one class do not mix, and the next run of the session continues from there."""
+    """Policies of one class keep separate state by name, and the next run of the session continues with it."""
 
     async def main() -> None:
         session = Session()
@@ -346,7 +346,7 @@ def tool_called(name: str, effect: Effect = "staged", body: Any = None) -> Tool[
 
 
 def in_sequence(tools: list[Tool[Any, Any]], calls: list[str], **needs: set[str]) -> list[str]:
-    """Return how each of these calls ends, one after another."""
+    """Make these calls one after another, and return the outcome of each."""
 
     async def main() -> list[str]:
         session = Session()
@@ -378,7 +378,7 @@ def calls(*names: str, then: Any = None) -> Any:
 
 
 def test_b_needs_a():
-    """Denied before, allowed after, and still allowed later."""
+    """A call is denied before the required one has succeeded, and allowed from then on."""
     done = in_sequence([tool_called("a"), tool_called("b")], ["b", "a", "b", "b"], b={"a"})
     assert done == ["b denied", "a ok", "b ok", "b ok"]
 
@@ -405,21 +405,21 @@ def test_a_that_failed_does_not_count(body: Any):
 
 
 def test_a_inside_another_counts_there_and_afterwards():
-    """Nested calls share the outer call's record, and keep it when that succeeds."""
+    """A nested call counts inside the outer call, and afterwards if the outer call succeeds."""
     outer = tool_called("outer", body=calls("a", "b"))
     done = in_sequence([outer, tool_called("a"), tool_called("b")], ["outer", "b"], b={"a"})
     assert done == ["a ok", "b ok", "outer ok", "b ok"]
 
 
 def test_a_that_was_rolled_back_with_its_outer_call_does_not_count():
-    """A rolled-back call never happened."""
+    """A required call that was rolled back with its outer call does not count."""
     outer = tool_called("outer", body=calls("a", "b", then=fails))
     done = in_sequence([outer, tool_called("a"), tool_called("b")], ["outer", "b"], b={"a"})
     assert done == ["a ok", "b ok", "outer error", "b denied"]
 
 
 def test_parallel_calls_that_are_watched_are_not_stale_for_it():
-    """A policy's own notes never cause a rerun or a conflict."""
+    """A policy's own notes never make parallel calls stale, so they cause no rerun or conflict."""
     runs: list[int] = []
 
     async def main() -> list[tuple[str, str]]:
@@ -514,7 +514,7 @@ def test_an_existing_file_must_be_read_before_it_is_written():
     ("how_read", "how_written"), [("./a", "a"), ("a", "./a"), ("x/../a", "a"), ("a", "b")]
 )
 def test_one_path_has_many_spellings(how_read: str, how_written: str):
-    """`./a` and `a` are one path; a path that leads elsewhere is not."""
+    """`./a` and `a` count as the same path; a path that leads elsewhere does not."""
 
     async def main() -> bool:
         gate, _ = await over(MemoryFilesystem({"a": "old", "b": "old", "x/y": "old"}))
@@ -525,7 +525,7 @@ def test_one_path_has_many_spellings(how_read: str, how_written: str):
 
 
 def test_a_file_changed_by_somebody_else_must_be_read_again():
-    """A read counts for the content at that time; identical content is accepted."""
+    """A read covers the content at that time: changed content must be read again, identical content need not."""
 
     async def main() -> None:
         files = MemoryFilesystem({"a": "old"})
@@ -543,7 +543,7 @@ def test_a_file_changed_by_somebody_else_must_be_read_again():
 
 
 def test_new_files_and_files_this_session_wrote_are_free():
-    """Nobody's work can be lost by these writes."""
+    """New files, and files that this session wrote, may be written without a read."""
 
     async def main() -> None:
         gate, _ = await over(MemoryFilesystem({"there": "x"}))
@@ -558,7 +558,7 @@ def test_new_files_and_files_this_session_wrote_are_free():
 
 @pytest.mark.parametrize("how", ["failed call", "outer failed", "missing"])
 def test_a_reading_that_failed_does_not_count(how: str):
-    """Only reads of calls that succeeded count."""
+    """A read in a call that failed does not count."""
 
     async def main() -> bool:
         files = MemoryFilesystem({"a": "old"})
@@ -577,7 +577,7 @@ def test_a_reading_that_failed_does_not_count(how: str):
 
 
 def test_reading_inside_another_call_counts():
-    """An inner write sees an inner read, and so do later calls."""
+    """A read in an inner call counts for inner writes and for later calls."""
 
     async def main() -> None:
         files = MemoryFilesystem({"a": "old"})
@@ -591,7 +591,7 @@ def test_reading_inside_another_call_counts():
 
 
 def test_no_path_or_no_filesystem_is_denied():
-    """A call that can't be checked does not run."""
+    """A call whose path or filesystem is missing can't be checked, and is denied."""
 
     @tool(effect="staged", capabilities={"fs.write"})
     async def write_somewhere(text: str, context: ToolContext) -> str:
@@ -612,7 +612,7 @@ def test_no_path_or_no_filesystem_is_denied():
 
 
 def test_a_reader_of_other_things_needs_no_filesystem_and_no_path_of_ours():
-    """A policy about files does not refuse a tool that uses no files."""
+    """`ReadBeforeWritePolicy` does not refuse a tool that uses no files."""
 
     @tool(effect="read")
     async def look(path: Annotated[Path, PathArg("read")]) -> str:
@@ -640,7 +640,7 @@ def test_the_root_may_be_looked_at():
 
 
 def test_a_file_that_can_not_be_read_is_not_free():
-    """An unreadable file does not count as a new one."""
+    """An existing file that can't be read does not count as new, so writing it is denied."""
 
     class Unreadable(MemoryFilesystem):
         def read_bytes(self, path: str, /) -> bytes:
@@ -665,7 +665,7 @@ def decided(policy: CapabilityPolicy, tool: Tool[Any, Any], arguments: Any = "{}
         gate = open_gate([tool], session=session, policies=[policy], filesystem=MemoryFilesystem())
         await gate.invoke(tool.name, arguments)
         ((_, status),) = seen.statuses()
-        asked = seen.of(ApprovalRequested)  # nobody is there, so a call that asks is denied
+        asked = seen.of(ApprovalRequested)  # nobody is there, so a call that needs approval is denied
         if asked:
             assert status == "denied"
             return f"ask: {asked[0].reason}"
@@ -701,7 +701,7 @@ def doing(effect: Effect, *capabilities: str) -> Tool[Any, Any]:
     ],
 )
 def test_effect_decides_unless_told_otherwise(effect: Effect, capabilities: Any, decision: str):
-    """The last column of the effect table."""
+    """Without other verdicts, each effect has the one in the last column of the effect table."""
     assert decided(CapabilityPolicy(), doing(effect, *capabilities)) == decision
 
 
@@ -711,7 +711,7 @@ EVERY: tuple[Effect, ...] = ("pure", "read", "staged", "idempotent", "compensabl
 @pytest.mark.parametrize("effect", EVERY)
 @pytest.mark.parametrize("verdict", ["allow", "ask", "deny"])
 def test_a_capabilitys_own_verdict_comes_before_the_effect(effect: Effect, verdict: Any):
-    """This applies to a tool of any effect."""
+    """A capability's own verdict takes precedence over the effect's, for tools of any effect."""
     expected = {"allow": "allow", "ask": "ask: do uses 'net'", "deny": "denied"}[verdict]
     assert decided(CapabilityPolicy({"net": verdict}), doing(effect, "net")) == expected
 
@@ -719,7 +719,7 @@ def test_a_capabilitys_own_verdict_comes_before_the_effect(effect: Effect, verdi
 @pytest.mark.parametrize("effect", EVERY)
 @pytest.mark.parametrize("verdict", ["allow", "ask", "deny"])
 def test_a_verdict_on_an_effect_replaces_the_tables(effect: Effect, verdict: Any):
-    """Other effects keep their verdict."""
+    """A verdict on one effect replaces the table's; the other effects keep theirs."""
     expected = {"allow": "allow", "ask": f"ask: do is {effect}", "deny": "denied"}[verdict]
     assert decided(CapabilityPolicy(effects={effect: verdict}), doing(effect)) == expected
     other: Effect = "irreversible" if effect == "pure" else "pure"
@@ -750,7 +750,7 @@ def test_a_verdict_on_an_effect_replaces_the_tables(effect: Effect, verdict: Any
     ],
 )
 def test_the_nearest_pattern_counts_and_the_strictest_word(verdicts: Any, capabilities: Any, decision: str):
-    """An exact name before a pattern, a longer pattern before a shorter, deny before ask before allow."""
+    """An exact name precedes a pattern, a longer pattern a shorter one, and deny precedes ask and allow."""
     assert decided(CapabilityPolicy(verdicts), doing("irreversible", *capabilities)) == decision
 
 
@@ -769,7 +769,7 @@ def test_the_nearest_pattern_counts_and_the_strictest_word(verdicts: Any, capabi
     ],
 )
 def test_staged_is_allowed_within_the_scope(path: str, inside: bool):
-    """Outside the scope the policy asks, and names the path."""
+    """A staged call is allowed inside the scope; outside it the policy asks, and names the path."""
     policy = CapabilityPolicy(scope=["docs", "./notes/"])
     expected = "allow" if inside else f"ask: write goes outside its scope: {path}"
     found = decided(policy, write, {"path": path, "text": "x"})
@@ -778,7 +778,7 @@ def test_staged_is_allowed_within_the_scope(path: str, inside: bool):
 
 @pytest.mark.parametrize("told", [{"verdicts": {"fs.write": "allow"}}, {"effects": {"staged": "allow"}}])
 def test_the_scope_bounds_whatever_allows_a_write(told: Any):
-    """An allowed write is allowed only there."""
+    """A write that a verdict allows is still allowed only inside the scope."""
     policy = CapabilityPolicy(**told, scope=["docs"])
     assert decided(policy, write, {"path": "docs/a", "text": "x"}) == "allow"
     assert decided(policy, write, {"path": "src/a", "text": "x"}).startswith("ask")
@@ -851,7 +851,7 @@ def test_a_failed_outer_call_does_not_give_its_inner_calls_back():
 
 
 def test_a_call_that_is_tried_again_counts_once():
-    """Handrail makes the retries, not the model."""
+    """A call that Handrail retries counts once."""
     tries: list[int] = []
 
     @tool(effect="idempotent")
@@ -882,7 +882,7 @@ def test_parallel_calls_do_not_pass_the_rate():
 
 
 def test_the_count_itself_lets_in_no_more_than_may_be():
-    """Threads that arrive together, all having seen room, do not exceed the rate."""
+    """Threads that check the rate at the same time do not exceed it together."""
     session = Session()
     for number in range(5):
         session.dispatch(CallCounted("rate_limit", f"call {number}", 100.0, 10, 3))
@@ -911,7 +911,7 @@ def test_a_rate_costs_the_same_however_many_calls_there_were():
 
 
 def test_a_window_from_another_machines_clock_does_not_block():
-    """Another machine's clock has no meaning here; a session saved there continues."""
+    """A window saved with another machine's clock does not block a session that continues here."""
 
     async def main() -> bool:
         session = Session()
@@ -925,7 +925,7 @@ def test_a_window_from_another_machines_clock_does_not_block():
 
 
 def test_rates_of_two_policies_are_apart():
-    """One rate for all tools, one for some."""
+    """Two rate policies, one for all tools and one for some, count separately."""
 
     async def main() -> list[bool]:
         clock = VirtualClock()

@@ -94,7 +94,7 @@ PAY, SEND = ToolCall("pay", {"amount": 1}), ToolCall("send", {"text": "a"})
 
 
 class Office:
-    """A journal file, successive processes on it, and the outcome of each run's calls."""
+    """A journal file that successive processes use, and the outcome of each run's calls."""
 
     def __init__(self, base: Path) -> None:
         self.path = base / "runs.db"
@@ -137,7 +137,7 @@ class Office:
         return await self.told(run_id)
 
     async def park(self, *calls: ToolCall) -> list[Question]:
-        """Leave a run with its questions open."""
+        """Park a run with these calls, and return its open questions."""
         self.calls, self.number = list(calls), self.number + 1
         with pytest.raises(RunParked):
             await self.adapter(LaterEnvironment()).evaluate(
@@ -186,7 +186,7 @@ async def test_a_lasting_no_is_one_in_the_next_process_under_approve_all(office:
 
 
 async def test_it_holds_from_its_answer_on_whatever_becomes_of_the_run(office: Office):
-    """The parked run was answered and cancelled, and never resumed."""
+    """A remembered answer holds although its parked run was cancelled and never resumed."""
     [question] = await office.park(PAY)
     office.answer(question, NEVER)
     office.restart()
@@ -197,7 +197,7 @@ async def test_it_holds_from_its_answer_on_whatever_becomes_of_the_run(office: O
 
 
 async def test_a_one_time_no_is_one_too_where_the_next_process_approves_all(office: Office):
-    """It was the answer to this call; the next call of the same kind is not asked about."""
+    """A one-time denial is kept for its own call even if the next process approves all; it covers no later call."""
     [question] = await office.park(PAY)
     office.answer(question, {"approved": False, "reason": "not now"})
     office.restart()
@@ -216,7 +216,7 @@ async def test_strict_denies_also_what_was_answered(office: Office):
 async def test_what_an_irreversible_handler_was_answered_is_kept_although_it_is_never_entered_again(
     office: Office,
 ):
-    """Its process dies inside it, so the answer is never read again, and the outcome is unknown."""
+    """A remembered answer to an irreversible handler is kept, although the process dies inside the handler."""
     office.calls = [ToolCall("plead", {})]
     person = Person(lambda question: NEVER if question.name == "net" else {"approved": True})
     running = asyncio.ensure_future(
@@ -225,7 +225,7 @@ async def test_what_an_irreversible_handler_was_answered_is_kept_although_it_is_
     while len(person.questions) < 2:
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.05)
-    office.restart()  # the file is closed under it, so nothing after this is recorded
+    office.restart()  # the journal is closed, so nothing later is recorded
     running.cancel()
     with pytest.raises((asyncio.CancelledError, JournalError)):
         await running
@@ -235,7 +235,7 @@ async def test_what_an_irreversible_handler_was_answered_is_kept_although_it_is_
 async def test_what_nobody_saw_is_kept_under_the_journals_key(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ):
-    """A denial of a call with a password holds in the next process, and neither file reveals it."""
+    """A denial of a call with a password holds in the next process, and the record does not reveal the password."""
     call = ToolCall("unlock", {"password": "hunter2"})
     await office.run(call, says=NOT_THIS)
     monkeypatch.setattr("handrail.guard.approval_memory._KEY", b"that of another process")
@@ -252,7 +252,7 @@ async def test_what_nobody_saw_is_kept_under_the_journals_key(
 
 
 async def test_what_is_shown_by_its_diff_stays_open_also_in_the_next_process(office: Office):
-    """Another answer covers it, but a person may be reviewing it, so it stays theirs to decide."""
+    """In the next process, a question with a diff stays open although another answer covers it."""
     first, second = await office.park(
         ToolCall("edit", {"path": "docs/a.md"}), ToolCall("edit", {"path": "docs/b.md"})
     )
@@ -266,7 +266,7 @@ async def test_what_is_shown_by_its_diff_stays_open_also_in_the_next_process(off
 
 
 async def test_a_question_that_is_covered_is_withdrawn_from_the_record(office: Office):
-    """No answer to it would be read, so none is accepted; the run's other questions stay open."""
+    """A question that another answer covers is withdrawn and accepts no answer; others of the run stay open."""
     first, second, third = await office.park(PAY, PAY, SEND)
     office.answer(first, ALWAYS)
     office.restart()
@@ -295,7 +295,7 @@ async def test_a_journal_in_memory_keeps_them_as_well(office: Office):
 
 
 async def test_what_was_decided_without_a_journal_is_recorded_when_there_is_one(office: Office):
-    """Applies to a session from a file, or from runs of another adapter."""
+    """Decisions made without a journal are recorded by the session's first run with one."""
     session = Session(id="s", principal="ada")
     model = ScriptedModel([PAY, "done", SEND, "done"])
     bare = Adapter(model, environment=Person(NEVER))
@@ -344,7 +344,7 @@ async def test_what_is_revoked_elsewhere_counts_in_the_run_that_goes(office: Off
 
 
 async def test_what_was_revoked_does_not_come_back_with_the_answer_that_made_it(office: Office):
-    """The answered call runs, since the answer was for it. The next one is asked about."""
+    """After a revocation the answered call still runs, since the answer was for it; the next one is asked about."""
     [question] = await office.park(PAY)
     office.answer(question, ALWAYS)
     memory = await runs.approvals(office.journal, "s", principal="ada")
@@ -360,7 +360,7 @@ async def test_what_was_revoked_does_not_come_back_with_the_answer_that_made_it(
 
 
 async def test_others_never_see_them(office: Office):
-    """Hidden from another session of the same principal, and from another principal's session with the same id."""
+    """Decisions are hidden from the principal's other sessions, and from other principals with the same session id."""
     await office.run(PAY, says=NEVER)
     office.restart()
     await office.run(PAY, approvals="approve_all", session=Session(id="t", principal="ada"))
@@ -384,7 +384,7 @@ async def test_they_are_forgotten_with_their_session_and_not_before(office: Offi
 async def test_a_run_that_is_parted_takes_the_denials_along_and_no_approval(
     office: Office, how: str, tmp_path: Path
 ):
-    """An approval was for its session; a lost denial would become an approval under approve_all."""
+    """A forked or imported run takes the denials of its session along, but no approval."""
     says = {"pay": NEVER, "send": ALWAYS, "unlock": NOT_THIS}
     unlocking = ToolCall("unlock", {"password": "x"})
     await office.run(PAY, SEND, unlocking, says=lambda question: says[question.name])
@@ -418,7 +418,7 @@ async def test_a_run_that_is_parted_takes_the_denials_along_and_no_approval(
 
 
 async def test_what_a_session_was_saved_with_goes_along_by_the_same_rule(office: Office):
-    """Such decisions are in the session that its first run began with, not in the journal's decisions."""
+    """A fork takes along denials that its session was saved with, but no approvals."""
     session = Session(id="s", principal="ada")
     model = ScriptedModel([[PAY, SEND], "done"])
     says = {"pay": NEVER, "send": ALWAYS}
@@ -439,7 +439,7 @@ async def test_what_a_session_was_saved_with_goes_along_by_the_same_rule(office:
 
 
 async def test_a_call_with_nothing_remembered_costs_the_record_nothing(office: Office):
-    """Such a call neither reads nor writes the record: a run reads decisions once, when it begins."""
+    """A call without remembered decisions neither reads nor writes them: a run reads them once, when it begins."""
     written: list[str] = []
     read: list[str] = []
     box = office.journal.decisions
@@ -464,7 +464,7 @@ async def test_what_decides_by_memory_is_noted_at_its_place(office: Office):
 
 
 async def test_a_decision_that_can_not_be_recorded_does_not_count(office: Office):
-    """This applies to approvals and to revocations."""
+    """An approval or revocation that can't be recorded does not count."""
     session = await office.session()
     await office.run(PAY, says=ALWAYS, session=session)
     assert isinstance(office.journal, SqliteJournal)
@@ -476,7 +476,7 @@ async def test_a_decision_that_can_not_be_recorded_does_not_count(office: Office
 
 
 async def test_a_process_that_was_overtaken_decides_nothing(office: Office):
-    """Another process owns the run, and decides in it."""
+    """A process whose run was taken over by another decides nothing in it."""
     [question] = await office.park(PAY)
     other = SqliteJournal(office.path, watch=None)
     await other.runs.take("run1")
@@ -514,7 +514,7 @@ async def test_a_process_that_was_overtaken_decides_nothing(office: Office):
     ],
 )
 async def test_an_answer_that_will_not_be_taken_leaves_nothing(office: Office, value: Any):
-    """Another process accepts an answer that fits the schema; the asker validates further, and asks again."""
+    """An answer that fits the schema but fails the asker's validation leaves no decision."""
     [question] = await office.park(PAY)
     answer = Answer(question_id=question.id, digest=question.digest, by="ada", value=value)
     assert remembered_by(question, answer, question.asked_at) is None

@@ -72,7 +72,7 @@ CALLS = [
 
 @dataclass(frozen=True)
 class Say:
-    """A person answers an open question, or revokes a decision if `approved` is None."""
+    """A person's answer to an open question, or the revocation of a decision if `approved` is None."""
 
     which: int
     approved: bool | None
@@ -81,7 +81,7 @@ class Say:
 
 @dataclass(frozen=True)
 class Turn:
-    """A run of the session: its concurrent calls, and what is said during it."""
+    """A run of the session, with its concurrent calls and the person's answers."""
 
     calls: Sequence[ToolCall]
     says: Sequence[Say]
@@ -103,7 +103,7 @@ turns = st.builds(
 
 
 class Desk(Environment):
-    """A person who is always there, and answers when told to."""
+    """An environment with a person who never answers here; answers are given through the journal."""
 
     run_mode: RunMode = "user"
 
@@ -113,7 +113,7 @@ class Desk(Environment):
 
 
 class World:
-    """A session and its journal, with everything visible from outside."""
+    """A session and its journal, with a record of everything visible from outside."""
 
     def __init__(self, base: Path) -> None:
         self.path = base / "runs.db"
@@ -170,7 +170,7 @@ class World:
 
 
 class Lasting(World):
-    """One process, one session, one adapter."""
+    """A world with one process, one session and one adapter."""
 
     def __init__(self, base: Path) -> None:
         super().__init__(base)
@@ -191,10 +191,9 @@ class Lasting(World):
 
 
 class Restarted(World):
-    """A new process with only the journal for every single step.
+    """A world in which every step happens in a new process that has only the journal.
 
-    A run that contains a secret can't be parked, so it has one process to its end, and the next run has
-    another.
+    A run that contains a secret can't be parked, so one process runs it to its end, and the next run has another.
     """
 
     held: asyncio.Future[Any] | None = None
@@ -251,7 +250,7 @@ def _answer(question: Question, say: Say) -> Answer:
 
 
 def played(kind: type[World], turns: Sequence[Turn]) -> list[Any]:
-    """Return everything visible of a session in such a world."""
+    """Play these turns in a world, and return everything visible of its session."""
     with tempfile.TemporaryDirectory() as base:
 
         async def main() -> list[Any]:

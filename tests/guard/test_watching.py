@@ -37,7 +37,7 @@ from handrail.testing import VirtualClock, run_virtual
 
 
 def wrongly(value: object) -> Any:
-    """A value whose type a checker can't know."""
+    """Return a value whose type is hidden from the type checker."""
     return value
 
 
@@ -73,7 +73,7 @@ class Says:
 
 
 def steps(*seconds: int) -> ScriptedModel:
-    """A model that takes steps of this many seconds, then is done."""
+    """Make a model that takes steps of these durations in seconds, and then ends."""
     return ScriptedModel([*(ToolCall("step", {"seconds": each}) for each in seconds), "Done."])
 
 
@@ -123,7 +123,7 @@ def test_on_an_event() -> None:
 
 
 def test_a_provider_that_raises_is_reported_and_the_run_continues() -> None:
-    """The model is not told; the session has the report."""
+    """If a provider raises, the run continues; the session has a report, and the model is not told."""
     model = steps(1, 1)
     session = evaluate(model, Says(Trigger(calls=1), raises=True))
     assert advice(model) == []
@@ -179,7 +179,7 @@ class Report:
 
 
 def finish(model: ScriptedModel, *completion: Any, output: Any = None) -> Any:
-    """Run a model that writes files, with these checkers."""
+    """Run a model that writes these files, with these checkers."""
     prompt: Any = Prompt("p", "Go.", tools=[write], completion=completion, output=output)
     return Adapter(model).evaluate(prompt, "hi", filesystem=MemoryFilesystem()).wait()
 
@@ -197,7 +197,7 @@ def test_a_run_that_stops_too_early_is_held() -> None:
 
 
 def test_a_checker_holds_a_run_up_to_its_cap() -> None:
-    """After its cap the run ends as it is, and is marked incomplete."""
+    """After its cap a checker no longer holds the run, which ends marked as incomplete."""
     model = ScriptedModel(["One.", "Two.", "Three."])
     response = finish(model, FilesThere("a.md", cap=2))
     assert (response.text, response.stop_reason) == ("Three.", "incomplete")
@@ -213,7 +213,7 @@ def test_output_fields_must_be_filled() -> None:
 
 
 def test_a_field_there_is_not_is_named() -> None:
-    """The run continues, and the session names the missing field."""
+    """A checker of an unknown field is reported in the session by the field's name, and the run continues."""
     response = finish(ScriptedModel(['{"title": "x"}']), OutputFilled("titel"), output=Report)
     (advised,) = response.session[Advised].all()
     assert advised.failed
@@ -229,14 +229,14 @@ def test_a_field_there_is_not_is_named() -> None:
     ],
 )
 def test_checkers_compose(checker: Any, script: list[Any], requests: int) -> None:
-    """All of them, or any of them, until it is satisfied."""
+    """A composed checker holds a run until all of its checkers are satisfied, or any of them."""
     model = ScriptedModel(script)
     assert finish(model, checker).stop_reason == "done"
     assert len(model.requests) == requests
 
 
 def test_a_checker_that_raises_is_reported_and_does_not_hold() -> None:
-    """Without files the checker can't hold a run; the session has the report."""
+    """A checker that raises is reported in the session, and does not hold the run."""
     prompt = Prompt("p", "Go.", completion=[FilesThere("a.md")])
     response = Adapter(ScriptedModel(["Done."])).evaluate(prompt, "hi").wait()
     assert response.stop_reason == "done"
@@ -246,7 +246,7 @@ def test_a_checker_that_raises_is_reported_and_does_not_hold() -> None:
 
 
 def test_an_async_checker_is_awaited() -> None:
-    """A checker may take its time."""
+    """The run waits for an async checker."""
 
     class Slow:
         name = "slow"
@@ -261,7 +261,7 @@ def test_an_async_checker_is_awaited() -> None:
 
 
 def test_advice_comes_between_whole_turns() -> None:
-    """A turn's results stay together; advice follows them."""
+    """Advice follows the results of a whole turn, and never separates them."""
     model = ScriptedModel([[ToolCall("step", {"seconds": 0})] * 2, "Done."])
     evaluate(model, Says(Trigger(calls=1)))
     kinds = [type(message) for message in model.requests[-1].messages]

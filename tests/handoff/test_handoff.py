@@ -47,7 +47,7 @@ PICKS = Person(answers={"pick_card": {"index": 1}})
 
 
 async def first(offer: Offer, *, context: ToolContext) -> Pick:
-    """A client that needs no person."""
+    """Pick the first card, as a client that needs no person."""
     return Pick(0)
 
 
@@ -55,7 +55,7 @@ async def first(offer: Offer, *, context: ToolContext) -> Pick:
 
 
 def test_a_model_sees_what_after_returns_and_a_person_what_is_public() -> None:
-    """In a prompt the handoff is a tool like any other; the person gets a form for the answer."""
+    """A handoff in a prompt is a tool like any other, and the person gets a form for the answer."""
     person = Person(answers={"pick_card": {"index": 1}})
     model = ScriptedModel([ToolCall("pick_card", {"cards": 2}), "Done."])
     session = Session()
@@ -71,7 +71,7 @@ def test_a_model_sees_what_after_returns_and_a_person_what_is_public() -> None:
 
 
 async def test_acts_are_inner_calls_with_ids_by_order() -> None:
-    """Each act has its start, its end and its place in the path; they commit together."""
+    """Each act has its start, its end and its place in the path, and all acts commit together."""
     rig = Rig([card_game()], environment=PICKS)
     assert (await rig.call("pick_card")).value == "card 1"
     ended = rig.of(ToolInvoked)
@@ -91,7 +91,7 @@ async def test_acts_are_inner_calls_with_ids_by_order() -> None:
 
 @pytest.mark.parametrize("failing", ["before", "client", "after"])
 async def test_when_an_act_fails_nothing_is_left_of_any(failing: str) -> None:
-    """Files and state of all acts are rolled back, and the model is told which act failed."""
+    """When an act fails, files and state of all acts are rolled back, and the model is told which act failed."""
 
     async def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
         leave_traces(context, "dealt")
@@ -135,7 +135,7 @@ async def test_before_may_be_the_end_of_it() -> None:
 
 
 async def test_acts_may_give_results_of_different_types() -> None:
-    """The tool's result is a union; if the answer's type is `Any`, the client declares it."""
+    """The tool's result type is the union of its acts' results; if the answer is `Any`, the client declares it."""
 
     async def deal(params: Deal, *, context: ToolContext) -> Parked[None, Offer] | ToolResult[str]:
         return Parked(None, Offer(1)) if params.cards else ToolResult.ok("no cards")
@@ -155,7 +155,7 @@ async def test_acts_may_give_results_of_different_types() -> None:
 
 
 async def test_client_and_after_may_take_params() -> None:
-    """The params may be taken by keyword or by position, and each act gets its own copy."""
+    """`client` and `after` may take the params by keyword or by position, and each gets its own copy."""
     seen: list[Any] = []
 
     def choose(offer: Offer, params: Deal, *, context: ToolContext) -> Pick:
@@ -172,7 +172,7 @@ async def test_client_and_after_may_take_params() -> None:
 
 
 async def test_acts_may_be_plain_functions() -> None:
-    """Such acts run on threads, and their verbs block."""
+    """Acts may be plain functions, which run on threads and whose verbs block."""
 
     def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
         return Parked(Deck(["a"]), Offer(1))
@@ -185,7 +185,7 @@ async def test_acts_may_be_plain_functions() -> None:
 
 
 async def test_a_handoff_in_other_words_is_the_same_handoff() -> None:
-    """An override makes a copy with another description."""
+    """An override makes a copy of the handoff with another description."""
     game = card_game(client=first)
     open_gate([game])
     rig = Rig([game.with_words(description="Pick!")])
@@ -226,7 +226,7 @@ async def test_one_call_is_approved_once_and_counted_once() -> None:
 
 
 async def test_a_staged_handoff_is_approved_before_anybody_is_asked() -> None:
-    """It can't be previewed, since running it would ask the person first."""
+    """A staged handoff is approved without a preview, since running it would ask the person first."""
     asked: list[str] = []
 
     def approve(question: Question) -> tuple[bool, str]:
@@ -291,7 +291,7 @@ async def test_an_act_does_no_more_than_the_handoff_says() -> None:
 
 
 async def test_what_before_did_to_the_world_is_named_when_nobody_answers() -> None:
-    """An irreversible `before` stays although the call failed, and the model is told."""
+    """If nobody answers, the model is told that an irreversible `before` could not be undone."""
     rig = Rig([card_game(effect="irreversible")], environment=Person())
     result = await rig.call("pick_card")
     assert result.message == (
@@ -303,7 +303,7 @@ async def test_what_before_did_to_the_world_is_named_when_nobody_answers() -> No
 
 
 async def test_a_handoff_that_succeeded_answers_as_a_whole() -> None:
-    """If the outer call fails, the handoff is reported once, or compensated once."""
+    """If the outer call fails, a finished handoff is reported or compensated once, as a whole."""
     undone: list[object] = []
 
     async def undo(params: Deal, value: str, *, context: ToolContext) -> None:
@@ -342,7 +342,7 @@ async def test_a_passing_failure_is_tried_again_act_by_act() -> None:
 
 
 async def test_nobody_is_asked_twice_because_something_changed_meanwhile() -> None:
-    """A staged call reruns when its reads have changed; a handoff is a conflict instead."""
+    """If its reads have changed, a handoff is a conflict instead of being rerun, so nobody is asked twice."""
     begun: list[int] = []
 
     async def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
@@ -368,7 +368,7 @@ async def test_nobody_is_asked_twice_because_something_changed_meanwhile() -> No
 
 
 async def test_an_answer_that_does_not_fit_is_not_taken() -> None:
-    """A person is asked again; a client function with a wrong result fails the call."""
+    """After an invalid answer a person is asked again; a client function with a wrong result fails the call."""
     person = Person(answers={"pick_card": {"index": 2}}, wrong_first={"index": "the first"})
     rig = Rig([card_game()], environment=person)
     assert (await rig.call("pick_card")).value == "card 2"
@@ -390,7 +390,7 @@ async def test_an_answer_that_does_not_fit_is_not_taken() -> None:
 
 
 async def test_the_first_answer_is_the_answer() -> None:
-    """A repeat is harmless, another answer is refused, and `after` runs once."""
+    """A repeated answer is harmless, a different one is refused, and `after` runs once."""
     journal = MemoryJournal()
     settled: list[Pick] = []
 
@@ -426,7 +426,7 @@ async def test_before_must_park(returned: Any) -> None:
 
 
 async def test_the_client_gets_what_is_declared_public_and_no_more() -> None:
-    """The public part is serialised and parsed by its type, so nothing else can leak with it."""
+    """The client gets the public part serialised and parsed by its type, so nothing else can leak with it."""
 
     @dataclass(frozen=True)
     class Marked(Offer):
@@ -460,7 +460,7 @@ async def test_the_client_gets_what_is_declared_public_and_no_more() -> None:
 
 
 class Table(Environment):
-    """A person who answers question by question, when told to."""
+    """A person who answers one question at a time, when told to."""
 
     run_mode: Any = "user"
 
@@ -485,7 +485,7 @@ class Table(Environment):
 
 
 async def test_several_wait_at_once_and_each_gets_its_own_answer() -> None:
-    """Two in parallel inside one client and a third inside `after`, answered out of order."""
+    """Questions that wait at once, in parallel and nested, get their own answers in any order."""
 
     async def choose(offer: Offer, *, context: ToolContext) -> Pick:
         left, right = await gather(context.call("left"), context.call("right", cards=9))
@@ -521,7 +521,7 @@ async def test_several_wait_at_once_and_each_gets_its_own_answer() -> None:
 
 
 async def test_when_the_outer_one_fails_the_inner_ones_are_undone() -> None:
-    """The whole tree is one transaction."""
+    """When the outer handoff fails, the inner ones are undone, since the whole tree is one transaction."""
 
     async def choose(offer: Offer, *, context: ToolContext) -> Pick:
         return Pick(int((await context.call("inner")).unwrap()[-1]) + 90)
@@ -535,7 +535,7 @@ async def test_when_the_outer_one_fails_the_inner_ones_are_undone() -> None:
 
 
 async def test_handoffs_nest_as_deep_as_calls() -> None:
-    """Only calls count, not their acts; beyond the limit there is a clear error."""
+    """The depth limit counts calls, not their acts, and a call beyond it fails with a clear error."""
 
     async def deeper(offer: Offer, *, context: ToolContext) -> Pick:
         result = await context.call("pick_card")
@@ -553,7 +553,7 @@ async def test_handoffs_nest_as_deep_as_calls() -> None:
 
 
 def nested(client: Any, **options: Any) -> list[Any]:
-    """A handoff whose client calls another, which has the given client."""
+    """Make a handoff whose client calls another handoff, which has the given client."""
 
     async def call_inner(offer: Offer, *, context: ToolContext) -> Pick:
         (await context.call("inner")).unwrap()
@@ -563,7 +563,7 @@ def nested(client: Any, **options: Any) -> list[Any]:
 
 
 def test_a_cancel_reaches_every_level() -> None:
-    """The innermost wait stops, and everything is rolled back."""
+    """A cancel stops the innermost wait, and everything is rolled back."""
 
     async def main() -> Rig:
         forever = Person(after=asyncio.Event())
@@ -583,7 +583,7 @@ def test_a_cancel_reaches_every_level() -> None:
 
 
 def test_the_deadline_reaches_every_level() -> None:
-    """A slow model at the bottom ends the run, and nothing of any act remains."""
+    """A deadline that passes in a slow model at the bottom ends the run, and nothing of any act remains."""
 
     async def slow(offer: Offer, *, context: ToolContext) -> Pick:
         await asyncio.sleep(60)
@@ -605,7 +605,7 @@ def test_the_deadline_reaches_every_level() -> None:
 
 @pytest.mark.parametrize(("person", "client"), [(3600, 0), (0, 3600)])
 def test_time_a_person_takes_does_not_count_towards_the_timeout(person: int, client: int) -> None:
-    """A person may take days to think; an act that works that long is stopped."""
+    """A person may take days to answer; an act that works that long is stopped."""
 
     async def choose(offer: Offer, *, context: ToolContext) -> Pick:
         await asyncio.sleep(client)
@@ -736,7 +736,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 def test_what_is_wrong_with_a_definition_is_said_with_its_name(
     wrong: dict[str, Any], said: str, order: tuple[str, ...]
 ) -> None:
-    """The error comes at the act, or at the latest when the handoff is used, in any order of definition."""
+    """A wrong definition is refused at the act, or at the latest when the handoff is used."""
     given: dict[str, Any] = {"params": Deal, "before": deal, "after": settle, **wrong}
     acts = {name: given.pop(name, None) for name in order}
     name = given.pop("name", "pick_card")
@@ -787,7 +787,7 @@ def test_a_handoff_without_params_and_with_plain_types() -> None:
 
 
 def test_acts_are_found_in_whatever_scope() -> None:
-    """Types local to a function are resolved as for any tool."""
+    """Acts may use types that are local to a function."""
 
     @dataclass
     class Hidden:
@@ -813,7 +813,7 @@ def test_acts_are_found_in_whatever_scope() -> None:
 
 
 def test_a_rolled_back_handoff_says_so_once_for_each_act() -> None:
-    """Every act that had begun has its end and, if undone, its rollback."""
+    """Every act that had begun has one end and, if undone, one rollback."""
     session = Session()
     with RecordingSubscriber(session) as seen:
         gate = open_gate([card_game()], session=session, filesystem=MemoryFilesystem(), environment=Nobody())

@@ -1,4 +1,4 @@
-"""The law of handoffs: whatever fails in a tree of them, each is kept whole or not at all."""
+"""The law of handoffs: whatever fails in a tree of them, each is kept completely or not at all."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Node:
     calls_in: Place
     at_once: bool
     minds: bool
-    """Whether it fails when an inner handoff does."""
+    """Whether this handoff fails when an inner one does."""
     asks: bool
-    """Whether a person answers, or its own client does."""
+    """Whether a person answers, or the handoff's own client."""
     inner: list[Node]
     name: str = ""
     begun: list[str] = field(default_factory=list[str])
@@ -68,7 +68,7 @@ def named(node: Node, name: str = "n") -> list[Node]:
 
 
 async def act(node: Node, place: Place, context: ToolContext) -> str | None:
-    """Record the act, call the inner handoffs, and fail if told to.
+    """Record the act, call the inner handoffs, and fail if the node says so.
 
     Returns the reason of a reported failure.
     """
@@ -90,7 +90,7 @@ async def act(node: Node, place: Place, context: ToolContext) -> str | None:
 
 
 def handoff(node: Node) -> Handoff[Any, Any]:
-    """The node as a handoff."""
+    """Make the node's handoff."""
 
     async def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer] | ToolResult[str]:
         why = await act(node, "before", context)
@@ -108,7 +108,7 @@ def handoff(node: Node) -> Handoff[Any, Any]:
 
 
 def expected(node: Node) -> tuple[bool, list[str]]:
-    """Return whether it succeeds, and what is kept of it."""
+    """Return whether the node succeeds, and what is kept of it."""
     kept: list[str] = []
     places: tuple[Place, ...] = ("before", "client", "after")
     for place in places:

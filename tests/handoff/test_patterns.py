@@ -122,7 +122,7 @@ def test_pattern_in_its_environments(name: str, where: str) -> None:
 
 @pytest.mark.parametrize(("name", "where"), WITH_A_MOCK)
 async def test_pattern_with_a_mock_context(name: str, where: str) -> None:
-    """The middle act alone, as a unit test calls it."""
+    """The `client` act runs alone with a mock context, as a unit test calls it."""
     pattern = PATTERNS[name]
     answer, did = await run_mocked(name, where)
     assert answer == pattern.expected[where]
@@ -168,7 +168,7 @@ def test_a_model_is_told_of_a_pattern_only_where_it_can_run(name: str, where: st
 
 
 def test_events_of_a_nested_act_reach_the_parent_as_they_happen() -> None:
-    """They arrive before the act has ended, under the act's own name."""
+    """A nested act's events reach the parent before the act has ended, under the act's own name."""
     module = example("streaming")
     session = Session()
     with RecordingSubscriber(session) as seen:
@@ -181,7 +181,7 @@ def test_events_of_a_nested_act_reach_the_parent_as_they_happen() -> None:
 
 
 def test_every_example_is_in_the_table() -> None:
-    """There are seven, and all are covered."""
+    """All seven examples are in the table."""
     assert sorted(path.stem for path in FOLDER.glob("*.py")) == sorted(PATTERNS)
     assert len(PATTERNS) == 7
 

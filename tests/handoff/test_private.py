@@ -38,7 +38,7 @@ MARKER = "planted-91c0ffee"
 
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """Everything that is logged, at every level."""
+    """Capture everything that is logged, at every level."""
     text = io.StringIO()
     handler = logging.StreamHandler(text)
     root = logging.getLogger()
@@ -66,7 +66,7 @@ async def with_wait_for(offer: Offer, *, context: ToolContext) -> Pick:
 
 
 async def with_approval(deck: Deck, pick: Pick, *, params: Deal, context: ToolContext) -> ToolResult[str]:
-    """An `after` that holds the marker while it asks for approval."""
+    """Ask for approval in an `after` that holds the marker."""
     assert MARKER in deck.cards[pick.index]
     approval = await context.request_approval("Turn the card?")
     return ToolResult.ok(f"turned: {approval.approved}")
@@ -132,7 +132,7 @@ def environment(kind: str) -> tuple[Environment, ScriptedModel]:
 @pytest.mark.parametrize("who", ["person", "model", "nobody"])
 @pytest.mark.parametrize("game", GAMES)
 def test_the_private_part_is_shown_nowhere(game: str, who: str, logged: io.StringIO) -> None:
-    """It is in no event, question, prompt, progress report, log line, journal row, error or result."""
+    """The private part is in no event, question, prompt, progress, log line, journal row, error or result."""
     handoff = card_game(secret=MARKER, **GAMES[game])
     there, choosing = environment(who)
     model = ScriptedModel([ToolCall("pick_card", {"cards": 2}), "Done."])
@@ -160,7 +160,7 @@ def test_the_private_part_is_shown_nowhere(game: str, who: str, logged: io.Strin
 
 
 def test_the_marker_would_be_found() -> None:
-    """The result of `after` is shown, so the same search finds a marker in it."""
+    """The same search finds a marker in the result of `after`, which is shown."""
 
     async def telling(deck: Deck, pick: Pick, *, context: ToolContext) -> ToolResult[str]:
         return ToolResult.ok(deck.cards[pick.index])
@@ -181,7 +181,7 @@ def test_the_repr_of_what_is_parked_shows_the_public_part_only() -> None:
 
 
 def test_what_an_act_raised_is_told_by_its_type_and_place(logged: io.StringIO) -> None:
-    """The model learns the failure, a debugger its place; the text stays private."""
+    """An act's exception is reported by its type and place; its text stays private."""
     session = Session()
     with RecordingSubscriber(session) as seen:
         Adapter(ScriptedModel([ToolCall("pick_card"), "Done."])).evaluate(
@@ -204,7 +204,7 @@ def test_what_an_act_raised_is_told_by_its_type_and_place(logged: io.StringIO) -
 
 
 def test_a_private_part_that_does_not_fit_is_named_by_place() -> None:
-    """The error comes when the handoff parks, not days later, and does not repeat the value."""
+    """An invalid private part is refused when the handoff parks, and the error does not repeat the value."""
     gate = open_gate([card_game(before=parking_badly)])
     assert gate.invoke("pick_card").wait().message == (
         "pick_card.before failed: the private part it parked is not what it declares, Deck, at cards[1]."
@@ -217,7 +217,7 @@ def test_a_digest_gives_nothing_away() -> None:
 
 
 def test_a_handoff_whose_private_part_has_a_secret_keeps_it() -> None:
-    """`after` gets the very object that `before` parked, secrets included."""
+    """`after` gets the same object that `before` parked, secrets included."""
     from dataclasses import dataclass
 
     from pydantic import SecretStr

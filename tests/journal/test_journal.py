@@ -24,7 +24,7 @@ class Done:
 
 
 def counting(seconds: float = 0, fail: int = 0) -> tuple[list[int], Callable[[], Awaitable[int]]]:
-    """A function that counts its runs, takes a while, and fails the first few times."""
+    """Make a function that counts its runs, takes a while, and fails the first few times."""
     runs: list[int] = []
 
     async def function() -> int:
@@ -42,7 +42,7 @@ def counting(seconds: float = 0, fail: int = 0) -> tuple[list[int], Callable[[],
 
 
 def test_a_step_that_succeeded_is_not_run_again():
-    """The recorded value is returned, whatever function comes with the key; another key is another step."""
+    """A step that succeeded returns its recorded value, even for another function; another key is another step."""
 
     async def main() -> list[int]:
         journal = MemoryJournal()
@@ -78,7 +78,7 @@ def test_a_value_that_is_nothing_is_a_value(value: Any):
 
 
 def test_two_at_once_are_one():
-    """The second waits for the first and gets its value."""
+    """Of two concurrent callers of a step, the second waits for the first and gets its value."""
     runs, function = counting(seconds=5)
 
     async def main() -> list[int]:
@@ -90,7 +90,7 @@ def test_two_at_once_are_one():
 
 
 def test_a_failure_lets_the_next_try():
-    """A waiting caller tries the step itself; only the caller that ran it gets its error."""
+    """If a step fails, only the caller that ran it gets the error, and a waiting caller runs it again."""
     runs, function = counting(seconds=5, fail=2)
 
     async def main() -> list[Any]:
@@ -107,7 +107,7 @@ def test_a_failure_lets_the_next_try():
 
 
 def test_a_cancelled_step_lets_the_next_try():
-    """Neither a waiting caller nor a later one is cancelled with it."""
+    """If a step is cancelled, a waiting caller is not cancelled with it, and runs the step."""
     runs, function = counting(seconds=5)
 
     async def main() -> list[int]:
@@ -125,7 +125,7 @@ def test_a_cancelled_step_lets_the_next_try():
 
 
 def test_one_that_waits_can_be_cancelled_alone():
-    """The step continues for the caller that runs it."""
+    """A waiting caller can be cancelled alone; the step continues for the caller that runs it."""
     runs, function = counting(seconds=5)
 
     async def main() -> int:
@@ -143,7 +143,7 @@ def test_one_that_waits_can_be_cancelled_alone():
 
 
 def test_a_step_inside_itself_is_refused_and_not_waited_for_forever():
-    """The error names the step and the fix; the outer step may be retried, and another key inside is fine."""
+    """A step inside itself is refused with its name and a fix instead of hanging; another key inside is allowed."""
 
     async def main() -> None:
         journal = MemoryJournal()
@@ -186,7 +186,7 @@ def test_what_was_committed_is_loaded_in_order_by_run():
 
 
 def test_a_call_is_recorded_when_it_commits_and_only_then():
-    """One unit for an outer call with everything it did, none for a failed call."""
+    """An outer call is recorded as one unit with everything it did, and a failed call not at all."""
 
     @tool(effect="staged")
     async def inner(fail: bool, context: ToolContext) -> str:
@@ -223,7 +223,7 @@ def test_a_call_is_recorded_when_it_commits_and_only_then():
 
 
 class Bank:
-    """An outside system, where effects are permanent."""
+    """An outside system, in which effects are permanent."""
 
     def __init__(self) -> None:
         self.paid: list[str] = []
@@ -260,7 +260,7 @@ def one_call(
 
 
 def test_once_is_settled_once_across_retries():
-    """The second attempt gets the recorded value."""
+    """`once` runs its step in the first attempt only; the second gets the recorded value."""
     bank = Bank()
     got: list[int] = []
 
@@ -277,7 +277,7 @@ def test_once_is_settled_once_across_retries():
 
 @pytest.mark.parametrize("how", ["async", "sync", "returns an awaitable"])
 def test_once_takes_any_function(how: str):
-    """An async one is awaited, a plain one runs in a thread."""
+    """`once` awaits an async function, and runs a plain one in a thread."""
     bank = Bank()
     function: Any = {"async": bank.pay, "sync": bank.pay_at_once, "returns an awaitable": lambda: bank.pay()}[
         how
@@ -291,7 +291,7 @@ def test_once_takes_any_function(how: str):
 
 
 def test_once_in_a_sync_handler():
-    """It is waited for in the handler's thread."""
+    """In a sync handler, `once` is waited for in the handler's thread."""
     bank = Bank()
 
     @tool(name="pay", description="Pay.")
@@ -303,7 +303,7 @@ def test_once_in_a_sync_handler():
 
 
 def test_once_is_keyed_by_the_call_and_the_key():
-    """Another key or another call is another step; equal arguments do not skip it."""
+    """`once` is keyed by call and key: another call is another step, even with equal arguments."""
     bank = Bank()
 
     async def body(context: ToolContext) -> list[int]:
@@ -321,7 +321,7 @@ def test_once_is_keyed_by_the_call_and_the_key():
 
 
 def test_once_of_one_call_at_the_same_time_is_one():
-    """Two branches of a handler want the same step."""
+    """Two concurrent branches of a handler that use the same key run the step once."""
     bank = Bank()
 
     async def body(context: ToolContext) -> list[int]:
@@ -346,7 +346,7 @@ def test_once_that_failed_may_be_tried_again():
 
 @pytest.mark.parametrize("effect", ["pure", "read", "staged"])
 def test_once_is_refused_where_everything_can_be_undone(effect: Effect):
-    """The error comes before anything is done, and says how to fix it."""
+    """`once` is refused where everything can be undone, before anything is done, with an error that says what to do."""
     bank = Bank()
 
     async def body(context: ToolContext) -> int:
@@ -361,7 +361,7 @@ def test_once_is_refused_where_everything_can_be_undone(effect: Effect):
 
 @pytest.mark.parametrize("how", ["raises", "says so", "times out"])
 def test_what_once_did_is_listed_when_the_call_fails(how: str):
-    """The model is told what could not be undone, and the record has it too."""
+    """When a call fails, the model and the record are told what `once` did and could not be undone."""
     bank = Bank()
 
     async def body(context: ToolContext) -> Any:
@@ -386,7 +386,7 @@ def test_what_once_did_is_listed_when_the_call_fails(how: str):
 
 
 def test_what_once_did_is_listed_once():
-    """Reading a settled value again is not a second payment."""
+    """A step that is read again is listed only once."""
     bank = Bank()
 
     async def body(context: ToolContext) -> Any:
@@ -400,7 +400,7 @@ def test_what_once_did_is_listed_once():
 
 
 def test_what_once_did_in_an_earlier_attempt_is_listed_too():
-    """The payment happened, although the last attempt did not reach it."""
+    """A step of an earlier attempt is listed, although the last attempt did not reach it."""
     bank = Bank()
 
     async def body(context: ToolContext) -> Any:
@@ -415,7 +415,7 @@ def test_what_once_did_in_an_earlier_attempt_is_listed_too():
 
 
 def test_what_once_did_in_an_inner_call_is_listed_by_the_outer():
-    """A failed inner call has listed its own."""
+    """The outer call lists what `once` did in an inner call, unless the inner call failed and listed it itself."""
     bank = Bank()
 
     async def body(context: ToolContext) -> Any:
@@ -432,7 +432,7 @@ def test_what_once_did_in_an_inner_call_is_listed_by_the_outer():
 
 
 def test_once_of_two_runs_that_share_a_journal_are_two():
-    """A model's call ids repeat from run to run; a step settled in one run is not settled in another."""
+    """A step settled in one run is not settled in another, even if the model repeats its call ids."""
     bank = Bank()
 
     async def body(context: ToolContext) -> int:

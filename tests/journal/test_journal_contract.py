@@ -44,11 +44,11 @@ class Hands:
 
 
 Open = Callable[[], Journal]
-"""Opens the same journal as another process would: each opening has its own owner name."""
+"""Opens the same journal as another process would, with its own owner name each time."""
 
 STORES = ("memory", "sqlite")
 SHARED = ("sqlite",)
-"""The journals that several processes can open."""
+"""The kinds of journals that several processes can open."""
 
 
 @pytest.fixture
@@ -74,13 +74,13 @@ def opening(clock: Hands, tmp_path: Path) -> Iterator[Callable[[str], Journal]]:
 
 @pytest.fixture(params=STORES)
 def journal(request: pytest.FixtureRequest, opening: Callable[[str], Journal]) -> Journal:
-    """A new journal of each kind."""
+    """Fixture: a new journal of each kind."""
     return opening(request.param)
 
 
 @pytest.fixture(params=SHARED)
 def processes(request: pytest.FixtureRequest, opening: Callable[[str], Journal]) -> tuple[Journal, Journal]:
-    """A new journal, as two processes open it."""
+    """Fixture: a new journal, opened as by two processes."""
     return opening(request.param), opening(request.param)
 
 
@@ -122,7 +122,7 @@ def answer(question: Question, value: Any = 1, **changed: Any) -> Answer:
 
 
 async def asked(journal: Journal, question: Question, *rest: Any) -> "asyncio.Task[Answer]":
-    """Ask, and wait until the question is open."""
+    """Ask a question, and wait until it is open."""
     task = asyncio.ensure_future(journal.questions.ask(question, *rest))
     while question.id not in [each.id for each in await journal.questions.open()]:
         await asyncio.sleep(0)
@@ -183,7 +183,7 @@ async def test_a_lease_is_held_by_one_process_until_it_expires(
 async def test_a_process_that_lost_its_lease_writes_nothing_more(
     processes: tuple[Journal, Journal], clock: Hands
 ):
-    """Each role refuses it, and the record is as the new owner left it."""
+    """Every role of the journal refuses a process that lost its lease, and the new owner's record is unchanged."""
     first, second = processes
     await first.runs.begin(run())
     clock.seconds = LEASE_SECONDS
@@ -308,14 +308,14 @@ async def test_a_voided_unit_was_never_committed(journal: Journal):
         await journal.calls.commit(unit(call, files=True))
     await journal.calls.void(unit("1", files=True))
     await journal.calls.applied(unit("2", files=True))
-    await journal.calls.void(unit("2", files=True))  # too late: its files were changed
+    await journal.calls.void(unit("2", files=True))  # too late, since its files were changed
     assert [each.call_id for each in await journal.calls.load("run")] == ["2"]
     assert [each.call_id for each in await journal.calls.load_session("s")] == ["2"]
     assert await journal.calls.unapplied() == ()
 
 
 async def test_units_whose_files_nobody_applies_are_found_after_a_crash(processes: tuple[Journal, Journal]):
-    """Excluded are units that a live process is applying, those without files, and those already applied."""
+    """Units with files that no live process is applying and that are not applied yet are found after a crash."""
     first, second = processes
     await first.calls.commit(unit("plain"))
     for call in ("1", "2"):
@@ -392,7 +392,7 @@ async def test_a_step_succeeds_once(journal: Journal):
 async def test_an_interrupted_step_is_settled_by_the_process_that_resumes(
     processes: tuple[Journal, Journal], clock: Hands
 ):
-    """Its outcome is unknown until then; a settled step returns plain data."""
+    """The outcome of an interrupted step is unknown until a process resumes and settles it."""
     first, second = processes
     await first.runs.begin(run())
     started = asyncio.Event()
@@ -421,7 +421,7 @@ async def test_an_interrupted_step_is_settled_by_the_process_that_resumes(
 
 
 async def test_the_first_answer_wins_and_a_repeat_is_harmless(journal: Journal):
-    """This holds while the asker waits and afterwards; the answer survives being asked again."""
+    """The first answer wins and a repeat is harmless, both while the asker waits and afterwards."""
     question = ask()
     task = await asked(journal, question)
     journal.questions.answer(answer(question, 1))
@@ -471,7 +471,7 @@ async def test_an_expired_question_takes_no_answer(journal: Journal, clock: Hand
 
 
 async def test_a_withdrawn_question_is_over_for_everybody(journal: Journal):
-    """It is withdrawn by its id or by a prefix; others stay, and it can be asked again."""
+    """A question is withdrawn by its id or a prefix; other questions stay, and it can be asked again."""
     ids = ("run.1?1", "run.1~2?1", "run.2?1", "run.10?1")
     tasks = {id: await asked(journal, ask(id)) for id in ids}
     await journal.questions.withdraw("run.2?1")
@@ -502,7 +502,7 @@ async def test_questions_are_listed_by_run_and_by_principal_oldest_first(journal
 
 
 async def test_the_question_of_a_parked_run_waits_for_it_and_ends_with_it(journal: Journal):
-    """The asker has ended; an answer given meanwhile is found when it asks again."""
+    """A parked run's question outlives its asker: an answer given meanwhile is found when it is asked again."""
     await journal.runs.begin(run())
     questions = [ask("run?1"), ask("run?2")]
     for question in questions:

@@ -23,11 +23,11 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 RUNS = st.lists(
     st.tuples(
-        st.integers(0, 3),  # start time: many runs share it
+        st.integers(0, 3),  # start time, shared by many runs
         st.sampled_from(["ada", "bob", ""]),
         st.sampled_from(["s", "t", "u", "v"]),
-        st.integers(0, 3),  # time of the last change number of open questions
-        st.integers(0, 2),  # how many questions wait
+        st.integers(0, 3),  # time of the last change
+        st.integers(0, 2),  # number of open questions
     ),
     max_size=12,
 )
@@ -66,7 +66,7 @@ class Hands:
 async def fill(
     journal: Journal, clock: Hands, runs: list[tuple[int, str, str, int, int]]
 ) -> list[asyncio.Future[Any]]:
-    """Create runs and questions. Returns the tasks that wait for the answers."""
+    """Create runs and questions, and return the tasks that wait for the answers."""
     asking: list[asyncio.Future[Any]] = []
     for number, (began, principal, session, changed, waiting) in enumerate(runs):
         record = RunRecord(
@@ -173,7 +173,7 @@ def connection_of(journal: SqliteJournal) -> sqlite3.Connection:
 
 
 async def test_somebodys_runs_sessions_and_questions_are_found_by_an_index(tmp_path: Path):
-    """Other principals' rows in the same journal are not scanned."""
+    """A principal's runs, sessions and questions are found by an index, without scanning other principals' rows."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None, inline=True)
     connection = connection_of(journal)
     queries: list[str] = []
@@ -197,7 +197,7 @@ async def test_somebodys_runs_sessions_and_questions_are_found_by_an_index(tmp_p
 
 
 async def test_a_page_of_sessions_costs_by_its_lines_what_it_costs_among_few(tmp_path: Path):
-    """Each row is found by its session, without scanning all runs of the principal."""
+    """Each row of a page is found by its session, without scanning all runs of the principal."""
 
     async def steps(many: int) -> int:
         journal = SqliteJournal(tmp_path / f"{many}.db", watch=None, inline=True)
@@ -233,7 +233,7 @@ async def test_a_page_of_sessions_costs_by_its_lines_what_it_costs_among_few(tmp
 
 @pytest.fixture(params=["memory", "file"])
 def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]:
-    """One journal of each kind."""
+    """Fixture: one journal of each kind."""
     if request.param == "memory":
         yield MemoryJournal()
         return
@@ -247,13 +247,13 @@ def a_run(run_id: str = "r") -> RunRecord:
 
 
 async def test_a_run_there_is_not_can_not_be_stopped(either: Journal):
-    """A mistyped id raises an error."""
+    """Stopping an unknown run raises an error."""
     with pytest.raises(RunUnknown, match="no such run"):
         await either.runs.stop("nothing")
 
 
 async def test_a_run_that_is_brought_in_is_nobodys(either: Journal):
-    """Neither the owner nor a cancel request of the source applies here."""
+    """An imported run has neither the owner nor a cancel request of its source."""
     row = RunRow(record=a_run(), status="parked", owner="elsewhere", leased_until=1e12, stopping=True)
     await either.runs.add(RunCopy(row=row))
     taken = await either.runs.take("r")
@@ -261,7 +261,7 @@ async def test_a_run_that_is_brought_in_is_nobodys(either: Journal):
 
 
 async def test_of_a_run_that_is_forgotten_no_files_are_left_to_change(either: Journal):
-    """Without the run, nothing would say what they are for."""
+    """A forgotten run has no unapplied files left in the journal."""
     await either.runs.begin(a_run())
     await either.calls.commit(CommitUnit(run_id="r", call_id="c", files=[{"path": "a"}]))
     await either.runs.forget(["r"])
@@ -269,7 +269,7 @@ async def test_of_a_run_that_is_forgotten_no_files_are_left_to_change(either: Jo
 
 
 async def test_both_journals_say_when_an_answer_was_taken(tmp_path: Path):
-    """A repeat does not change the time of the first."""
+    """Both journals record when an answer was accepted, and a repeated answer does not change that time."""
     hands = Hands()
     asked = question("r", 1, "ada", 0)
     answer = Answer(question_id=asked.id, digest=asked.digest, by="ada", value=4)

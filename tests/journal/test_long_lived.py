@@ -32,7 +32,7 @@ async def ask(context: ToolContext) -> int:
 
 
 class Thinking(Person):
-    """A person who is there and does not answer."""
+    """A person who is there but does not answer."""
 
     async def ask(self, question: Question, /) -> Answer:
         return await asyncio.get_running_loop().create_future()
@@ -57,7 +57,7 @@ def until_asked(journal: SqliteJournal, run_id: str) -> Question:
 
 
 def test_answers_from_elsewhere_reach_every_thread(tmp_path: Path):
-    """Each thread has its own loop, and the first to finish does not stop the others from polling."""
+    """Answers from other processes reach every thread, each with its own loop, even after one of them has ended."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=0.02)
     other = SqliteJournal(tmp_path / "runs.db", watch=None)
     said: dict[str, str] = {}
@@ -105,13 +105,13 @@ async def test_a_file_that_is_locked_for_a_while_does_not_end_the_looking(
 
 
 def full(connection: sqlite3.Connection) -> None:
-    """Fail as SQLite does on a full disk: it rolls the transaction back by itself."""
+    """Fail as SQLite does on a full disk, rolling the transaction back."""
     connection.execute("ROLLBACK")
     raise sqlite3.OperationalError("database or disk is full")
 
 
 async def test_a_full_disk_is_named(tmp_path: Path):
-    """The error is not the one raised during the cleanup."""
+    """The error names the full disk, and not an error of the cleanup after it."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
     with pytest.raises(JournalError, match="disk is full"):
         journal._database.transact_now(full)  # pyright: ignore[reportPrivateUsage]
@@ -120,7 +120,7 @@ async def test_a_full_disk_is_named(tmp_path: Path):
 
 
 async def test_a_run_whose_end_could_not_be_recorded_can_be_cancelled_where_it_was(tmp_path: Path):
-    """Its process is alive and owns it, but no longer works on it."""
+    """A run whose end could not be recorded can be cancelled by the process that still owns it."""
 
     class Filling(SqliteRuns):
         async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
@@ -142,7 +142,7 @@ async def test_a_run_whose_end_could_not_be_recorded_can_be_cancelled_where_it_w
 
 
 async def test_a_journal_in_a_file_keeps_nothing_of_runs_that_are_over(tmp_path: Path):
-    """The file has it, so a process that lives for years does not keep every step in memory."""
+    """A journal in a file keeps nothing in memory about finished runs, since the file has everything."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
 
     @tool
@@ -169,7 +169,7 @@ async def test_a_journal_in_a_file_keeps_nothing_of_runs_that_are_over(tmp_path:
 
 
 def test_a_process_that_can_not_be_seen_from_here_is_not_said_to_be_dead(monkeypatch: pytest.MonkeyPatch):
-    """Containers of one pod share a host name and boot id, but have separate process ids."""
+    """A process that can't be seen from here, as in another container of the pod, is not taken for dead."""
     lease._host.cache_clear()  # pyright: ignore[reportPrivateUsage]
     owner = lease.new_owner()
     assert not lease.is_dead(owner)
@@ -187,7 +187,7 @@ def test_a_process_that_can_not_be_seen_from_here_is_not_said_to_be_dead(monkeyp
 def test_a_name_is_given_without_looking_up_again_when_this_process_started(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Every run has an owner name, even an unrecorded one, and reading /proc each time costs more than a call."""
+    """Owner names are made without reading this process's start time again, which costs more than a call."""
     first = lease.new_owner()
     monkeypatch.setattr(lease, "_started", lambda pid: pytest.fail("it was looked up again"))
     assert lease.new_owner().split("/")[:3] == first.split("/")[:3]

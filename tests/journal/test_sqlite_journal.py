@@ -1,4 +1,4 @@
-"""`SqliteJournal`: its records are there when the file is opened again."""
+"""`SqliteJournal`: records survive reopening the file."""
 
 import asyncio
 import queue
@@ -78,7 +78,7 @@ class Model(pydantic.BaseModel):
 
 
 class Overtaken(queue.SimpleQueue[Any]):
-    """Jobs that are queued while the journal is closed."""
+    """A queue into which a job is put while the journal is being closed."""
 
     def __init__(self, close: Callable[[], None]) -> None:
         self.closer = threading.Thread(target=close, daemon=True)
@@ -95,7 +95,7 @@ class Overtaken(queue.SimpleQueue[Any]):
 
 
 def test_what_was_let_in_before_it_was_closed_is_done(tmp_path: Path):
-    """From any thread: nobody waits for ever for a thread that has ended."""
+    """A job accepted before the journal is closed is done, so that no thread waits for it forever."""
     writer = Database(str(tmp_path / "journal.db"), clock=SYSTEM_CLOCK, new_id="id")
     waiting, writer._jobs = writer._jobs, Overtaken(writer.close)
     done: list[int] = []
@@ -103,7 +103,7 @@ def test_what_was_let_in_before_it_was_closed_is_done(tmp_path: Path):
     def work() -> None:
         done.append(writer.transact_now(lambda connection: 1))
 
-    waiting.put(_Job(lambda connection: None))  # from here on its thread uses the new queue
+    waiting.put(_Job(lambda connection: None))  # from here on the writer's thread uses the new queue
     asker = threading.Thread(target=work, daemon=True)
     asker.start()
     asker.join(120)
@@ -115,7 +115,7 @@ def test_what_was_let_in_before_it_was_closed_is_done(tmp_path: Path):
     [(None, None), (0, 0), ({"a": [1, "b"]}, {"a": [1, "b"]}), (Point(1), {"x": 1}), (Model(y=2), {"y": 2})],
 )
 def test_a_step_is_run_once_for_all_who_open_the_file(journal: Opened, value: Any, recorded: Any):
-    """Later its value comes from the record as plain data; a failed step runs again."""
+    """A step runs once, and later its value comes from the record as plain data; a failed step runs again."""
     runs: list[str] = []
 
     async def failing() -> Any:
@@ -137,7 +137,7 @@ def test_a_step_is_run_once_for_all_who_open_the_file(journal: Opened, value: An
 
 
 def test_what_can_not_be_recorded_is_refused(journal: Opened):
-    """The error names the value, and the step counts as not done."""
+    """A value that can't be recorded is refused by name, and its step counts as not done."""
 
     async def nothing_plain() -> Any:
         return object()
@@ -182,7 +182,7 @@ def test_units_come_back_in_order(journal: Opened):
 
 
 def test_a_call_that_was_void_can_be_committed_again(journal: Opened):
-    """The same call may be retried, and only the later unit changes status."""
+    """A call whose unit was void can be committed again, and only the later unit changes status."""
 
     async def main(journal: SqliteJournal) -> Any:
         for _ in range(2):
@@ -196,7 +196,7 @@ def test_a_call_that_was_void_can_be_committed_again(journal: Opened):
 
 
 class Somebody(Environment):
-    """A person who always gives this answer."""
+    """A person who always gives the same answer."""
 
     run_mode = "user"
 
@@ -214,7 +214,7 @@ def asked(says: Answer | Exception, question: Question) -> Main:
 
 
 def test_an_answer_stands_for_all_who_open_the_file(journal: Opened):
-    """The same question again gets it, whoever is asked now; another question with that id does not."""
+    """A repeated question gets its recorded answer, no matter who is asked now; another question with its id does not."""
     assert journal(asked(answer(), question())) == answer()
     assert journal(asked(answer(value="other"), question())) == answer()
     assert journal(lambda journal: journal.questions.ask(question())) == answer()
@@ -224,7 +224,7 @@ def test_an_answer_stands_for_all_who_open_the_file(journal: Opened):
 
 
 def test_a_question_that_was_withdrawn_may_be_asked_again(journal: Opened):
-    """Only a given answer stays."""
+    """A question that ended without an answer may be asked again."""
     assert journal(asked(QuestionCancelled("q"), question())).outcome == "cancelled"
     assert journal(asked(Declined("q", "no"), question())).outcome == "declined"
     assert journal(asked(answer(), question())).outcome == "declined"
@@ -243,7 +243,7 @@ def test_an_answered_question_is_not_withdrawn(journal: Opened):
 
 
 def test_it_is_the_same_journal_whenever_it_is_opened(journal: Opened, tmp_path: Path):
-    """Its id is stable, and differs between files. `power` waits for the disk, `process` does not."""
+    """A journal's id is stable and differs between files; `power` waits for the disk, `process` does not."""
 
     async def about(journal: SqliteJournal) -> Any:
         rows = await journal._database.transact(
@@ -259,7 +259,7 @@ def test_it_is_the_same_journal_whenever_it_is_opened(journal: Opened, tmp_path:
 
 
 def test_commits_from_several_tasks_are_all_recorded(journal: Opened):
-    """One thread writes them in order of arrival."""
+    """Commits from several tasks are all recorded, by one thread and in order of arrival."""
 
     async def main(journal: SqliteJournal) -> Any:
         await asyncio.gather(*[journal.calls.commit(unit(str(number))) for number in range(100)])
@@ -269,7 +269,7 @@ def test_commits_from_several_tasks_are_all_recorded(journal: Opened):
 
 
 def test_a_transaction_that_fails_leaves_nothing(journal: Opened):
-    """It is atomic, and the journal stays usable."""
+    """A transaction that fails leaves nothing, and the journal stays usable."""
 
     def half(connection: sqlite3.Connection) -> None:
         connection.execute("INSERT INTO steps VALUES ('half', '', x'')")
@@ -288,7 +288,7 @@ def test_a_transaction_that_fails_leaves_nothing(journal: Opened):
 
 
 def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
-    """Another database, another schema, another file type or a folder: the error names it and says what to do."""
+    """Another database, another schema, another file type or a folder is refused by name, with what to do."""
     other = sqlite3.connect(tmp_path / "other.db")
     other.execute("CREATE TABLE t (x)")
     other.close()
@@ -325,7 +325,7 @@ def test_a_closed_journal_says_so(tmp_path: Path):
 
 
 def test_what_was_recorded_outlives_a_kill(tmp_path: Path):
-    """Everything a commit returned for survives `kill -9`."""
+    """Every commit that has returned survives `kill -9`."""
     script = textwrap.dedent("""
         import asyncio, os, signal, sys
         from handrail import SqliteJournal
@@ -343,7 +343,7 @@ def test_what_was_recorded_outlives_a_kill(tmp_path: Path):
 
 
 def test_the_runs_of_a_session_are_found_without_going_through_all_of_somebody_s(journal: Opened):
-    """The cost of a thread does not grow with the number of the person's threads."""
+    """A session's runs are found without scanning the other sessions of its principal."""
 
     async def explain(opened: SqliteJournal) -> list[str]:
         connection = opened._database._connection

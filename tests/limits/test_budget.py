@@ -52,7 +52,7 @@ def test_eight_children_under_four_requests_get_four():
 
 
 def test_eight_threads_under_four_requests_get_four():
-    """The same from threads, many times."""
+    """Eight threads never exceed a limit of four requests, in many rounds."""
     for _ in range(50):
         root = BudgetTracker(Budget(requests=4))
         together = threading.Barrier(8)
@@ -104,7 +104,7 @@ def test_checking_and_setting_aside_are_one_step():
 
 
 def test_a_spend_is_charged_to_every_run_above():
-    """A child's spending counts for its parent too; the tightest limit determines what is left."""
+    """A child's spending counts for its parents too, and the tightest limit determines what is left."""
     root = BudgetTracker(Budget(tokens=100, money=1))
     child = root.share(Budget(tokens=30))
     child.share().reserve(tokens=10).settle(tokens=7)
@@ -120,7 +120,7 @@ def test_a_spend_is_charged_to_every_run_above():
 
 
 def test_whose_bound_it_was_is_said():
-    """Spending a child's own share is not spending the run's budget."""
+    """The error says whether a child's own share or the run's budget was spent."""
     child = BudgetTracker(Budget(tokens=100)).share(Budget(tokens=5))
     with pytest.raises(BudgetExceededError, match="this run's share") as raised:
         child.reserve(tokens=6)
@@ -128,7 +128,7 @@ def test_whose_bound_it_was_is_said():
 
 
 def test_refused_means_nothing_was_set_aside():
-    """If one of several units is exceeded, all are refused, at every level."""
+    """If one of several units exceeds its limit, none of them is reserved, at any level."""
     root = BudgetTracker(Budget(tokens=10, requests=1))
     child = root.share(Budget(tokens=100))
     with pytest.raises(BudgetExceededError):
@@ -138,7 +138,7 @@ def test_refused_means_nothing_was_set_aside():
 
 
 def test_a_reservation_ends_once():
-    """Settling twice, or releasing after settling, changes nothing more."""
+    """Settling a reservation twice, or releasing it after settling, changes nothing more."""
     tracker = BudgetTracker(Budget(tokens=10))
     reservation = tracker.reserve(tokens=8)
     reservation.settle(tokens=3)
@@ -153,7 +153,7 @@ def test_a_reservation_ends_once():
 
 
 def test_a_reservation_ends_once_from_many_threads():
-    """Eight threads that settle the same one charge it once."""
+    """Eight threads that settle the same reservation charge it once."""
     for _ in range(50):
         tracker = BudgetTracker(Budget(tokens=10))
         reservation = tracker.reserve(tokens=1)
@@ -168,7 +168,7 @@ def test_a_reservation_ends_once_from_many_threads():
 
 @pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError, KeyboardInterrupt])
 def test_what_raised_is_given_back(error: type[BaseException]):
-    """A block that fails spends nothing; once settled, it stays settled even if it fails later."""
+    """A block that raises releases its reservation, unless it was already settled."""
     tracker = BudgetTracker(Budget(tokens=10))
     with pytest.raises(error), tracker.reserve(tokens=10):
         raise error
@@ -184,7 +184,7 @@ def test_what_raised_is_given_back(error: type[BaseException]):
 
 
 def test_an_unknown_price_is_refused_under_a_money_limit_only():
-    """Unknown is not free: it is refused where money is limited, here or above, and not counted elsewhere."""
+    """An unknown price is refused where money is limited, here or above, and not counted elsewhere."""
     for limited in (BudgetTracker(Budget(money=5)), BudgetTracker(Budget(money=5)).share(Budget(tokens=9))):
         with pytest.raises(
             BudgetExceededError, match="limited in money and an unknown amount would be spent"
@@ -200,7 +200,7 @@ def test_an_unknown_price_is_refused_under_a_money_limit_only():
 
 
 def test_what_was_really_spent_is_recorded_beyond_the_bound():
-    """If a provider used more than was reserved, the real usage is charged, and nothing more is allowed."""
+    """If more was used than reserved, the actual usage is charged, and nothing more is allowed."""
     root = BudgetTracker(Budget(tokens=10))
     child = root.share(Budget(tokens=9))
     child.reserve(tokens=9).settle(tokens=12, requests=1)
@@ -258,7 +258,7 @@ def test_cents_add_up():
     ],
 )
 def test_what_cannot_be_a_unit_or_an_amount_is_refused(wrong: Callable[[BudgetTracker], object], words: str):
-    """The error names the unit or the amount, and nothing was reserved or spent."""
+    """An invalid unit or amount is refused by name, and nothing is reserved or spent."""
     tracker = BudgetTracker(Budget(tokens=5, money=5))
     with pytest.raises(DefinitionError, match=words):
         wrong(tracker)

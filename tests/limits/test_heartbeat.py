@@ -45,7 +45,7 @@ def played(script: Callable[[Heartbeat, Lease], Awaitable[None]]) -> tuple[Heart
 
 
 def test_a_handler_that_never_beats_is_beaten_for():
-    """A beat is sent at once and at every interval, exactly as long as the handler runs."""
+    """For a handler that never beats, a beat is sent at once and at every interval until it ends."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         await asyncio.sleep(35)
@@ -59,7 +59,7 @@ def test_a_handler_that_never_beats_is_beaten_for():
 
 
 def test_from_its_first_own_beat_on_only_its_own_count():
-    """A handler that has beaten and then hangs loses the job."""
+    """After a handler's first own beat only its beats count, so a handler that then hangs loses the job."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         await asyncio.sleep(15)
@@ -73,7 +73,7 @@ def test_from_its_first_own_beat_on_only_its_own_count():
 
 
 def test_stopping_is_final_and_harmless():
-    """Stopping is harmless twice, before anything was kept, and without a lease."""
+    """Stopping a heartbeat is harmless: twice, before it has begun, and without a lease."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         heartbeat.stop()
@@ -85,7 +85,7 @@ def test_stopping_is_final_and_harmless():
 
 
 def test_a_beat_after_the_end_keeps_nothing():
-    """A thread that outlived its call can't keep the job."""
+    """A beat of a thread that outlived its call does not extend the lease."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         heartbeat.stop()
@@ -98,7 +98,7 @@ def test_a_beat_after_the_end_keeps_nothing():
 
 
 def test_keeping_twice_is_keeping_once():
-    """The first timer does not keep running beside the second."""
+    """Starting the heartbeat twice leaves only one timer running."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         await asyncio.sleep(5)
@@ -111,7 +111,7 @@ def test_keeping_twice_is_keeping_once():
 
 
 def test_a_lease_that_cannot_be_extended_is_tried_again(caplog: pytest.LogCaptureFixture):
-    """While the store is unavailable the call continues; it is logged, and retried at the next interval."""
+    """If the lease can't be extended, the call continues; the error is logged, and the next interval retries."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         lease.broken = True
@@ -146,6 +146,6 @@ def test_a_beat_without_a_lease_is_noted():
 
 @pytest.mark.parametrize("interval", [0, -1.0, float("nan")])
 def test_a_lease_without_an_interval_is_refused(interval: float):
-    """Otherwise it would be extended endlessly."""
+    """A lease without an interval is refused, since it would be extended endlessly."""
     with pytest.raises(DefinitionError, match=f"every {interval!r} seconds.*above 0"):
         Heartbeat(Lease(interval))

@@ -71,7 +71,7 @@ async def parts_of(model: BridgedModel, request: ModelRequest) -> list[ModelPart
 
 
 async def test_a_run_over_the_bridge():
-    """The library's own test model calls the tool with arguments invented from its schema, then answers."""
+    """pydantic-ai's test model calls the tool with arguments made from its schema, then answers."""
     session = Session()
     invoked: list[ToolInvoked] = []
     session.dispatcher.subscribe(ToolInvoked, invoked.append)
@@ -83,7 +83,7 @@ async def test_a_run_over_the_bridge():
 
 
 async def test_what_is_sent_is_the_conversation_and_the_tools():
-    """System prompt, messages in order with ids and failures, tools with their schemas, and settings."""
+    """A request has the system prompt, messages with ids and failures, tools with schemas, and settings."""
     seen: list[Any] = []
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -133,7 +133,7 @@ async def test_what_is_sent_is_the_conversation_and_the_tools():
 
 
 async def test_thoughts_are_shown_and_go_back_as_they_came():
-    """They are not part of the text; the provider gets them back with their signature, and the call with our id."""
+    """Thoughts are not part of the text, and the provider gets them back with their signature."""
     seen: list[list[ModelMessage]] = []
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -157,7 +157,7 @@ async def test_thoughts_are_shown_and_go_back_as_they_came():
 
 
 async def test_a_stream_comes_in_pieces():
-    """Thoughts and the arguments of two calls, each under its own index."""
+    """Thoughts and the arguments of two calls stream in pieces, each under its own index."""
 
     async def answer(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
         if len(messages) > 2:
@@ -181,7 +181,7 @@ async def test_a_stream_comes_in_pieces():
 
 
 async def test_arguments_that_come_as_an_object_are_written_whole():
-    """The test model returns objects; streamed, they are one piece at the end of the answer."""
+    """Arguments that come as an object are streamed as one piece of JSON at the end of the answer."""
     parts = await parts_of(BridgedModel(TestModel()), asking(stream=True))
     calls = [part for part in parts if isinstance(part, CallPart)]
     assert [part.name for part in calls] == ["weather", ""]
@@ -210,7 +210,7 @@ async def test_arguments_that_come_as_an_object_are_written_whole():
 async def test_failures_are_in_our_words(
     raised: Exception, kind: type[ModelError], status: int | None, wait: float | None
 ):
-    """Each failure becomes one of Handrail's errors, with its status and wait, and nothing of the library's."""
+    """Each failure becomes one of Handrail's errors, with its status and wait, and no text of the library."""
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         raise raised
@@ -222,7 +222,7 @@ async def test_failures_are_in_our_words(
 
 
 async def test_a_key_that_is_said_back_is_not_repeated(monkeypatch: pytest.MonkeyPatch):
-    """This holds whichever variable the key came from."""
+    """A key that the provider echoes is not repeated, whichever variable it came from."""
     monkeypatch.setenv("SOME_API_KEY", "sk-planted-1234")
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -259,13 +259,13 @@ async def test_a_missing_key_is_said_when_it_is_needed(monkeypatch: pytest.Monke
     ],
 )
 def test_what_cannot_be_bridged_is_refused_at_once(name: Any, message: str):
-    """An unknown provider, a provider whose package is missing, and an object that is not a model."""
+    """An unknown provider, one whose package is missing, and an object that is not a model are refused at once."""
     with pytest.raises(DefinitionError, match=message):
         BridgedModel(name)
 
 
 def test_without_the_library_its_extra_is_named():
-    """Importing the bridge does not import the library."""
+    """The bridge can be imported without pydantic-ai; using it names the extra to install."""
     script = """
 import sys
 import handrail.models.bridge as bridge

@@ -107,7 +107,7 @@ NOT_APPLICABLE: dict[tuple[str, str], str] = {
     ("scripted", "prompt too long"): "it has no context to fill",
 }
 
-# The small model can't choose tools or be scripted, so it runs only the cases about its wire.
+# The small model can't choose tools or be scripted, so it runs only the cases that test its wire.
 EMBEDDED_CASES = (
     "text",
     "stream equals non-stream",
@@ -140,7 +140,7 @@ TABLE = {
 
 @pytest.fixture
 def stage(request: pytest.FixtureRequest) -> Stage:
-    """The server or script behind the model of this test."""
+    """Fixture: the server or script behind the model of this test."""
     subject: str = request.param
     wire, _, server = subject.partition("@")
     if not server:
@@ -157,7 +157,7 @@ def case(name: str) -> Callable[[Any], Any]:
 
 
 def _param(subject: str) -> Any:
-    """A subject. The embedded model's server is slow and does not depend on the Python version."""
+    """Make the parameter of a subject. The embedded model's server is slow and independent of the Python version."""
     return pytest.param(subject, marks=pytest.mark.once) if subject in EMBEDDED else subject
 
 
@@ -189,7 +189,7 @@ async def run(
 
 
 async def both(stage: Stage, *scene: Line, prompt: Prompt[Any] = PROMPT) -> list[PromptResponse[Any]]:
-    """The same scene without and with streaming."""
+    """Play the scene without and with streaming."""
     whole = await run(stage, *scene, prompt=prompt)
     streamed = await run(stage, *scene, prompt=prompt, stream=True)
     return [whole, await streamed.response]
@@ -200,7 +200,7 @@ async def both(stage: Stage, *scene: Line, prompt: Prompt[Any] = PROMPT) -> list
 
 @case("text")
 async def test_text(stage: Stage) -> None:
-    """The text is the answer."""
+    """The response has the model's text."""
     response = await run(stage, Say("One two."), prompt=Prompt("plain", "You are a helpful assistant."))
     assert response.text
     if not stage.is_small:
@@ -221,7 +221,7 @@ async def test_stream_equals_non_stream(stage: Stage) -> None:
 
 @case("one call")
 async def test_one_call(stage: Stage) -> None:
-    """A call is run and its result sent back; the answer follows. Streamed or not."""
+    """A call is run and its result sent back, then the answer follows, streamed or not."""
     for response in await both(stage, Call(), Say("It rains.")):
         invoked = response.session[ToolInvoked].all()
         assert (invoked[0].tool, invoked[0].status) == ("get_weather", "ok")
@@ -264,7 +264,7 @@ async def test_invalid_arguments(stage: Stage) -> None:
 
 @case("malformed arguments")
 async def test_malformed_arguments(stage: Stage) -> None:
-    """Arguments that are not JSON do not end a run either, and the conversation can continue."""
+    """Arguments that are not JSON do not end a run, and the conversation can continue."""
     streamed = await run(stage, Fault("malformed arguments"), Say("Sorry."), stream=True)
     response = await streamed.response
     (invoked,) = response.session[ToolInvoked].all()
@@ -294,7 +294,7 @@ async def test_structured_output(stage: Stage) -> None:
 
 @case("structured output by a call")
 async def test_structured_output_by_a_call(stage: Stage) -> None:
-    """If the provider can't constrain output to a schema, the answer is requested as a call; one is repaired."""
+    """If the provider can't constrain output to a schema, the answer is requested as a call, and repaired."""
     if stage.is_small:
         raise AssertionError("not part of this subject's cases")
     wrong, right = ({"city": "Oslo"}, {"city": "Oslo", "days": 2})
@@ -484,19 +484,19 @@ async def test_truncated_stream(stage: Stage) -> None:
 
 @case("connection cut")
 async def test_connection_cut(stage: Stage) -> None:
-    """The same for a connection that is lost."""
+    """An answer whose connection is lost is an error that is retried, never an answer."""
     await _broken_then_fine(stage, Fault("cut"))
 
 
 @case("malformed JSON in the stream")
 async def test_malformed_event(stage: Stage) -> None:
-    """The same for an unreadable event."""
+    """An answer with an unreadable event is an error that is retried, never an answer."""
     await _broken_then_fine(stage, Fault("malformed"))
 
 
 @case("malformed JSON as the body")
 async def test_malformed_body(stage: Stage) -> None:
-    """The same for an unreadable body, streamed or not."""
+    """An unreadable body, streamed or not, is an error that is retried, never an answer."""
     await _broken_then_fine(stage, Fault("malformed"))
     model = stage.play(Fault("malformed"), Say("Fine."))
     response = await adapter(model).evaluate(PROMPT, MESSAGE)
@@ -530,7 +530,7 @@ async def test_prompt_too_long(stage: Stage) -> None:
         await adapter(model).evaluate(Prompt("plain", "Be brief."), message, session=session)
     cause = raised.value.__cause__
     assert isinstance(cause, ModelRequestRefused)
-    assert cause.status in (400, None)  # in process there is no status
+    assert cause.status in (400, None)  # a model in process has no status
     assert [each.retry_in for each in session[ModelFailed].all()] == [None]
 
 
@@ -547,7 +547,7 @@ def test_every_http_model_passes_every_case() -> None:
 
 
 def test_what_is_not_applicable_has_its_reason() -> None:
-    """Only models in process are exempt, each for a reason."""
+    """Only models in process are exempt from a case, each with a reason."""
     for subject in IN_PROCESS:
         missing = {case_ for case_, subjects in TABLE.items() if subject not in subjects}
         assert missing == {

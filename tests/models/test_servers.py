@@ -1,4 +1,4 @@
-"""The model servers of others: they start, answer on every wire, record requests, and end."""
+"""The third-party model servers: they start, answer on every wire, record requests, and end."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_aimock_answers_by_its_fixtures(aimock_server: Aimock, wire: str):
-    """The text of the fixture comes back, whole and streamed, and the request is on record."""
+    """aimock returns the text of its fixture, whole and streamed, and records the request."""
     aimock_server.script([{"match": {"userMessage": "capital"}, "response": {"content": "Paris."}}])
     for stream in (False, True):
         status, body = ask(aimock_server, wire, stream=stream)
@@ -84,7 +84,7 @@ def test_aimock_answers_by_its_fixtures(aimock_server: Aimock, wire: str):
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_llmock_plays_its_script(llmock_server: Llmock, wire: str):
-    """A 429 has the header retry-after only when scripted; then the reply comes, and there is a verdict."""
+    """llmock sends a 429 with retry-after only if scripted, then the reply, and gives a verdict."""
     fail = {"type": "fail", "status": 429}
     llmock_server.script([fail, {"type": "reply", "text": "Paris."}])
     assert [ask(llmock_server, wire)[0] for _ in range(2)] == [429, 200]
@@ -99,7 +99,7 @@ def test_llmock_plays_its_script(llmock_server: Llmock, wire: str):
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_llmock_finds_fault_with_a_client_that_takes_a_part_for_the_whole(llmock_server: Llmock, wire: str):
-    """A truncated stream ends without an error; the verdict blames the client that accepts it."""
+    """llmock's verdict blames a client that accepts a truncated stream, which ends without an error."""
     llmock_server.script([{"type": "stream_fault", "kind": "truncate", "after_chunks": 2}])
     assert ask(llmock_server, wire, stream=True)[0] == 200
     assert [finding["code"] for finding in llmock_server.verdict()["findings"]] == [
@@ -118,7 +118,7 @@ def test_the_embedded_model_answers(embedded_server: Embedded, wire: str):
 
 @pytest.mark.parametrize("name", STARTS)
 def test_a_server_ends_with_its_block(name: str):
-    """Its process has ended when the block is left, even by an exception."""
+    """A server's process has ended when its block is left, even by an exception."""
     start: AbstractContextManager[Server] = STARTS[name]()
     with contextlib.suppress(KeyboardInterrupt), start as server:
         assert is_running(server.pid)
@@ -128,7 +128,7 @@ def test_a_server_ends_with_its_block(name: str):
 
 @pytest.mark.parametrize("name", STARTS)
 def test_a_server_ends_with_the_process_that_started_it(name: str):
-    """Even if the tests are killed, no server stays behind: a connection to it fails."""
+    """Even if the tests are killed, no server stays behind."""
     code = f"from support import servers\nwith servers.{name}() as server:\n    print(server.url, flush=True)\n    input()"
     command = [sys.executable, "-c", code]
     environment = importing_support()
@@ -137,12 +137,12 @@ def test_a_server_ends_with_the_process_that_started_it(name: str):
         address = urlsplit(owner.stdout.readline().decode().strip())
         with socket.create_connection((address.hostname, address.port), timeout=120) as connection:
             owner.kill()
-            with contextlib.suppress(ConnectionResetError):  # which also means that it ended
+            with contextlib.suppress(ConnectionResetError):  # a reset also means that it ended
                 assert connection.recv(1) == b""
 
 
 def test_a_server_that_does_not_start_says_why():
-    """The launcher's output is in the error."""
+    """The error for a server that does not start has the launcher's output."""
     with (
         pytest.raises(ServerFailed, match="no such model"),
         running(sys.executable, "-c", "exit('no such model')"),
@@ -161,6 +161,6 @@ def test_a_script_that_is_refused_is_an_error(aimock_server: Aimock, llmock_serv
 
 
 def test_every_case_has_a_server_for_every_wire():
-    """The whole contract can run against servers of others."""
+    """For every wire, every case of the contract can run against some third-party server."""
     for case, servers in CAN.items():
         assert set().union(*servers.values()) == set(WIRES), case

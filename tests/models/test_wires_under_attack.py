@@ -50,7 +50,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Standing(SystemClock):
-    """A clock that always shows new year."""
+    """A clock that always shows New Year."""
 
     def now(self) -> datetime:
         return NOW
@@ -90,7 +90,7 @@ async def test_a_provider_that_counts_nothing_is_not_free() -> None:
 
 
 async def test_without_usage_the_next_request_is_bounded_by_all_that_is_sent() -> None:
-    """Messages that the provider has not counted are estimated again, also in the second turn."""
+    """Messages that the provider has not counted are estimated again, in the second turn too."""
     call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
     async with raw_server(said(None, tool_calls=[call]), said("ok")) as raw:
         budget = BudgetTracker(Budget(tokens=100_000))
@@ -99,7 +99,7 @@ async def test_without_usage_the_next_request_is_bounded_by_all_that_is_sent() -
 
 
 async def test_a_stream_that_breaks_off_is_not_free() -> None:
-    """The usage of a broken answer is unknown, so the bound counts."""
+    """A stream that breaks off has unknown usage, so its reserved bound counts as spent."""
     async with raw_server(streamed(delta(content="One two"), end=b"")) as raw:
         budget = BudgetTracker(Budget(tokens=5000))
         adapter = Adapter(chat(raw), retry=Retry(attempts=2, first_wait=0), max_tokens=100)
@@ -109,7 +109,7 @@ async def test_a_stream_that_breaks_off_is_not_free() -> None:
 
 
 async def test_a_refused_request_is_free() -> None:
-    """An error status has used no tokens."""
+    """A request that is refused with an error status costs nothing."""
     async with raw_server(whole({"error": {"message": "no"}}, 500)) as raw:
         budget = BudgetTracker(Budget(tokens=5000))
         with pytest.raises(PromptEvaluationError):
@@ -153,7 +153,7 @@ def chain(error: BaseException | None) -> str:
 async def test_a_provider_can_not_bring_the_key_out(
     wire: str, answer: bytes, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However it echoes the key, neither the error nor its causes show it."""
+    """However a provider echoes the key, neither the error nor its causes show it."""
     monkeypatch.setenv("PLANTED_KEY", KEY)
     async with raw_server(answer) as raw:
         model: Any = (
@@ -171,7 +171,7 @@ async def test_a_provider_can_not_bring_the_key_out(
 
 
 def piece(city: str, id: str, **more: Any) -> dict[str, Any]:
-    """A whole call in one piece."""
+    """Return a complete call as one piece."""
     return {"id": id, "function": {"name": "weather", "arguments": f'{{"city": "{city}"}}'}, **more}
 
 
@@ -205,7 +205,7 @@ def piece(city: str, id: str, **more: Any) -> dict[str, Any]:
     ],
 )
 async def test_parallel_calls_are_kept_separate(chunks: list[Any]) -> None:
-    """Whether and however a server numbers its calls, each call is separate."""
+    """Parallel calls are kept separate, however a server numbers them, or if it does not."""
     async with raw_server(
         streamed(*chunks, delta("tool_calls")), streamed(delta(content="Rain."), delta("stop"))
     ) as raw:
@@ -219,7 +219,7 @@ async def test_parallel_calls_are_kept_separate(chunks: list[Any]) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_content_in_parts(stream: bool) -> None:
-    """Some servers send text in parts, with thoughts between them."""
+    """Text that a server sends in parts, with thoughts between them, is joined."""
     parts = [
         {"type": "text", "text": "One "},
         {"type": "thinking", "thinking": []},
@@ -248,7 +248,7 @@ async def test_a_refusal_is_one_streamed_or_not(stream: bool) -> None:
 
 
 async def test_a_connection_is_used_again_after_a_stream() -> None:
-    """The end of a stream is read, so the next request needs no new connection."""
+    """The connection is used again after a stream, since the end of the stream is read."""
     async with raw_server(streamed(delta(content="ok"), delta("stop"))) as raw:
         for _ in range(4):
             await Adapter(chat(raw)).stream(PLAIN, "hi").response
@@ -307,7 +307,7 @@ async def test_a_stream_may_begin_with_a_byte_order_mark() -> None:
 async def test_a_tool_sees_what_is_left_of_the_providers_limits(
     headers: dict[str, str], limit: RateLimit | None
 ) -> None:
-    """In any of the providers' formats; absent where the values make no sense."""
+    """Tools see the remaining provider limits in any provider's format, except values that make no sense."""
     seen: list[RateLimit | None] = []
 
     @tool(effect="pure")
@@ -376,7 +376,7 @@ server.server_close()
 
 
 def test_a_script_ends_without_a_word_of_complaint() -> None:
-    """Connections are closed with the program, even if their loop was not cleaned up."""
+    """A script's connections are closed when it ends, without a warning, even if its loop was not cleaned up."""
     ended = subprocess.run(
         [sys.executable, "-W", "always", "-c", SCRIPT],
         capture_output=True,
@@ -392,7 +392,7 @@ def test_a_script_ends_without_a_word_of_complaint() -> None:
 
 @pytest.mark.parametrize("thinks", [False, True])
 async def test_text_with_nothing_to_read_is_not_sent_back(thinks: bool) -> None:
-    """Models write empty lines before their calls, and the API refuses a blank block."""
+    """Blank text before a call is not sent back, since the API refuses a blank block."""
     thoughts = [
         {"type": "thinking", "thinking": "hm", "signature": "s"},
         {"type": "redacted_thinking", "data": "z"},
@@ -464,7 +464,7 @@ class Several:
 async def test_strict_is_only_said_of_what_a_strict_mode_takes(
     wanted: type[Any], strict: bool, api: Literal["chat", "responses"]
 ) -> None:
-    """A strict mode refuses the whole request for one unknown keyword; without it the answer is checked here."""
+    """Strict mode is requested only for schemas that it supports; any other answer is checked here."""
     async with raw_server(whole({"error": {"message": "no"}}, 400)) as raw:
         with pytest.raises(PromptEvaluationError):
             await Adapter(chat(raw, api=api)).evaluate(Prompt("p", "Go.", output=wanted), "hi")
@@ -496,7 +496,7 @@ class Table(ModuleType):
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Prices from a table, whether or not the extra is installed."""
+    """Use prices from a table, whether or not the extra is installed."""
     monkeypatch.setitem(sys.modules, "genai_prices", Table("genai_prices"))
     prices._from_table.cache_clear()
     yield
@@ -505,7 +505,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("table")
 async def test_what_is_written_to_a_cache_is_reserved_too() -> None:
-    """Cache writes cost more than plain input, and the reservation must be an upper bound."""
+    """Cache writes, which cost more than plain input, are included in the reserved bound."""
     usage = {"input_tokens": 0, "cache_creation_input_tokens": 40, "output_tokens": 1}
     answer = whole({"content": [{"type": "text", "text": "ok"}], "stop_reason": "end_turn", "usage": usage})
     async with raw_server(answer) as raw:
@@ -526,7 +526,7 @@ async def test_what_is_written_to_a_cache_is_reserved_too() -> None:
     ],
 )
 async def test_usage_that_makes_no_sense_ends_no_run(usage: Any) -> None:
-    """The answer is kept, and invalid usage is counted as far as possible."""
+    """An answer with invalid usage is kept, and its usage is counted as far as possible."""
     async with raw_server(said("ok", usage)) as raw:
         budget = BudgetTracker(Budget(money=10_000, tokens=10_000))
         assert (await Adapter(chat(raw), max_tokens=9).evaluate(PLAIN, "hi", budget=budget)).text == "ok"
@@ -534,7 +534,7 @@ async def test_usage_that_makes_no_sense_ends_no_run(usage: Any) -> None:
 
 
 async def test_keys_as_they_are_found_in_environments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trailing line break, as files have it, is harmless; one in the middle is reported by name."""
+    """A trailing line break in a key is harmless; one in the middle is reported with the variable's name."""
     async with raw_server(said("ok")) as raw:
         adapter = Adapter(chat(raw, key_variable="PLANTED_KEY"), retry=ONCE)
         monkeypatch.setenv("PLANTED_KEY", f"{KEY}\n")
@@ -555,7 +555,7 @@ async def test_keys_as_they_are_found_in_environments(monkeypatch: pytest.Monkey
     ],
 )
 def test_addresses_and_headers_are_looked_at_when_a_model_is_made(options: Any, words: str) -> None:
-    """An address that can't be sent, or would be shown, is refused before any request, and not repeated."""
+    """An address or header that can't be sent, or would leak, is refused before any request, and not repeated."""
     with pytest.raises(DefinitionError, match=words) as raised:
         OpenAIModel("m", **options)
     assert "hunter2" not in str(raised.value)
@@ -566,7 +566,7 @@ def test_addresses_and_headers_are_looked_at_when_a_model_is_made(options: Any, 
 async def test_arguments_go_back_as_an_object_whatever_they_were(
     arguments: str, api: Literal["chat", "responses"]
 ) -> None:
-    """llama.cpp and vLLM parse the arguments of earlier calls, and refuse a conversation if they can't."""
+    """Earlier calls' arguments are sent back as JSON objects, since llama.cpp and vLLM refuse anything else."""
     history = [
         UserMessage("u"),
         AssistantMessage("", (CallAsked("a", "weather", arguments),)),
@@ -590,7 +590,7 @@ class Score:
 
 
 async def test_bounds_are_checked_here_and_not_sent_to_anthropic() -> None:
-    """The API refuses a schema with bounds; the model corrects an answer out of bounds."""
+    """Bounds are checked here and not sent to Anthropic, whose API refuses them; the model corrects its answer."""
 
     def answer(points: int) -> bytes:
         text = json.dumps({"points": points, "pattern": "x", "tags": []})

@@ -22,12 +22,12 @@ from support.documents import DOCS, ROOT
 pytestmark = pytest.mark.once  # the builder is installed for one interpreter only
 
 LOADS = {"link": "href", "script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src"}
-"""The elements that make a browser fetch something, and the attribute with the address."""
+"""Elements that make a browser fetch something, each with the attribute that has the address."""
 
 
 @dataclass
 class Page(HTMLParser):
-    """What one built page links to, loads, and can be linked to."""
+    """The links, loaded assets and anchors of one built page."""
 
     path: Path
     links: list[str] = field(default_factory=list[str])
@@ -48,7 +48,7 @@ class Page(HTMLParser):
 
 
 def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    """Build the site. Without `-q`: strict mode does not count warnings that are not logged."""
+    """Build the site, without `-q`, since strict mode counts only warnings that are logged."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(site)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -86,9 +86,9 @@ def foreign(pages: dict[Path, Page]) -> list[str]:
 
 @pytest.mark.timeout(240)  # building takes 15 seconds, and longer on a busy machine
 def test_the_site_holds_together(tmp_path: Path):
-    """There are no warnings, every link and anchor exists, nothing is loaded from other sites, and every error
-    is in
-    the reference.
+    """The site has no warnings, and every link and anchor exists.
+
+    Nothing is loaded from other sites, and every error is in the reference.
     """
     built = build(ROOT / "mkdocs.yml", tmp_path)
     assert built.returncode == 0, built.stderr
@@ -110,7 +110,7 @@ def test_the_site_holds_together(tmp_path: Path):
 
 
 def test_every_public_name_is_in_the_reference_once():
-    """Every importable name is explained, in one place."""
+    """Every importable public name is explained in one place."""
     named: list[str] = []
     for page in (DOCS / "reference").glob("*.md"):
         named += re.findall(r"^::: handrail\.(\w+)$", page.read_text(), re.MULTILINE)
@@ -150,7 +150,7 @@ def test_a_broken_link_fails_the_build(tmp_path: Path):
 
 
 def test_broken_links_and_foreign_loads_are_found(tmp_path: Path):
-    """The checks above can fail."""
+    """The checks find broken links and assets of other sites."""
     one = tmp_path / "one.html"
     one.write_text(
         '<h1 id="here"></h1><a href="#here">ok</a><a href="two.html#there">ok</a><a href="https://x.org">out</a>'
@@ -171,7 +171,7 @@ def test_broken_links_and_foreign_loads_are_found(tmp_path: Path):
 
 
 def test_the_index_names_every_extra():
-    """A user who installs an extra finds what it is for."""
+    """The index explains what each extra is for."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     told = re.findall(r"^\| `(\w+)` \|", (DOCS / "index.md").read_text(), re.MULTILINE)
     assert sorted(set(extras) - set(told)) == []

@@ -1,4 +1,4 @@
-"""Every example runs unchanged, in its own process, and prints what it promises."""
+"""Every example runs unchanged in its own process, and prints what it promises."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.timeout(900)  # processes, and a real model in one of t
 
 FOLDER = ROOT / "examples"
 PARTS = {FOLDER / "support", FOLDER / "inbox"}
-"""Run by other tests: a folder of workers, and the inbox, which has its own tests."""
+"""Examples that other tests run: a folder of workers, and the inbox."""
 EXAMPLES = sorted(path for path in FOLDER.rglob("*.py") if path.parent not in PARTS)
 
 ON_ONE_PYTHON = {FOLDER / "local_model.py"}
-"""Examples that do not depend on the Python version: the embedded model is slow."""
+"""Slow examples with the embedded model, which do not depend on the Python version."""
 
 SHOWN = {
     "hello.py": [
@@ -118,7 +118,7 @@ FORM = [
     ("note (text", ""),
     ("s send (Enter)", ""),
 ]
-"""The questions at the terminal, and what is typed."""
+"""Questions at the terminal, with what is typed."""
 
 WITH_A_MODEL = {
     "code_fixer.py": [],
@@ -128,7 +128,7 @@ WITH_A_MODEL = {
     "form.py": ["--by", "model"],
     "approval_over_restart.py": ["ask", "here"],
 }
-"""Examples for people, and the arguments that choose a model for each."""
+"""Examples for people, with the arguments that choose a model."""
 
 
 def run(example: str | Path, *arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -147,7 +147,7 @@ def run(example: str | Path, *arguments: str, cwd: Path, **env: str) -> subproce
     ],
 )
 def test_example_runs_and_shows_it(example: Path, tmp_path: Path) -> None:
-    """It ends by itself without an error, and its output has what it promises."""
+    """Each example ends by itself without an error, and its output has what it promises."""
     ended = run(example, cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     for piece in SHOWN[example.relative_to(FOLDER).as_posix()]:
@@ -157,7 +157,7 @@ def test_example_runs_and_shows_it(example: Path, tmp_path: Path) -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("example", WITH_A_MODEL)
 def test_an_example_uses_the_model_it_is_given(example: str, tmp_path: Path) -> None:
-    """An unknown model is reported; the script is not used instead."""
+    """An example given an unknown model reports it, instead of using its script."""
     ended = run(example, *WITH_A_MODEL[example], "--model", "nosuch", cwd=tmp_path)
     assert ended.returncode == 1
     assert "'nosuch' is not the name of a model. Write provider:name" in ended.stderr
@@ -182,7 +182,7 @@ async def test_a_model_over_http_fills_the_form_in(tmp_path: Path) -> None:
 
 @pytest.mark.once
 def test_somebody_fills_the_form_in_at_a_terminal(tmp_path: Path) -> None:
-    """The same tool: an invalid value is asked for again, and an amount over the limit is refused later."""
+    """At a terminal, an invalid value is asked for again, and an amount over the limit is refused later."""
     with window() as seen:
         seen.start([sys.executable, str(FOLDER / "form.py")], env=os.environ, cwd=tmp_path)
         for asked, typed in FORM:
@@ -197,7 +197,7 @@ def test_somebody_fills_the_form_in_at_a_terminal(tmp_path: Path) -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("example", ["code_fixer.py", "research.py", "cleanup.py"])
 def test_a_script_is_not_let_loose_on_a_folder_of_ones_own(example: str, tmp_path: Path) -> None:
-    """A script would change files blindly."""
+    """An example's script is not run on a user's own folder, where it would change files blindly."""
     ended = run(example, "--folder", str(tmp_path), cwd=tmp_path)
     assert ended.returncode == 2
     assert "Name a model: --model provider:name." in ended.stderr
@@ -205,7 +205,7 @@ def test_a_script_is_not_let_loose_on_a_folder_of_ones_own(example: str, tmp_pat
 
 @pytest.mark.once
 def test_the_fixer_is_not_done_when_its_command_could_not_run(tmp_path: Path) -> None:
-    """The model claims success, but the tests never ran."""
+    """The fixer is not done if its command could not run, although the model claims success."""
     ended = run("code_fixer.py", "--test", "no-such-program", cwd=tmp_path)
     assert ended.returncode == 1
     assert "could not run: `no-such-program`" in ended.stdout
@@ -215,7 +215,7 @@ def test_the_fixer_is_not_done_when_its_command_could_not_run(tmp_path: Path) ->
 
 @pytest.mark.once
 def test_the_approval_waits_and_is_answered_once(tmp_path: Path) -> None:
-    """One step at a time, as days pass: nothing happens before the answer, and the page exists after it."""
+    """Nothing happens before the approval is answered, and the page exists afterwards."""
     example = "approval_over_restart.py"
     assert "the run is parked" in run(example, "ask", "here", cwd=tmp_path).stdout
     early = run(example, "resume", "here", cwd=tmp_path)

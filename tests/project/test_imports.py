@@ -10,7 +10,7 @@ HELLO = "from handrail import Agent, tool"
 MOST_MODULES = 80
 
 LATER = ("griffe", "opentelemetry", "aiohttp", "starlette", "typer", "rich", "jinja2", "yaml", "anyio")
-"""Loaded on first use, or part of an extra."""
+"""Packages that are loaded on first use, or are part of an extra."""
 UNUSED = ("difflib", "sqlite3", "tomllib", "tempfile", "http", "email.message", "zipfile")
 """Parts of the standard library that hello world does not need and its floor does not load."""
 FLOOR = "import pydantic, asyncio; from pydantic import BaseModel, Field, TypeAdapter"
@@ -37,19 +37,19 @@ def test_hello_world_loads_few_modules():
 
 
 def test_hello_world_loads_nothing_that_can_wait():
-    """No extra, no docstring parser, no telemetry, and little of the standard library beyond its floor."""
+    """Hello world loads no extra, no docstring parser, no telemetry, and no unused part of the standard library."""
     loaded, floor = loaded_by(HELLO), loaded_by(FLOOR)
     assert [name for name in LATER if name in loaded] == []
     assert [name for name in UNUSED if name in loaded and name not in floor] == []
 
 
 def test_the_package_itself_loads_nothing_else():
-    """`import handrail` loads one module; names are loaded when they are used."""
+    """`import handrail` loads one module; other names are loaded when they are used."""
     assert of_ours(loaded_by("import handrail")) == ["handrail"]
 
 
 def test_a_gate_loads_no_shell_and_no_database():
-    """Tools alone, through a gate, need neither."""
+    """Tools that run through a gate load neither the shell nor the database."""
     loaded = loaded_by("from handrail import open_gate, tool")
     assert not [
         name for name in of_ours(loaded) if name.startswith(("handrail.resources.shell", "handrail.adapter"))
@@ -58,13 +58,13 @@ def test_a_gate_loads_no_shell_and_no_database():
 
 
 def test_the_packages_that_wait_are_named_as_they_are_imported():
-    """Guards the lists above: the packages exist under these names."""
+    """The packages in the lists above exist under these names."""
     loaded = loaded_by("import griffe, opentelemetry, difflib, sqlite3, tomllib")
     assert {"griffe", "opentelemetry", "difflib", "sqlite3", "tomllib"} <= loaded
 
 
 def test_no_public_name_loads_the_command_line_or_the_terminal():
-    """Only `TerminalEnvironment` itself needs the terminal, and nothing needs the command line."""
+    """No public name loads the command line, and only `TerminalEnvironment` loads the terminal."""
     names = "[getattr(handrail, name) for name in handrail.__all__ if name != 'TerminalEnvironment']"
     avoided = ("handrail.cli", "handrail.environment.terminal")
     assert [name for name in loaded_by(f"import handrail; {names}") if name.startswith(avoided)] == []

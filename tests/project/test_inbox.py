@@ -1,4 +1,4 @@
-"""examples/inbox: the job that `make run` runs, and its tools with a person."""
+"""examples/inbox: the job that `make run` runs, and its tools used with a person."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INBOX = ROOT / "examples" / "inbox"
 
 @pytest.fixture
 def inbox(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The example's modules, imported as they import each other."""
+    """Fixture: the example's modules, imported as they import each other."""
     monkeypatch.syspath_prepend(str(INBOX))
     for name in ("app", "rule", "report"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -38,7 +38,7 @@ def inbox(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.once
 @pytest.mark.timeout(600)  # about 45 seconds with a real model, on a possibly busy machine
 async def test_the_job_is_killed_resumed_and_ends_with_a_summary(tmp_path: Path) -> None:
-    """Three messages, killed after the first. The folder and the journal match the summary."""
+    """With three messages, and a kill after the first, the folder and the journal match the summary."""
     command = [sys.executable, INBOX, "--messages=3", "--kill-after=1"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=580)
     assert (run.returncode, run.stderr) == (0, "")
@@ -80,7 +80,7 @@ async def test_the_job_is_killed_resumed_and_ends_with_a_summary(tmp_path: Path)
 
 @pytest.mark.once
 def test_a_job_that_can_not_be_killed_says_so(tmp_path: Path) -> None:
-    """Without messages it ends before it can be killed, and prints no false summary."""
+    """Without messages the job ends before it can be killed, and prints no false summary."""
     run = warm_python.run([INBOX, "--messages=0"], cwd=tmp_path)
     assert run.returncode == 1
     assert "should have been killed, but exited with 1" in run.stderr.decode()
@@ -91,7 +91,7 @@ def test_a_job_that_can_not_be_killed_says_so(tmp_path: Path) -> None:
 
 
 async def test_a_person_plays_the_act_that_the_model_plays(inbox: Any) -> None:
-    """The handoff is the same object; the person sees only the message, and decides where it goes."""
+    """A person plays the act that the model plays: they see only the message, and decide where it goes."""
     files = MemoryFilesystem()
     files.write("inbox/1.txt", "See you in\n\nRome.")
     person = Person(answers={"slip": {"about": "Rome", "folder": "travel", "sender": "Anna"}})
@@ -107,7 +107,7 @@ async def test_a_person_plays_the_act_that_the_model_plays(inbox: Any) -> None:
 async def test_a_bill_that_fails_half_way_leaves_the_folder_as_it_was(
     inbox: Any, tmp_path: Path, sum: str
 ) -> None:
-    """Both files are written when it raises, and nothing of them remains."""
+    """If filing a bill raises after both files were written, neither of them remains."""
     folder = tmp_path / "files"
     folder.mkdir()
     (folder / "bill.txt").write_text("Please pay 210 dollars.\n")

@@ -1,4 +1,4 @@
-"""The other half of `docs/moving`: the pages' code for other libraries, run on these libraries.
+"""Code for other libraries on the pages of `docs/moving`, run on these libraries.
 
 pydantic-ai is installed for the bridge. The others need separate environments, which `make test-deep` creates
 (`scripts/peers`). Without them these tests are skipped with a reason, and fail in a deep run.
@@ -17,7 +17,7 @@ import pytest
 
 from support.documents import DOCS, ROOT, chains, compare
 
-pytestmark = pytest.mark.once  # the libraries' code, on the interpreter of their environments
+pytestmark = pytest.mark.once  # other libraries' code runs on the interpreter of its own environment
 
 PAGES = sorted((DOCS / "moving").glob("*.md"))
 RUNNER = """
@@ -46,7 +46,7 @@ def python_with(library: str) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
 def test_the_other_half_runs_on_the_other_library(page: Path, tmp_path: Path) -> None:
-    """Each block runs, in order, and prints what the page shows."""
+    """Each block for the other library runs, in order, and prints what the page shows."""
     (blocks,) = chains(page, page.stem)
     assert len(blocks) == 4
     assert [block.prints is not None for block in blocks] == [False, True, True, True]
@@ -67,14 +67,14 @@ def test_the_other_half_runs_on_the_other_library(page: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
 def test_our_half_stands_beside_it(page: Path) -> None:
-    """Three times the same task here, with its output."""
+    """Each page has three tasks in Handrail too, with their output."""
     (blocks,) = chains(page)
     assert [block.prints is not None for block in blocks] == [True, True, True]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
 def test_the_page_names_the_versions_it_was_run_on(page: Path) -> None:
-    """They are the installed versions."""
+    """The versions on the page are the installed ones."""
     pins = ROOT / "requirements/peers" / f"{page.stem}.txt"
     installed = (pins if pins.exists() else ROOT / "constraints.txt").read_text()
     named = re.findall(r"([a-z-]+) (\d+\.\d+\.\d+)", page.read_text())

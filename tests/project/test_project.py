@@ -25,7 +25,7 @@ def script(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def layers(folder: Path, files: dict[str, str]) -> list[str]:
-    """Write a package and return the findings, without the folder in front."""
+    """Write a package, and return the findings without the folder's path."""
     for name, text in files.items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def test_the_package_keeps_to_its_layers():
 
 
 def test_layers_allow_what_is_downward_or_level(tmp_path: Path):
-    """Downward, same-level, own private and front imports are all allowed."""
+    """Imports downward, on the same level, of own private modules and of the front are allowed."""
     files = {
         "__init__.py": "from handrail.cli import main\nfrom handrail.session._store import _Store\n",
         "cli.py": "from handrail import __version__\nfrom handrail.session import Session\n",
@@ -72,7 +72,7 @@ def test_layers_allow_what_is_downward_or_level(tmp_path: Path):
     ],
 )
 def test_layers_find_an_upward_import(tmp_path: Path, line: str):
-    """However it is written and wherever it is, an upward import is reported with its line."""
+    """An upward import is reported with its line, in whatever form and place it is written."""
     number = line.count("\n") + 1
     [finding] = layers(tmp_path, {"tools.py": line})
     assert finding.startswith(f"tools.py:{number}: tools (layer 0) imports session (layer 1); ")
@@ -111,7 +111,7 @@ def test_layers_find_private_imports(tmp_path: Path, line: str):
 @pytest.mark.parametrize("target", ["testing", "telemetry"])
 @pytest.mark.parametrize("owner", ["tools", "cli", "testing", "telemetry"])
 def test_layers_let_nothing_import_what_stands_beside(tmp_path: Path, owner: str, target: str):
-    """Not even the top layer imports testing or telemetry, nor do they import each other."""
+    """No layer, not even the top one, imports testing or telemetry, and these do not import each other."""
     findings = layers(tmp_path, {f"{owner}.py": f"from handrail.{target} import thing\n"})
     if owner == target:
         assert findings == []
@@ -207,7 +207,7 @@ def function(lines: int) -> str:
 
 
 def test_lengths_accept_a_file_and_function_at_the_note_marks(tmp_path: Path):
-    """400 lines and 60 lines pass without a note."""
+    """A file of 400 lines and a function of 60 lines pass without a note."""
     assert lengths(tmp_path, function(60) + "\n" * 340) == ("", 0)
 
 
@@ -269,7 +269,7 @@ def find_python(
 
 
 def test_find_python_passes_over_a_shim_that_fails(tmp_path: Path):
-    """The first one that runs wins over an earlier one that does not, and its real path is printed."""
+    """find-python prefers the first Python that runs over an earlier one that fails, and prints its real path."""
     programs = {"a/python3.11": BROKEN, "b/python3.11": OLD, "c/python3.11": GOOD}
     assert find_python(tmp_path, programs).stdout == f"{BASE}\n"
 
@@ -324,7 +324,7 @@ def test_find_python_lists_all_and_names_the_missing(tmp_path: Path):
 
 
 def test_the_core_has_exactly_five_dependencies():
-    """A sixth is a decision, so it must be made here too."""
+    """The core has exactly five dependencies; adding one must be decided here too."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = sorted(re.split(r"[^\w-]", line)[0] for line in project["dependencies"])
     assert names == ["anyio", "griffelib", "msgspec", "opentelemetry-api", "pydantic"]
@@ -332,7 +332,7 @@ def test_the_core_has_exactly_five_dependencies():
 
 @pytest.mark.once
 def test_the_package_brings_the_page_with_its_libraries_and_their_licences(tmp_path: Path):
-    """Git ignores the libraries, but the installed package has them."""
+    """The installed package has the page's libraries and their licences, although Git ignores them."""
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr

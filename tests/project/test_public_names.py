@@ -33,7 +33,7 @@ def test_public_names_can_be_got():
 
 
 def test_one_page_lists_the_public_names():
-    """The docs page has every name once, and no other."""
+    """The page of public names in the docs has every name once, and no other."""
     page = (Path(__file__).parents[2] / "docs/reference/public.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("|")]
     assert sorted(re.findall(r"`(\w+)`", "\n".join(rows))) == sorted(handrail.__all__)

@@ -11,9 +11,9 @@ from support.documents import ROOT, BadDocument, Block, chains, documents, extra
 
 
 def examples() -> list[object]:
-    """Return the groups of the README and the docs, named by file and line.
+    """Return the example groups of the README and the docs, named by file and line.
 
-    The embedded model is in one venv only.
+    Examples with the embedded model run in one venv only.
     """
     return [
         pytest.param(
@@ -29,12 +29,12 @@ def examples() -> list[object]:
 
 @pytest.mark.parametrize(("document", "blocks"), examples())
 def test_example_runs(document: Path, blocks: list[Block], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The code in the documentation works."""
+    """Each example in the documentation runs."""
     run(document, blocks, tmp_path, monkeypatch)
 
 
 def test_hello_world_is_ten_lines_on_either_model():
-    """They differ in the line that makes the model, and in its import."""
+    """Both versions of hello world have ten lines, and differ only in the model and its import."""
     scripted, local = [block.code.splitlines() for block in extract(ROOT / "README.md")[:2]]
     assert [len([line for line in code if line]) for code in (scripted, local)] == [8, 8]
     assert len(scripted) == len(local) == 10
@@ -45,7 +45,7 @@ def test_hello_world_is_ten_lines_on_either_model():
 
 @pytest.mark.once
 def test_hello_world_on_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """It makes its call through the gate, and answers with text. Only the structure is checked."""
+    """Hello world on the embedded model calls its tool through the gate and answers with text."""
     from handrail.adapter import evaluation as module
     from handrail.events import ModelResponded, ToolInvoked
 
@@ -227,7 +227,7 @@ assert "x" not in globals()
 
 
 def test_a_page_is_one_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Its blocks share names until one starts again; blocks for other libraries are skipped."""
+    """The blocks of a page share names until one starts again; blocks for other libraries are skipped."""
     document = written(tmp_path, STORY)
     monkeypatch.setattr("support.documents.DOCS", tmp_path)
     groups = chains(document)

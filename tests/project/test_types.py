@@ -32,17 +32,17 @@ y: int = 3  # expect-error: reportAssignmentType
 """
 
 Found = set[tuple[int, str]]
-"""Line and rule of each error."""
+"""The line and rule of each error."""
 
 
 def checker() -> str:
-    """Return the Python that has pyright: this one, or else that of the checks."""
+    """Return a Python that has pyright: this one, or the one that runs the checks."""
     return sys.executable if importlib.util.find_spec("pyright") else str(ROOT / ".venv/bin/python")
 
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
-    """Return pyright's report on every file, from one run, for this interpreter's version."""
+    """Run pyright once for this interpreter's version, and return its report on every file."""
     folder = tmp_path_factory.mktemp("types")
     for name in FILES:
         shutil.copy(FOLDER / name, folder / name)

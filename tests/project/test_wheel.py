@@ -36,7 +36,7 @@ def look(made: Path) -> tuple[int, list[str]]:
 
 
 def test_the_package_as_it_lies_here_is_whole(tmp_path: Path):
-    """The page has its libraries, since scripts/venv has run scripts/page."""
+    """A wheel of this checkout is complete, with the page's libraries that scripts/page installed."""
     assert look(wheel(tmp_path)) == (0, [])
 
 
@@ -45,7 +45,7 @@ def test_the_package_as_it_lies_here_is_whole(tmp_path: Path):
     ["handrail/py.typed", "handrail/workers/worker.schema.json", "handrail/cli/starter/tools.py.txt"],
 )
 def test_a_file_that_was_left_out_is_found(tmp_path: Path, name: str):
-    """A file of the package must be in the wheel."""
+    """A file of the package that is missing from the wheel is reported."""
     assert look(wheel(tmp_path, without=re.escape(name))) == (
         1,
         [f"{name} is missing: the package has it, the wheel does not"],
@@ -54,12 +54,12 @@ def test_a_file_that_was_left_out_is_found(tmp_path: Path, name: str):
 
 @pytest.mark.parametrize("name", ["tests/rig.py", "handrail/notes.txt", "scripts/wheel.py"])
 def test_what_does_not_belong_in_it_is_found(tmp_path: Path, name: str):
-    """Nothing else of the repository is published."""
+    """A file of the repository that does not belong in the wheel is reported."""
     assert look(wheel(tmp_path, adding=name)) == (1, [f"{name} is too much: the package has no such file"])
 
 
 def test_a_page_without_its_libraries_is_refused_with_a_hint(tmp_path: Path):
-    """They are found by the page's own imports too, not only by comparing folders."""
+    """Missing libraries of the page are refused with a hint, since the page's own imports are checked too."""
     status, findings = look(wheel(tmp_path, without=re.escape(VENDOR)))
     assert status == 1
     hint = ": run scripts/page, then build again"

@@ -52,7 +52,7 @@ SUMMARY = "How to plan for $city."
 
 
 def trip(folder: Path | None, body: str = BODY, **changed: Any) -> Prompt[None]:
-    """A prompt with one of everything that can be overridden, and one that can't."""
+    """Make a prompt with one of everything that can be overridden, and one thing that can't."""
     inner = MarkdownSection[Trip](
         "Plan", "plan", body, tools=[weather, pay], summary=SUMMARY, visibility="summary"
     )
@@ -90,7 +90,7 @@ def opened(prompt: Prompt[None]) -> str:
 
 
 def test_each_kind_of_words_is_replaced(tmp_path: Path):
-    """A body, a summary, a description and examples, each with the hash of its original."""
+    """A body, a summary, a description and examples are each replaced if the hash of the original matches."""
     write(
         tmp_path,
         body_override("In $city: $days days!")
@@ -116,7 +116,7 @@ def test_each_kind_of_words_is_replaced(tmp_path: Path):
 
 
 def test_the_tool_with_other_words_is_made_once(tmp_path: Path):
-    """Every rendering has the same tool, which parses as before."""
+    """Every rendering has the same tool object for an overridden tool, which parses as before."""
     write(
         tmp_path, f'tools.weather.description = {{replaces = "{digest("Tell the weather.")}", text = "Wet?"}}'
     )
@@ -128,7 +128,7 @@ def test_the_tool_with_other_words_is_made_once(tmp_path: Path):
 
 
 def test_a_tool_whose_annotations_are_local_can_be_reworded(tmp_path: Path):
-    """Its handler is not inspected again, so annotations local to it are not needed."""
+    """A tool whose annotations are local can be overridden, since its handler is not inspected again."""
 
     def local() -> Tool[Any, Any]:
         @dataclass
@@ -148,7 +148,7 @@ def test_a_tool_whose_annotations_are_local_can_be_reworded(tmp_path: Path):
 
 
 def test_the_text_of_a_plain_prompt_can_be_tuned(tmp_path: Path):
-    """Its only section is called `instructions`; a prompt's tools are tuned like a section's."""
+    """The only section of a plain prompt is called `instructions`; a prompt's own tools can be overridden too."""
     (tmp_path / "p.toml").write_text(
         f'sections.instructions.body = {{replaces = "{digest("Text.")}", text = "Better text."}}\n'
         f'tools.weather.description = {{replaces = "{digest("Tell the weather.")}", text = "Wet?"}}\n'
@@ -159,7 +159,7 @@ def test_the_text_of_a_plain_prompt_can_be_tuned(tmp_path: Path):
 
 
 def test_without_a_file_nothing_changes(tmp_path: Path):
-    """Neither the file nor the folder has to exist."""
+    """Without a file, or even a folder, nothing changes."""
     prompt = trip(tmp_path / "nowhere")
     assert opened(prompt) == opened(trip(None))
     assert (prompt.overrides is not None and prompt.overrides.check(prompt)) == ()
@@ -170,7 +170,7 @@ def test_without_a_file_nothing_changes(tmp_path: Path):
 
 
 def test_a_stale_override_is_left_out_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """The text in the code is used, one warning says so, and the hint has the new hash."""
+    """A stale override is ignored with one warning, and the hint has the new hash."""
     write(tmp_path, body_override("Old tuning of $city $days.", digest("Some older text.")))
     with caplog.at_level(logging.WARNING, "handrail.prompt"):
         prompt = trip(tmp_path)
@@ -186,7 +186,7 @@ def test_a_stale_override_is_left_out_and_reported(tmp_path: Path, caplog: pytes
 
 
 def test_the_hint_for_a_stale_override_makes_it_apply(tmp_path: Path):
-    """The text from the report is accepted."""
+    """An override corrected as the hint says is applied."""
     file = write(tmp_path, body_override("Tuned: $city $days.", "0" * 16))
     [report] = stale_overrides(trip(tmp_path))
     new = report.hint.split('"')[1]
@@ -243,7 +243,7 @@ def test_the_hint_for_a_stale_override_makes_it_apply(tmp_path: Path):
 def test_what_can_not_be_applied_is_said(
     text: str, report: OverrideReport, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """It is reported with its state and a hint; the prompt keeps the text in the code."""
+    """An override that can't be applied is reported with its state and a hint; the code's text is used."""
     write(tmp_path, text)
     prompt = trip(tmp_path)
     assert Overrides(tmp_path).check(prompt) == (report,)
@@ -253,7 +253,7 @@ def test_what_can_not_be_applied_is_said(
 
 
 def test_an_override_for_one_of_two_tools_of_a_name_reaches_that_one(tmp_path: Path):
-    """The hash determines which tool it was written for."""
+    """If two tools have the same name, the hash determines which one an override is for."""
 
     def handler(params: None, *, context: ToolContext) -> ToolResult[None]:
         return ToolResult.ok(None)
@@ -343,7 +343,7 @@ PLAN = f'[sections."task.plan".body]\n{REPLACES}\n'
     ],
 )
 def test_a_wrong_file_is_refused_where_its_prompt_is_defined(text: str, message: str, tmp_path: Path):
-    """The error has the file's path, the problem and a hint."""
+    """A wrong file is refused where its prompt is defined, with the path, the problem and a hint."""
     file = write(tmp_path, text)
     with pytest.raises(PromptDefinitionError) as caught:
         trip(tmp_path)
@@ -352,7 +352,7 @@ def test_a_wrong_file_is_refused_where_its_prompt_is_defined(text: str, message:
 
 
 def test_an_override_can_not_take_a_field_out_of_the_prompt(tmp_path: Path):
-    """Otherwise a value given in params would silently appear nowhere."""
+    """An override that drops a field is refused; otherwise a param would silently appear nowhere."""
     file = write(tmp_path, body_override("Plan something in $city."))
     with pytest.raises(PromptDefinitionError) as caught:
         trip(tmp_path)
@@ -363,14 +363,14 @@ def test_an_override_can_not_take_a_field_out_of_the_prompt(tmp_path: Path):
 
 
 def test_a_stale_override_is_not_held_to_today_s_fields(tmp_path: Path):
-    """It is ignored whatever it contains, so that the code can keep changing."""
+    """A stale override is ignored whatever it contains, so that the code can keep changing."""
     write(tmp_path, body_override("For $nobody.", "0" * 16))
     assert opened(trip(tmp_path)) == opened(trip(None))
 
 
 @pytest.mark.parametrize("content", [b"\xff", None], ids=["not-utf-8", "a-folder"])
 def test_a_file_that_can_not_be_read_is_named(content: bytes | None, tmp_path: Path):
-    """It is not treated as missing."""
+    """An unreadable file is reported by name, and not treated as missing."""
     file = tmp_path / "trip.toml"
     if content is None:
         file.mkdir()
@@ -386,7 +386,7 @@ def test_a_file_that_can_not_be_read_is_named(content: bytes | None, tmp_path: P
 
 
 def test_a_starter_changes_nothing_until_it_is_edited(tmp_path: Path):
-    """It contains everything that can be overridden, and all of it applies."""
+    """A starter file has everything that can be overridden, and changes nothing until it is edited."""
     folder = tmp_path / "new" / "prompts"
     file = Overrides(folder).write_starter(trip(None))
     assert file == folder / "trip.toml"
@@ -405,7 +405,7 @@ def test_a_starter_changes_nothing_until_it_is_edited(tmp_path: Path):
 
 
 def test_a_starter_is_a_file_for_people(tmp_path: Path):
-    """It explains itself, and keeps long texts and JSON readable."""
+    """A starter file explains itself, and keeps long texts and JSON readable."""
     body = 'Plan $days days.\n\n- go to "$city"\n- look at C:\\trip'
     file = Overrides(tmp_path).write_starter(trip(None, body))
     text = file.read_text()
@@ -422,7 +422,7 @@ def test_a_starter_is_a_file_for_people(tmp_path: Path):
 
 
 def test_a_starter_is_never_written_over_a_file(tmp_path: Path):
-    """The existing file may hold somebody's tuning."""
+    """A starter never overwrites a file, which may hold someone's tuning."""
     file = write(tmp_path, "# mine\n")
     with pytest.raises(FileInTheWay, match="there are overrides already; move the file away to start again"):
         Overrides(tmp_path).write_starter(trip(None))
@@ -461,7 +461,7 @@ def test_a_starter_round_trips(tmp_path_factory: pytest.TempPathFactory, body: s
 
 
 def test_overrides_are_values():
-    """They compare by their folder, which may be a string or a path."""
+    """Overrides are compared by their folder, which may be a string or a path."""
     assert Overrides("prompts") == Overrides(Path("prompts"))
     assert len({Overrides("prompts"), Overrides("prompts"), Overrides("other")}) == 2
     assert Overrides("prompts") not in (Overrides("other"), "prompts", Path("prompts"))
@@ -470,7 +470,7 @@ def test_overrides_are_values():
 
 
 def test_a_copied_prompt_takes_its_overrides_along(tmp_path: Path):
-    """`dataclasses.replace` can set others."""
+    """A copied prompt keeps its overrides; `dataclasses.replace` can set others."""
     write(tmp_path, body_override("Tuned: $city $days."))
     assert "Tuned: Rome 2." in opened(dataclasses.replace(trip(tmp_path), tools=[]))
     assert "Tuned" not in opened(dataclasses.replace(trip(tmp_path), overrides=None))

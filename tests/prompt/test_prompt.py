@@ -85,12 +85,12 @@ OPENER = Tool("open_sections", "Mine.", handler)
 
 
 def section(**changed: Any) -> Any:
-    """A valid section with some arguments replaced."""
+    """Make a valid section with some arguments replaced."""
     return any_section(**{"title": "Search", "key": "search", "template": "Text.", **changed})
 
 
 def prompt(*sections: Any, **changed: Any) -> Any:
-    """A valid prompt with some arguments replaced."""
+    """Make a valid prompt with some arguments replaced."""
     return any_prompt(**{"name": "guide", "sections": sections or "Text.", **changed})
 
 
@@ -393,7 +393,7 @@ PROMPTS: Rows = {
     ("define", "message"), [*SECTIONS.values(), *PROMPTS.values()], ids=[*SECTIONS, *PROMPTS]
 )
 def test_a_wrong_definition_is_refused(define: Callable[[], object], message: str):
-    """The error names the place, the problem and a hint."""
+    """A wrong definition is refused with its place, the problem and a hint."""
     with pytest.raises(PromptDefinitionError) as caught:
         define()
     error = caught.value
@@ -406,7 +406,7 @@ def test_a_wrong_definition_is_refused(define: Callable[[], object], message: st
 
 @pytest.mark.parametrize("rows", [SECTIONS, PROMPTS], ids=["sections", "prompts"])
 def test_what_the_rows_change_is_right_without_the_change(rows: Rows):
-    """Guards the table: the section and the prompt that its rows start from are valid."""
+    """The section and the prompt that the table's rows start from are valid."""
     assert rows
     assert prompt(section()).render().text == "## Search\n\nText."
     assert prompt().render().text == "Text."
@@ -469,13 +469,13 @@ class Deep:
     ],
 )
 def test_a_field_that_a_condition_reads_is_used(condition: Any):
-    """The condition's code shows which fields it reads; if it uses its params in any other way, all count."""
+    """A condition uses the fields that its code reads, or all if it uses its params in another way."""
     Prompt("p", [MarkdownSection[Wide]("A", "a", "$city", enabled=condition)])
     Prompt("p", [MarkdownSection[Wide]("A", "a", "$city", summary="S", visibility=condition)])
 
 
 def test_tools_of_one_name_may_exclude_each_other():
-    """Whether both are enabled is known at rendering; if one is disabled for good, there is nothing to check."""
+    """Tools of one name may be in sections that are never both enabled, which is checked at rendering."""
     first = MarkdownSection("A", "a", "", tools=[weather], enabled=lambda: False)
     second = MarkdownSection("B", "b", "", tools=[weather], enabled=False)
     third = MarkdownSection("C", "c", "", tools=[weather])
@@ -485,7 +485,7 @@ def test_tools_of_one_name_may_exclude_each_other():
 
 
 def test_the_opener_s_name_is_free_where_nothing_is_closed():
-    """It is refused only in prompts that need it."""
+    """The opener's name is refused only in prompts that have closed sections."""
     assert Prompt("p", "Text.", tools=[OPENER]).render().tools == (OPENER,)
     with pytest.raises(PromptDefinitionError):
         prompt(section(visibility="summary", summary="S", tools=[OPENER]))
@@ -504,7 +504,7 @@ def test_params_may_be_generic():
 
 
 def test_the_class_that_knows_its_params_is_one():
-    """`MarkdownSection[Params]` is the same class each time, a section, and has a telling repr."""
+    """`MarkdownSection[Params]` is the same class each time, with a repr that names the params."""
     known: Any = any_section[Params]
     assert known is MarkdownSection[Params]
     assert known is not MarkdownSection[Other]
@@ -518,7 +518,7 @@ def test_the_class_that_knows_its_params_is_one():
 
 
 def test_a_section_of_ones_own_can_be_generic():
-    """A subclass with a type variable is subscripted like ours, and knows its params."""
+    """A user's generic section class can be subscripted like `MarkdownSection`, and knows its params."""
 
     class Mine(MarkdownSection[T]):
         def heading(self, depth: int) -> str:
@@ -537,14 +537,14 @@ def test_a_section_of_ones_own_can_be_generic():
 
 
 def test_a_section_is_abstract():
-    """`Section` is the common interface; only its kinds can be made."""
+    """`Section` itself can't be instantiated, only its subclasses."""
     abstract: Any = Section
     with pytest.raises(TypeError, match="abstract"):
         abstract("A", "a", "Text")
 
 
 def test_sections_are_values():
-    """They compare by content, are immutable, and can be copied with a change."""
+    """Sections are compared by content, are immutable, and can be copied with a change."""
     first, second = MarkdownSection[Params]("A", "a", "$city"), MarkdownSection[Params]("A", "a", "$city")
     assert first == second
     assert first != MarkdownSection[Other]("A", "a", "$city")
@@ -556,7 +556,7 @@ def test_sections_are_values():
 
 
 def test_prompts_are_values():
-    """They compare by content, are hashable and immutable, and can be copied with a change."""
+    """Prompts are compared by content, are hashable and immutable, and can be copied with a change."""
     first, second = Prompt("p", "Text.", tools=[weather]), Prompt("p", "Text.", tools=(weather,))
     assert first == second
     assert hash(first) == hash(second)
@@ -570,7 +570,7 @@ def test_prompts_are_values():
 
 
 def test_a_prompt_keeps_what_it_is_given():
-    """Lists become tuples; everything that upper layers read is kept as given."""
+    """A prompt turns lists into tuples, and keeps everything else as it was given."""
     policy, checker, provider = RateLimitPolicy(5, 60), FilesThere("a"), DeadlineFeedback()
     binding = Binding(Params, lambda resources: Params("Rome"))
     made = Prompt(
@@ -589,12 +589,12 @@ def test_a_prompt_keeps_what_it_is_given():
 
 
 def test_a_prompt_can_be_subscripted():
-    """`Prompt[Model](...)` works beside `output=`."""
+    """`Prompt[Model](...)` works together with `output=`."""
     assert Prompt[Model]("p", "Text.", output=Model) == Prompt("p", "Text.", output=Model)
 
 
 def test_the_output_may_be_a_local_class():
-    """Its annotations are resolved where the prompt is defined."""
+    """The output type may be local: its annotations are resolved where the prompt is defined."""
 
     @dataclass
     class Inner:
@@ -610,7 +610,7 @@ def test_the_output_may_be_a_local_class():
 
 
 def test_a_duplicate_says_which_tool_and_where():
-    """The error carries both as data, besides its message."""
+    """The error for a duplicate carries the tool and the place as data."""
     with pytest.raises(PromptValidationError) as caught:
         prompt(section(tools=[weather]), tools=[weather])
     assert (caught.value.tool, caught.value.places) == ("weather", ("the prompt itself", "section 'search'"))

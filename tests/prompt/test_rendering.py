@@ -1,4 +1,4 @@
-"""Rendering: what a model is shown of a prompt, and what that depends on."""
+"""Rendering: what a model sees of a prompt, and what that depends on."""
 
 import enum
 import operator
@@ -91,7 +91,7 @@ TRIP = Prompt("trip", sections_of_a_trip())
 
 
 def test_the_text_is_markdown_in_the_order_of_the_tree():
-    """Headings by depth, bodies with filled placeholders, examples under their tool's section."""
+    """The text has headings by depth, filled placeholders, and examples under their tool's section."""
     assert TRIP.render(Trip("Rome", 3)).text == (
         "## Task\n\nPlan 3 days in Romes.\n\n    indented $5\n\n"
         "Examples:\n\n"
@@ -102,7 +102,7 @@ def test_the_text_is_markdown_in_the_order_of_the_tree():
 
 
 def test_a_prompt_given_as_a_text_has_no_heading():
-    """The short form: one section whose text is the whole text; its tools' examples follow."""
+    """A prompt given as text is that text without a heading, followed by its tools' examples."""
     prompt = Prompt("guide", "Answer briefly.", tools=[trains])
     assert prompt.render().text == "Answer briefly."
     assert [section.key for section in prompt.sections] == ["instructions"]
@@ -111,7 +111,7 @@ def test_a_prompt_given_as_a_text_has_no_heading():
 
 
 def test_headings_stop_at_the_sixth_level():
-    """Markdown has no seventh."""
+    """Headings deeper than six levels stay at the sixth, since Markdown has no seventh."""
     inner = MarkdownSection("Deepest", "k", "Body")
     for _ in range(7):
         inner = MarkdownSection("Outer", "k", "", children=[inner])
@@ -133,7 +133,7 @@ def test_a_section_can_be_of_another_kind():
 
 
 def test_examples_are_written_as_the_model_would_send_them():
-    """An instance as input is written by its type's rules, and no input as {}."""
+    """An example's input is written by its type's rules, as the model would send it, and no input as {}."""
 
     @dataclass
     class Query:
@@ -174,7 +174,7 @@ def test_values_are_put_in_as_they_are(start: str, rest: list[tuple[str, str, st
     [(3, "3"), (None, "None"), (["$x"], "['$x']"), (enum.Enum("Colour", "RED").RED, "Colour.RED")],
 )
 def test_values_are_made_text_by_str(value: Any, shown: str):
-    """Any value is converted by `str()`."""
+    """Values are converted to text by `str()`."""
 
     @dataclass
     class Any1:
@@ -188,7 +188,7 @@ def test_values_are_made_text_by_str(value: Any, shown: str):
 
 
 def test_params_can_be_a_mapping():
-    """It is validated like a tool's arguments, and conditions get an instance."""
+    """Params given as a mapping are validated like a tool's arguments, and conditions get an instance."""
     assert TRIP.render({"city": "Rome", "careful": True}).text == TRIP.render(Trip("Rome", 2, True)).text
 
 
@@ -232,7 +232,7 @@ def test_params_can_be_a_pydantic_model():
     ids=["missing", "text", "other-type", "mapping", "none-wanted"],
 )
 def test_wrong_params_are_refused(prompt: Prompt[None], params: Any, message: str):
-    """The error has the prompt's name, the problem and what to give."""
+    """Wrong params are refused with the prompt's name, the problem and what to give."""
     with pytest.raises(PromptRenderError) as caught:
         prompt.render(params)
     assert str(caught.value) == message
@@ -241,7 +241,7 @@ def test_wrong_params_are_refused(prompt: Prompt[None], params: Any, message: st
 
 
 def test_a_params_type_that_no_schema_describes_takes_instances():
-    """A mapping can't be validated then, and the error says so."""
+    """A params type without a schema accepts only instances; a mapping is refused with the reason."""
 
     @dataclass
     class Opaque:
@@ -327,7 +327,7 @@ def failing(params: Any) -> bool:
     ids=["no-session", "raises", "text", "one", "misspelt", "list"],
 )
 def test_a_condition_that_fails_is_named(changed: dict[str, Any], message: str):
-    """The error has the prompt, the section and the problem, with the function's error as its cause."""
+    """The error of a failing condition has the prompt, the section and the problem, and its cause."""
     inner = MarkdownSection[Trip]("B", "b", "$city $days $careful", **changed)
     prompt = Prompt("p", [MarkdownSection("A", "a", "", children=[inner])])
     with pytest.raises(PromptRenderError) as caught:
@@ -337,7 +337,7 @@ def test_a_condition_that_fails_is_named(changed: dict[str, Any], message: str):
 
 
 def test_a_condition_below_a_disabled_section_is_not_asked():
-    """A disabled section disables its whole subtree, including conditions."""
+    """A condition below a disabled section is not evaluated, since the whole subtree is disabled."""
     inner = MarkdownSection[Trip]("B", "b", "$city $days $careful", enabled=failing)
     prompt = Prompt(
         "p", [MarkdownSection("A", "a", "", children=[inner], enabled=False), MarkdownSection("C", "c", "")]
@@ -382,7 +382,7 @@ def test_rendering_is_deterministic_and_shows_what_it_must(tree: list[Drawn]):
 
 
 def test_tools_come_in_the_order_of_declaration():
-    """The prompt's own first, then down the tree; only those of enabled sections."""
+    """Tools are ordered as declared, the prompt's own first; those of disabled sections are left out."""
     prompt = Prompt("trip", sections_of_a_trip(), tools=[UNCALLABLE])
     careful = prompt.render(Trip("Rome", careful=True))
     assert [tool.name for tool in careful.tools] == ["weather", "trains", "hotels"]
@@ -390,7 +390,7 @@ def test_tools_come_in_the_order_of_declaration():
 
 
 def test_a_tool_without_a_handler_is_declared_but_not_offered():
-    """Neither the tool nor its examples are shown, but its name is taken."""
+    """A tool without a handler is not shown, nor are its examples, but its name is taken."""
     rendered = Prompt("p", "Text.", tools=[UNCALLABLE]).render()
     assert (rendered.tools, rendered.text) == ((), "Text.")
     with pytest.raises(PromptValidationError):
@@ -398,7 +398,7 @@ def test_a_tool_without_a_handler_is_declared_but_not_offered():
 
 
 def test_two_tools_of_one_name_are_refused_where_both_are_enabled():
-    """If it depends on the rendering, the error comes then and names both places; one at a time is fine."""
+    """Two enabled tools of one name are refused, at the latest when rendering, with both places."""
 
     def one(name: str, condition: Any) -> Section[Any]:
         return MarkdownSection[Trip](name, name, "$city $days $careful", tools=[weather], enabled=condition)
@@ -418,7 +418,7 @@ def test_two_tools_of_one_name_are_refused_where_both_are_enabled():
 
 
 def test_two_tools_of_one_name_are_refused_though_one_is_not_shown_yet():
-    """Otherwise opening a section in the middle of a run could fail."""
+    """Two tools of one name are refused even if one is in a closed section, which could be opened later."""
     hidden = MarkdownSection(
         "B", "b", "", tools=[weather], enabled=lambda: True, summary="S", visibility="summary"
     )
@@ -431,7 +431,7 @@ def test_two_tools_of_one_name_are_refused_though_one_is_not_shown_yet():
 
 
 def test_a_policy_decides_on_the_tools_of_its_section_and_those_below():
-    """The prompt's own policies decide on every tool."""
+    """A policy decides on the tools of its section and its subsections; the prompt's own decide on all tools."""
     every, outer, inner = (RateLimitPolicy(5, 60, name=name) for name in ("every", "outer", "inner"))
     below = MarkdownSection("B", "b", "", tools=[trains], policies=[inner])
     prompt = Prompt(
@@ -450,7 +450,7 @@ def test_a_policy_decides_on_the_tools_of_its_section_and_those_below():
 
 
 def test_a_policy_declared_twice_is_one_policy():
-    """In two sections it decides on the tools of both; on the prompt too, on all."""
+    """A policy declared in several places is one policy, which decides on the tools of all of them."""
     shared = RateLimitPolicy(5, 60)
     sections = [
         MarkdownSection("A", "a", "", tools=[weather], policies=[shared]),
@@ -463,7 +463,7 @@ def test_a_policy_declared_twice_is_one_policy():
 
 
 def test_two_policies_of_one_name_are_refused():
-    """Their state in the session is stored by name."""
+    """Two policies of one name are refused, since their state in the session is stored by name."""
     sections = [
         MarkdownSection("A", "a", "", policies=[RateLimitPolicy(5, 60)]),
         MarkdownSection[Trip](
@@ -478,7 +478,7 @@ def test_two_policies_of_one_name_are_refused():
 
 
 def test_a_disabled_section_takes_its_policies_with_it():
-    """This includes those of its subsections."""
+    """The policies of a disabled section and its subsections do not apply."""
     policy = SequentialDependencyPolicy({"trains": {"weather"}})
     inner = MarkdownSection("B", "b", "", policies=[policy])
     prompt = Prompt("p", [MarkdownSection("A", "a", "", children=[inner], enabled=False)])
@@ -489,7 +489,7 @@ def test_a_disabled_section_takes_its_policies_with_it():
 
 
 def test_a_prompt_that_depends_on_nothing_is_rendered_once():
-    """The second rendering is the same object; a deadline is attached to it."""
+    """A prompt without dependencies is rendered once: later renderings are the same object."""
     prompt = Prompt("p", [MarkdownSection("A", "a", "Text", summary="S", visibility="summary")])
     assert prompt.render() is prompt.render()
     assert prompt.render(session=Session()) is prompt.render()
@@ -516,7 +516,7 @@ def test_a_prompt_that_depends_on_something_is_rendered_anew():
 
 
 def test_not_every_set_of_opened_sections_is_kept():
-    """The cache of one prompt is bounded, however a model opens its sections."""
+    """The cache of renderings with opened sections is bounded."""
     count = 8
     sections = [MarkdownSection("A", f"s{i}", "", summary="S", visibility="summary") for i in range(count)]
     prompt = Prompt("p", sections)
@@ -546,7 +546,7 @@ def test_structured_output_has_a_schema():
 
 
 def test_prompts_are_what_contexts_show():
-    """Both satisfy the protocols that tools use."""
+    """Prompts and rendered prompts satisfy the protocols that tools use."""
     prompt: PromptView = TRIP
     rendered: RenderedPromptView = TRIP.render(Trip("Rome"))
     assert prompt.name == "trip"

@@ -1,4 +1,4 @@
-"""The effect table's column *rerun after a crash*, one test per cell, with processes that are really killed."""
+"""The effect table's column *rerun after a crash*, one test per cell, with processes that are actually killed."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ APP = SUPPORT / "crash_app.py"
 
 
 class Program:
-    """The program under test. Each start is a new process."""
+    """The program under test, which starts a new process each time."""
 
     def __init__(self) -> None:
         self._server = subprocess.Popen(
@@ -45,7 +45,7 @@ def program() -> Iterator[Program]:
 
 
 def crashed_and_resumed(program: Program, folder: Path, tool: str) -> tuple[list[str], str, int]:
-    """Return the effects on the world, what the model was told, and how often a person was asked."""
+    """Crash and resume; return the effects on the world, the model's text, and the number of questions asked."""
     assert program.start(folder, tool, "crash")["code"] == 137
     resumed = program.start(folder, tool, "resume")
     assert resumed["code"] == 0
@@ -54,7 +54,7 @@ def crashed_and_resumed(program: Program, folder: Path, tool: str) -> tuple[list
 
 @pytest.mark.parametrize("tool", ["pure", "read", "staged"])
 def test_what_is_all_inside_the_transaction_is_run_again(program: Program, tmp_path: Path, tool: str):
-    """The model is not asked again for its recorded answer."""
+    """A call inside the transaction is rerun, and the model is not asked again for its recorded answer."""
     world, told, _ = crashed_and_resumed(program, tmp_path, tool)
     assert world == ["asked", f"begin {tool}", f"begin {tool}", f"end {tool}", "asked"]
     assert told == f"it says: {tool} done"
@@ -62,7 +62,7 @@ def test_what_is_all_inside_the_transaction_is_run_again(program: Program, tmp_p
 
 
 def test_what_is_idempotent_is_run_again_with_the_same_key(program: Program, tmp_path: Path):
-    """A service that honours the key does the work once."""
+    """An idempotent call is rerun with the same key, so a service that honours the key does the work once."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "idempotent")
     begun = [line for line in world if line.startswith("begin")]
     assert len(begun) == 2
@@ -82,14 +82,14 @@ def test_what_is_idempotent_is_run_again_with_the_same_key(program: Program, tmp
 def test_what_is_compensable_is_probed_else_compensated(
     program: Program, tmp_path: Path, tool: str, after: list[str], told: str
 ):
-    """Confirmed by the probe, it stays; ruled out, it runs; if the probe can't tell, it is compensated."""
+    """A call that the probe confirms is kept, one that it rules out is rerun, and otherwise it is compensated."""
     world, text, _ = crashed_and_resumed(program, tmp_path, tool)
     assert [line.split()[0] for line in world] == ["asked", "begin", *after, "asked"]
     assert told in text
 
 
 def recorded(folder: Path) -> list[tuple[str, str]]:
-    """The place and the status of every finished call of the run, as its journal has them."""
+    """Return the place and status of every finished call in the run's journal."""
 
     async def load() -> list[tuple[str, str]]:
         journal = SqliteJournal(folder / "runs.db")
@@ -101,7 +101,7 @@ def recorded(folder: Path) -> list[tuple[str, str]]:
 
 
 def test_a_compensation_that_was_cut_runs_again(program: Program, tmp_path: Path):
-    """Nothing of the first time stands in the files, and the second is recorded."""
+    """An interrupted compensation leaves nothing in the files; it is rerun, and the second one is recorded."""
     assert program.start(tmp_path, "compensable", "crash")["code"] == 137
     assert program.start(tmp_path, "compensable", "crash in compensation")["code"] == 137
     assert recorded(tmp_path) == []
@@ -113,7 +113,7 @@ def test_a_compensation_that_was_cut_runs_again(program: Program, tmp_path: Path
 
 
 def test_a_compensation_that_had_finished_does_not_run_again(program: Program, tmp_path: Path):
-    """Although the call that it undid was not ended before the process was."""
+    """A finished compensation is not rerun, even if the process died before the call it undid had ended."""
     assert program.start(tmp_path, "compensable", "crash")["code"] == 137
     assert program.start(tmp_path, "compensable", "crash after compensation")["code"] == 137
     assert recorded(tmp_path) == [(".1-", "ok")]
@@ -124,7 +124,7 @@ def test_a_compensation_that_had_finished_does_not_run_again(program: Program, t
 
 
 def test_a_call_that_was_being_undone_is_not_replayed_as_done(program: Program, tmp_path: Path):
-    """Its compensation is finished first, and the handler that is entered again hears that it was undone."""
+    """An interrupted compensation is finished first; then the rerun handler is told that its call was undone."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "trip_entered_again")
     booked = ["booked flight", "booked hotel"]
     assert world == ["asked", *booked, "undone hotel", "undone flight", "undone flight", "asked"]
@@ -134,7 +134,7 @@ def test_a_call_that_was_being_undone_is_not_replayed_as_done(program: Program, 
 
 
 def test_what_was_undone_does_not_stand(program: Program, tmp_path: Path):
-    """For a call that is not rerun, the model is told what was certainly not undone."""
+    """If the handler is not rerun, the model is told only of inner calls that were not undone."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "trip_not_entered_again")
     assert world == ["asked", "booked flight", "booked hotel", "undone hotel", "undone flight", "asked"]
     assert "It had done: flight." in told
@@ -142,7 +142,7 @@ def test_what_was_undone_does_not_stand(program: Program, tmp_path: Path):
 
 @pytest.mark.parametrize("cut", [False, True])
 def test_a_probe_that_fails_is_rolled_back_and_does_not_know(program: Program, tmp_path: Path, cut: bool):
-    """Cut, it is asked again. Either way the call is undone, and nothing the probe did stands."""
+    """A failed probe is rolled back, an interrupted one is rerun, and in both cases the call is compensated."""
     tool = "compensable_failing_probe"
     assert program.start(tmp_path, tool, "crash")["code"] == 137
     if cut:
@@ -155,14 +155,14 @@ def test_a_probe_that_fails_is_rolled_back_and_does_not_know(program: Program, t
 
 
 def test_what_is_irreversible_is_not_run_again(program: Program, tmp_path: Path):
-    """The outcome is unknown, and the model is told so."""
+    """An irreversible call is not rerun; its outcome is unknown, and the model is told so."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "irreversible")
     assert world == ["asked", "begin irreversible", "asked"]
     assert "it is not known whether it happened" in told
 
 
 def test_a_settled_once_is_not_repeated(program: Program, tmp_path: Path):
-    """This holds whether or not the handler is entered again."""
+    """A settled `once` is not repeated, whether or not its handler is rerun."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "once_again")
     assert world == ["asked", "paid", "asked"]
     assert told == "it says: done"
@@ -184,7 +184,7 @@ def test_a_settled_once_is_not_repeated(program: Program, tmp_path: Path):
 def test_a_once_that_was_cut_is_probed_or_asked_about(
     program: Program, tmp_path: Path, tool: str, questions: int, told: str
 ):
-    """It was paid before the process died, so it is not paid again, whichever way that is found out."""
+    """A payment made before the process died is not repeated, whether or not that can be confirmed."""
     world, text, asked = crashed_and_resumed(program, tmp_path, tool)
     assert world == ["asked", "paid", "asked"]
     assert asked == questions

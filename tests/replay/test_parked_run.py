@@ -49,7 +49,7 @@ class Pick(BaseModel):
 
 
 class Going:
-    """A run in progress, and its events."""
+    """A run in progress, with a record of its events."""
 
     def __init__(self, tools: Any, *script: Any, journal: Journal | None = None, **options: Any) -> None:
         self.there = Resting()
@@ -101,7 +101,7 @@ async def test_a_run_at_rest_is_reported_and_continues_in_memory():
     run = going.begin()
     await going.there.until_rest()
     await going.answer()
-    await going.there.until_rest()  # one of two was answered, its call has ended, and the run rests again
+    await going.there.until_rest()  # one question is answered, its call has ended, and the run rests again
     assert len(await going.journal.questions.open("run")) == 1
     await going.answer()
     assert (await run).text == "done"
@@ -151,7 +151,7 @@ async def test_it_does_not_rest_while_anything_is_at_work():
 
 
 async def test_a_model_asked_beside_a_question_is_at_work():
-    """Two runs nested in one call: one waits for a person, the other for a model."""
+    """A run that waits for a person is not at rest while another run of the same call waits for its model."""
     go, asked = asyncio.Event(), asyncio.Event()
 
     class Slow(ScriptedModel):
@@ -216,7 +216,7 @@ async def test_a_thread_that_waits_rests_too():
 
 
 async def test_parked_at_rest_it_says_nothing_that_looks_like_an_end():
-    """With nested runs, parallel calls and an approval, listeners receive ends only when something really ended."""
+    """Parking nested runs, parallel calls and an approval publishes an end only for what actually ended."""
 
     @tool
     async def send() -> str:
@@ -381,7 +381,7 @@ async def test_a_handler_that_swallows_it_asks_nobody_and_commits_nothing():
 
 
 async def test_by_force_nothing_is_undone():
-    """The effects of an inner call stay, and the outer call continues from there."""
+    """A forced park undoes nothing: an inner call's effects stay, and the outer call continues from there."""
     at_work = asyncio.Event()
     world: list[str] = []
 
@@ -413,7 +413,7 @@ async def test_by_force_nothing_is_undone():
     assert world == ["booked"]
     assert [type(each).__name__ for each in going.heard].count(
         "ToolStarted"
-    ) == 2  # nothing began to be undone
+    ) == 2  # no rollback or compensation has started
     assert going.rolled_back() == []
     assert (await going.resume()).text == "done"
     assert world == ["booked"]
@@ -514,7 +514,7 @@ async def _park_by_force_twice(folder: Path, at: int, again: int) -> None:
     assert [each.text for each in results[:3]] == ["marked", "inner", "marked"]
     assert results[3].text == "sent" or "it is not known" in results[3].text
     assert results[4].text == "marked"
-    assert len(sent) <= 1  # interrupted between its mark and its handler, its outcome is unknown as well
+    assert len(sent) <= 1  # a call that is interrupted before its handler starts has an unknown outcome too
     assert sent or results[3].text != "sent"
     notes = [each.text for each in response.session[Note].all()]
     assert len(notes) == len(set(notes)) == 5

@@ -1,4 +1,4 @@
-"""Attacks on files, commands and previews together that once succeeded. Each one stays fixed."""
+"""Attacks on files, commands and previews that once succeeded, each of which must now fail."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SHELL = Shell([Allow(...)])
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder with one file."""
+    """Fixture: a folder with one file."""
     work = tmp_path / "work"
     work.mkdir()
     (work / "a.txt").write_text("one\n")
@@ -66,7 +66,7 @@ async def command(script: str, context: ToolContext) -> str:
 
 
 def previewed(files: Any, script: str) -> tuple[Any, str]:
-    """Return the result of an approved script, and what the person was shown."""
+    """Run a script that the person approves; return its result and the diff the person was shown."""
     shown: list[str] = []
 
     def approve(question: Question) -> bool:
@@ -83,7 +83,7 @@ def previewed(files: Any, script: str) -> tuple[Any, str]:
 
 @pytest.mark.parametrize("how", ["written", "deleted", "committed into", "committed late"])
 def test_what_was_shown_is_not_changed_by_who_still_holds_the_files(files: Any, how: str) -> None:
-    """A thread or task that outlived its handler can't write during the review, so the person gets what they saw."""
+    """A thread or task that outlives its handler can't write during the review: what was shown is committed."""
     held: list[Any] = []
     refused: list[str] = []
 
@@ -123,7 +123,7 @@ def test_what_was_shown_is_not_changed_by_who_still_holds_the_files(files: Any, 
 
 
 def test_what_was_shown_is_not_changed_by_a_command_nobody_waited_for(root: Path) -> None:
-    """No command can start on files under review, and bytes that one changed are not committed."""
+    """No command can start on files under review, and a change that one makes to their bytes is not committed."""
     held: list[Any] = []
 
     @tool(effect="staged", capabilities={"fs.write"})
@@ -162,7 +162,7 @@ def test_what_was_shown_is_not_changed_by_a_command_nobody_waited_for(root: Path
     ],
 )
 def test_a_command_may_rename_a_file(root: Path, script: str, nested: bool) -> None:
-    """The moved file came from a lower layer, and conflicts with nobody."""
+    """A command may rename a file from a lower layer without causing a conflict."""
     (root / "d").mkdir()
     files = DirectoryFilesystem(root)
 
@@ -184,7 +184,7 @@ def test_a_command_may_rename_a_file(root: Path, script: str, nested: bool) -> N
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_file_deleted_under_a_command_that_changes_it_is_a_conflict(root: Path, nested: bool) -> None:
-    """A file deleted while a command wrote it does not reappear."""
+    """A file that is deleted while a command writes it does not reappear."""
     files = DirectoryFilesystem(root)
     outer = files.fork("outer")
     fork = outer.fork("inner") if nested else files.fork("inner")
@@ -236,7 +236,7 @@ def test_many_commands_of_one_call_stay_readable(root: Path) -> None:
 
 @pytest.fixture
 def many(root: Path, monkeypatch: pytest.MonkeyPatch) -> DirectoryFilesystem:
-    """Enough files for ripgrep to be used."""
+    """Fixture: enough files for ripgrep to be used."""
     program = Path(sys.executable).parent / "rg"
     assert program.exists(), "ripgrep is missing: run scripts/venv"
     monkeypatch.setattr(links, "_ripgrep", lambda: str(program))
@@ -246,7 +246,7 @@ def many(root: Path, monkeypatch: pytest.MonkeyPatch) -> DirectoryFilesystem:
 
 
 def test_a_file_that_was_moved_is_searched_and_not_what_lay_there(many: DirectoryFilesystem) -> None:
-    """ripgrep sees only the folder itself, where a moved file's path still has the old content."""
+    """A moved file is searched at its new path; old content at that path on disk, which ripgrep sees, is not."""
     fork = many.fork("mover")
     fork.delete("0.txt")
     fork.move("a.txt", "0.txt")
@@ -258,14 +258,14 @@ def test_a_file_that_was_moved_is_searched_and_not_what_lay_there(many: Director
 def test_what_can_not_be_asked_of_ripgrep_is_found_without_it(
     many: DirectoryFilesystem, pattern: str
 ) -> None:
-    """A pattern too long for a command line does not fail the search."""
+    """A pattern that is too long for a command line is searched for without ripgrep."""
     assert many.grep(pattern) == ()
 
 
 def test_a_ripgrep_that_is_gone_is_done_without(
     many: DirectoryFilesystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be uninstalled while the program runs."""
+    """A search works after ripgrep was uninstalled while the program runs."""
     monkeypatch.setattr(links, "_ripgrep", lambda: "/nowhere/rg")
     assert [match.path for match in many.grep("one")] == ["a.txt"]
 
@@ -274,7 +274,7 @@ def test_a_ripgrep_that_is_gone_is_done_without(
 
 
 def test_a_name_can_not_pass_for_a_line_of_the_diff(root: Path) -> None:
-    """A command may use any file name; the person sees one name, in quotes."""
+    """A file name with line breaks or control characters is shown to the person as one quoted name."""
     script = "touch 'x\n+harmless' 'b\tc' \"$(printf 'd\\033[2J')\""
     result, shown = previewed(DirectoryFilesystem(root), script)
     assert result.success
@@ -288,7 +288,7 @@ def test_a_name_can_not_pass_for_a_line_of_the_diff(root: Path) -> None:
 
 
 def test_what_moves_the_cursor_is_written_out(files: Any) -> None:
-    """Content can't hide a change from a person who reads the diff on a terminal."""
+    """Control characters in content are escaped in the diff, so that they can't hide a change on a terminal."""
     fork = files.fork("call")
     fork.write("a.txt", "one\r\nrm -rf /\r+ls\n\x1b[8mhidden\u202etxt\n")
     assert fork.diff().splitlines()[3:] == [
@@ -302,7 +302,7 @@ def test_what_moves_the_cursor_is_written_out(files: Any) -> None:
 
 
 def test_the_mode_of_a_folder_is_shown_although_something_in_it_changed_too(root: Path) -> None:
-    """Opening a folder to everybody is shown, whatever else changed in it."""
+    """A folder's new mode is shown, even if something inside the folder changed too."""
     (root / "d").mkdir(mode=0o755)
     script = "chmod 777 d; echo 1 > d/f; mkdir -m 1777 n; echo 1 > n/f; mkdir usual; touch usual/f"
     result, shown = previewed(DirectoryFilesystem(root), script)
@@ -313,7 +313,7 @@ def test_the_mode_of_a_folder_is_shown_although_something_in_it_changed_too(root
 
 
 def test_what_can_not_be_shown_is_named(root: Path) -> None:
-    """The removal of a pipe does not fail a call that would succeed without a preview."""
+    """A removed pipe, which can't be shown, is named in the preview and does not fail the call."""
     os.mkfifo(root / "pipe")
     result, shown = previewed(DirectoryFilesystem(root), "rm pipe")
     assert result.success, result.message
@@ -355,7 +355,7 @@ class Noted:
 
 
 def test_a_resource_or_state_without_words_is_named_in_the_preview() -> None:
-    """The preview never claims that nothing changed; an event that is not JSON is not a wrong argument."""
+    """A change that can't be described is named in the preview, which never claims that nothing changed."""
     counter, shown = Counter(), list[str]()
 
     @tool(effect="staged", capabilities={"count"})
@@ -393,7 +393,7 @@ def told(files: Any, *calls: ToolCall, sections: Any = None) -> list[tuple[bool,
 
 
 def test_a_link_that_leads_out_is_refused_in_words_and_can_be_deleted(root: Path) -> None:
-    """The policy does not break on it: writing through it is refused by name, and the link can be deleted."""
+    """Writing through a link that leads outside is refused, and the link itself can be deleted."""
     (root / "out").symlink_to("/etc/hostname")
     (written, deleted) = told(
         DirectoryFilesystem(root),
@@ -406,7 +406,7 @@ def test_a_link_that_leads_out_is_refused_in_words_and_can_be_deleted(root: Path
 
 
 def test_a_line_has_one_number(root: Path) -> None:
-    """The line number that a search reports shows the same line when read, even after a form feed."""
+    """A line number that a search reports means the same line when the file is read, even after a form feed."""
     (root / "old.c").write_text("one\n\x0ctwo\x85\u2028\nthree\r\nfour\rfive\n")
     found, shown = told(
         DirectoryFilesystem(root),
@@ -421,7 +421,7 @@ def test_a_line_has_one_number(root: Path) -> None:
 
 
 def test_a_command_that_has_to_pass_can_not_be_in_conflict(root: Path) -> None:
-    """Nothing it writes is kept, so an edit of the same file meanwhile does not end the run unchecked."""
+    """A command that checks completion keeps none of its writes, so it can't conflict with a concurrent edit."""
 
     def edited(command: tuple[str, ...], layers: Any) -> int:
         (layers.upper / "a.txt").write_text("written by the command\n")

@@ -37,7 +37,7 @@ class SteppingClock:
 
 @pytest.fixture(params=["root", "fork", "fork of a fork"])
 def files(request: pytest.FixtureRequest, new_files: NewFiles) -> Files:
-    """The same small tree, in memory and on disk, accessed directly and through forks."""
+    """Fixture: the same small tree, in memory and on disk, accessed directly and through forks."""
     root = new_files({"readme.md": "hello\n", "src/main.py": "x = 1\ny = x\n", "src/data.bin": b"\xff\0"})
     if request.param == "root":
         return root
@@ -49,7 +49,7 @@ def files(request: pytest.FixtureRequest, new_files: NewFiles) -> Files:
 
 
 def test_it_satisfies_the_protocols():
-    """The root is a forkable filesystem; a fork is that and a fork."""
+    """The root satisfies the protocol of a forkable filesystem, and a fork that of a fork as well."""
     root: Filesystem = MemoryFilesystem()
     fork = MemoryFilesystem().fork("call")
     as_fork: Fork = fork
@@ -71,7 +71,7 @@ def test_text_and_bytes_come_back(files: Files):
 
 
 def test_every_spelling_of_a_path_is_one_file(files: Files):
-    """`./a`, `a//b` and `a/./b` mean the path without them."""
+    """`./a`, `a//b` and `a/./b` name the same files as their normalised paths."""
     for spelling in ("./src/main.py", "src//main.py", "src/./main.py", ".//src/.//main.py"):
         assert files.read(spelling) == "x = 1\ny = x\n"
     files.write("./src//./main.py", "z")
@@ -80,14 +80,14 @@ def test_every_spelling_of_a_path_is_one_file(files: Files):
 
 
 def test_append_makes_and_extends(files: Files):
-    """Appending to a missing file creates it; to a file, adds at its end."""
+    """Appending creates a missing file, and extends an existing one at its end."""
     files.append("log", "a")
     files.append("log", b"b")
     assert files.read("log") == "ab"
 
 
 def test_edit_replaces_what_is_unique_or_everything(files: Files):
-    """A unique occurrence is replaced; several only if all are requested."""
+    """`edit` replaces a unique occurrence, or several if all are requested."""
     assert files.edit("readme.md", "hello", "bye") == 1
     assert files.read("readme.md") == "bye\n"
     assert files.edit("src/main.py", "x", "zz", all=True) == 2
@@ -95,7 +95,7 @@ def test_edit_replaces_what_is_unique_or_everything(files: Files):
 
 
 def test_list_and_stat_say_what_is_there():
-    """Sorted, with sizes and the clock's time; the root is '.'."""
+    """Entries are sorted and have sizes and the clock's time; the root is '.'."""
     files = MemoryFilesystem({"b": "12", "a/c": ""}, clock=SteppingClock())
     first = datetime(2030, 1, 1, tzinfo=UTC).timestamp()
     # The clock is read once for each file and for each new folder.
@@ -125,7 +125,7 @@ def test_folders_stay_until_they_are_deleted(files: Files):
 
 
 def test_a_folder_moves_with_everything_in_it(files: Files):
-    """The subtree is at its new path with its parent folders, and nothing stays behind."""
+    """Moving a folder moves everything in it, creates the new path's parents, and leaves nothing behind."""
     files.mkdir("src/empty/er")
     files.move("src", "lib/py/src")
     assert files.read("lib/py/src/main.py") == "x = 1\ny = x\n"
@@ -161,14 +161,14 @@ def test_a_folder_moves_with_everything_in_it(files: Files):
     ],
 )
 def test_glob(new_files: NewFiles, pattern: str, found: list[str]):
-    """What each kind of pattern finds, sorted."""
+    """Each kind of pattern finds its paths, sorted."""
     files = new_files(dict.fromkeys(["a.py", "b.txt", "d/a.py", "d/e/c.py", "d/e/.h"], ""))
     assert list(files.glob(pattern)) == found
     assert list(files.fork("call").glob(pattern)) == found
 
 
 def test_grep_finds_lines(new_files: NewFiles):
-    """Numbered from one, without line ends, cut if long; files that are not text are skipped."""
+    """Matching lines are numbered from one, without line ends, and cut if long; binary files are skipped."""
     long = "x" * 600
     files = new_files(
         {"b": "no\r\nfox\r\n", "a/z": f"fox\n\nfox {long}", "bin": b"fox\0", "latin": b"fox\xff"}
@@ -180,7 +180,7 @@ def test_grep_finds_lines(new_files: NewFiles):
 
 
 def test_a_very_deep_tree_is_no_trouble():
-    """Nothing recurses: a path of two thousand folders is found, moved and deleted."""
+    """A path of two thousand folders is found, moved and deleted, since nothing recurses."""
     deep = "/".join("d" * 2000)
     files = MemoryFilesystem({deep: "bottom"}).fork("call")
     assert files.glob("**") == (deep,)
@@ -310,7 +310,7 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_wrong_call_is_told_what_to_do(files: Files, case: str):
-    """Each error has its type and message, names the path, and changes nothing."""
+    """Each wrong call raises its own error type, with a message that names the path, and changes nothing."""
     call, kind, words = BAD[case]
     before = [info.path for info in files.list("src")]
     with pytest.raises(kind) as caught:
@@ -323,7 +323,7 @@ def test_a_wrong_call_is_told_what_to_do(files: Files, case: str):
 
 
 def test_a_suggestion_is_not_searched_among_very_many_names(new_files: NewFiles):
-    """A folder with thousands of names costs nothing extra; a name in another case is still found."""
+    """No suggestion is computed among thousands of names, but a name in another case is still found."""
     files = new_files({f"file{number}": "" for number in range(3000)})
     with pytest.raises(FileMissing, match=r"List '\.'"):
         files.read("fiel7")
@@ -332,7 +332,7 @@ def test_a_suggestion_is_not_searched_among_very_many_names(new_files: NewFiles)
 
 
 def test_limits():
-    """File size, number of files and folders, total bytes; deleting makes room."""
+    """File size, number of files and folders, and total bytes are limited; deleting makes room."""
     limits = FileLimits(max_file_size=4, max_files=3, max_total_size=6)
     for files in (MemoryFilesystem(limits=limits), MemoryFilesystem(limits=limits).fork("call")):
         with pytest.raises(FileLimitReached, match="would be 5 bytes and the limit for a file is 4"):
@@ -354,7 +354,7 @@ def test_limits():
 
 
 def test_a_commit_that_deletes_makes_room():
-    """A tree deleted in a fork no longer counts once that is committed."""
+    """Committing a fork that deletes a tree frees the space of the tree."""
     root = MemoryFilesystem({"d/e/f": "1", "d/g": "1"}, limits=FileLimits(max_files=4, max_total_size=2))
     fork = root.fork("call")
     fork.delete("d", recursive=True)
@@ -364,7 +364,7 @@ def test_a_commit_that_deletes_makes_room():
 
 
 def test_two_forks_that_are_too_much_together_conflict():
-    """Each fits by itself; the later can't commit, and the root stays within its limits."""
+    """Of two forks that exceed the limits only together, the later one can't commit."""
     root = MemoryFilesystem(limits=FileLimits(max_files=1))
     one, two = root.fork("one"), root.fork("two")
     one.write("a", "")

@@ -19,7 +19,7 @@ from support.filesystems import Files, NewFiles, commit, outcome, tree
 
 
 def test_a_fork_is_apart_until_it_is_applied(new_files: NewFiles):
-    """Before, neither sees the other's work; afterwards the root has all of it."""
+    """A fork and its root see nothing of each other's changes until the fork is applied; then the root has all."""
     root = new_files({"a": "1", "d/x": "1", "d/y": "1"})
     fork, other = root.fork("call"), root.fork("other")
     fork.write("a", "2")
@@ -36,7 +36,7 @@ def test_a_fork_is_apart_until_it_is_applied(new_files: NewFiles):
 
 
 def test_a_dropped_fork_leaves_nothing(new_files: NewFiles):
-    """Dropping it twice, before or after, is harmless."""
+    """A dropped fork changes nothing; dropping it twice, before or after `prepare`, is harmless."""
     root = new_files({"a": "1"})
     fork = root.fork("call")
     fork.write("b", "2")
@@ -92,7 +92,7 @@ def test_a_read_is_repeatable_and_tracked(new_files: NewFiles, case: str, nested
 
 
 def test_a_glob_does_not_depend_on_what_is_in_the_files():
-    """Only names were read, and for a plain name not even its siblings."""
+    """A glob depends only on names, not on file contents or on unrelated folders."""
     root = MemoryFilesystem({"d/a": "1"})
     fork = root.fork("call")
     assert fork.glob("d/*") == ("d/a",)
@@ -103,7 +103,7 @@ def test_a_glob_does_not_depend_on_what_is_in_the_files():
 
 
 def test_a_blind_write_is_no_read(new_files: NewFiles):
-    """Writing, making folders and reading one's own work depend on nothing."""
+    """Writing files, making folders and reading one's own writes does not make a fork depend on anything."""
     root = new_files({"a": "1"})
     fork = root.fork("call")
     fork.write("a", "2")
@@ -116,7 +116,7 @@ def test_a_blind_write_is_no_read(new_files: NewFiles):
 
 
 def test_a_refusal_reveals_and_so_is_a_read(new_files: NewFiles):
-    """A call that found an obstacle depends on it."""
+    """A call that was refused because of an obstacle depends on that obstacle."""
     root = new_files({"a": "1", "d/x": ""})
     fork = root.fork("call")
     for path in ("a/b", "d"):
@@ -131,7 +131,7 @@ def test_a_refusal_reveals_and_so_is_a_read(new_files: NewFiles):
 
 
 def test_what_a_listing_left_out_stays_out(new_files: NewFiles):
-    """A folder that was listed without a name does not show it later, at any depth."""
+    """A name that was missing when its folder was listed stays missing for the fork, at any depth."""
     root = new_files({"d/a": "1", "e/x/y": ""})
     fork = root.fork("call")
     fork.list("d")
@@ -159,7 +159,7 @@ def test_what_was_written_stays_where_it_was_written(new_files: NewFiles):
 
 
 def test_what_was_read_stays_where_it_was_read(new_files: NewFiles):
-    """The parent folders of a file that was read exist for its fork, too."""
+    """The parent folders of a file that a fork has read exist for the fork, even if another call deletes them."""
     root = new_files({"d/e/x": "1", "d/y": "1"})
     fork = root.fork("call")
     fork.read("d/e/x")
@@ -168,7 +168,7 @@ def test_what_was_read_stays_where_it_was_read(new_files: NewFiles):
 
 
 def test_a_folder_that_was_to_be_made_and_was_there_is_relied_on(new_files: NewFiles):
-    """Creating it again changes nothing, so its removal must make the fork stale."""
+    """A fork that makes an existing folder depends on it: the folder's removal makes the fork stale."""
     root = new_files({"d/x": "1"})
     fork = root.fork("call")
     fork.mkdir("d")
@@ -178,7 +178,7 @@ def test_a_folder_that_was_to_be_made_and_was_there_is_relied_on(new_files: NewF
 
 
 def test_what_is_in_a_folder_that_was_not_there_is_not_there(new_files: NewFiles):
-    """It exists neither for the fork that found it missing, nor in a folder of that name that an inner fork makes."""
+    """What another call puts into a folder that the fork found missing does not exist for the fork."""
     root = new_files({"a/x/y": ""})
     outer = root.fork("outer")
     assert not outer.exists("b")
@@ -220,7 +220,7 @@ WRITES: dict[str, tuple[Callable[[Files], Any], Callable[[Files], Any], tuple[st
 @pytest.mark.parametrize("case", WRITES)
 @pytest.mark.parametrize("nested", [False, True])
 def test_the_later_of_two_that_wrote_one_path_conflicts(new_files: NewFiles, case: str, nested: bool):
-    """The error names the path, nothing of it is applied, and the earlier work stays."""
+    """The later of two commits to one path conflicts and names the path; none of it is applied."""
     one, two, places = WRITES[case]
     root = new_files({"d/a": "1", "b": "1"})
     parent = root.fork("parent") if nested else root
@@ -261,7 +261,7 @@ BESIDE: dict[str, tuple[Callable[[Files], Any], Callable[[Files], Any], dict[str
 @pytest.mark.parametrize("case", BESIDE)
 @pytest.mark.parametrize("nested", [False, True])
 def test_others_commit_beside_each_other(new_files: NewFiles, case: str, nested: bool):
-    """Changes to different paths are merged; a folder made twice is one."""
+    """Changes to different paths are merged, and a folder that both forks make is made once."""
     one, two, expected = BESIDE[case]
     root = new_files({"d/a": "1"})
     parent = root.fork("parent") if nested else root
@@ -275,7 +275,7 @@ def test_others_commit_beside_each_other(new_files: NewFiles, case: str, nested:
 
 
 def test_a_path_is_taken_from_prepare_on(new_files: NewFiles):
-    """The second to prepare conflicts even if the first is not applied yet; so does a direct write."""
+    """A prepared path conflicts with a later `prepare` and with a direct write, even before it is applied."""
     root = new_files({"d/a": "1"})
     first, same, inside, around, beside = (
         root.fork(name) for name in ("first", "same", "inside", "around", "beside")
@@ -299,7 +299,7 @@ def test_a_path_is_taken_from_prepare_on(new_files: NewFiles):
 
 
 def test_changes_for_a_diff(new_files: NewFiles):
-    """Each changed file with its bytes before and after; files made and removed in the fork are not included."""
+    """Each changed file has its bytes before and after; files made and removed in the fork are left out."""
     root = new_files({"a": "1", "b": "1", "c/d": "1", "e": "1"})
     fork = root.fork("call")
     fork.write("a", "2")
@@ -316,7 +316,7 @@ def test_changes_for_a_diff(new_files: NewFiles):
 
 
 def test_a_fork_that_may_not_write_does_not(new_files: NewFiles):
-    """Every change is refused by name, even in an inner fork; reading works."""
+    """A read-only fork refuses every change by name, even in an inner fork; reading works."""
     root = new_files({"a": "1", "d/x": ""})
     reader = root.fork("peek", writable=False)
     calls: list[Callable[[Files], Any]] = [
@@ -342,7 +342,7 @@ def test_a_fork_that_may_not_write_does_not(new_files: NewFiles):
 
 
 def test_forks_nest_several_levels(new_files: NewFiles):
-    """Each commits into its parent, and only the outermost reaches the root."""
+    """Each fork commits into its parent, and only the outermost commit reaches the root."""
     root = new_files({"a": "0"})
     forks = [root.fork("1")]
     for level in ("2", "3", "4"):
@@ -359,7 +359,7 @@ def test_forks_nest_several_levels(new_files: NewFiles):
 
 
 def test_what_an_inner_fork_read_was_read_by_the_outer_one_also_if_it_was_dropped(new_files: NewFiles):
-    """The outer call may have acted on what a failed inner one read."""
+    """A failed inner call's reads count for the outer call, which may have acted on them."""
     root = new_files({"a": "1", "b": "1", "d/x": "1"})
     outer = root.fork("outer")
     dropped, committed = outer.fork("dropped"), outer.fork("committed")
@@ -375,7 +375,7 @@ def test_what_an_inner_fork_read_was_read_by_the_outer_one_also_if_it_was_droppe
 
 
 def test_what_an_inner_fork_read_of_the_outer_ones_work_is_no_read_below(new_files: NewFiles):
-    """The outer fork does not depend on its own writes."""
+    """An outer fork does not depend on its own writes, even if an inner fork reads them."""
     root = new_files({"a": "1"})
     outer = root.fork("outer")
     outer.write("a", "2")
@@ -389,7 +389,7 @@ def test_what_an_inner_fork_read_of_the_outer_ones_work_is_no_read_below(new_fil
 
 
 def test_inner_reads_that_disagree_make_the_outer_fork_stale(new_files: NewFiles):
-    """Two children read two versions, so one of them is outdated whatever the root has now."""
+    """An outer fork is stale if two inner forks read different versions, whichever version the root has now."""
     root = new_files({"a": "1", "d/x": ""})
     outer = root.fork("outer")
     one, two = outer.fork("one"), outer.fork("two")
@@ -406,7 +406,7 @@ def test_inner_reads_that_disagree_make_the_outer_fork_stale(new_files: NewFiles
 
 
 def test_a_file_made_and_deleted_inside_a_nested_fork_counts_as_written(new_files: NewFiles):
-    """If another call made it meanwhile, a serial order would delete it, so it is a conflict."""
+    """A file made and deleted in a nested fork conflicts with another call that makes it meanwhile."""
     files = new_files()
     outer, other = files.fork("outer"), files.fork("other")
     inner = outer.fork("inner")

@@ -1,4 +1,4 @@
-"""The end of a fork: threads that outlive it, its cost, and any interleaving of many."""
+"""The end of a fork: threads that outlive it, its cost, and any interleaving of many forks."""
 
 import sys
 import threading
@@ -23,7 +23,7 @@ from support.steps import steps_of
 
 @pytest.mark.parametrize("end", ["prepare", "apply", "drop", "conflict", "parent"])
 def test_nothing_works_after_the_end(end: str):
-    """Every verb raises `ContextExpired` with the call's name, and nothing is written."""
+    """After its end, every verb of a fork raises `ContextExpired` with the call's name, and nothing is written."""
     root = MemoryFilesystem({"a": "1", "x": "1"})
     outer = root.fork("ended")
     fork = outer.fork("inner") if end == "parent" else outer
@@ -62,7 +62,7 @@ def test_nothing_works_after_the_end(end: str):
 
 @pytest.mark.parametrize("end", [MemoryFork.prepare, MemoryFork.drop])
 def test_an_inner_fork_can_not_be_applied_into_one_that_is_over(end: Callable[[MemoryFork], None]):
-    """Prepared in time and applied too late, it has no effect and raises nothing: applying can't fail."""
+    """Applying a prepared inner fork after the outer fork has ended has no effect and raises nothing."""
     root = MemoryFilesystem({"a": "1"})
     outer = root.fork("outer")
     outer.write("b", "outer")
@@ -86,7 +86,7 @@ def eager_threads():
 
 
 def hammer(fork: MemoryFork, mine: int, busy: threading.Barrier, ends: list[BaseException]) -> None:
-    """Use a fork until it refuses."""
+    """Use a fork until it refuses, and record the error."""
     try:
         for number in count():
             if number == 3:
@@ -98,13 +98,13 @@ def hammer(fork: MemoryFork, mine: int, busy: threading.Barrier, ends: list[Base
     except BaseException as error:
         ends.append(error)
         if not isinstance(error, ContextExpired):
-            busy.abort()  # so that nothing waits for it
+            busy.abort()  # no other thread waits for this one
 
 
 @pytest.mark.usefixtures("eager_threads")
 @pytest.mark.parametrize("end", ["commit", "drop"])
 def test_a_thread_that_outlives_its_call_writes_nowhere(end: str):
-    """Threads use a fork while it ends: exactly its contents at the end are kept, and later writes are refused."""
+    """When a fork ends while threads use it, its contents at that time are kept and later writes are refused."""
     for _ in range(15):
         root = MemoryFilesystem({"d/start": "1"})
         fork = root.fork("call")
@@ -153,7 +153,7 @@ def test_no_update_is_lost_between_threads():
 
 
 def test_a_fork_and_a_commit_take_the_same_steps_at_any_size():
-    """With ten files or ten thousand, the number of function calls is the same, and nothing is copied."""
+    """A fork and a commit make the same number of function calls with ten files as with ten thousand."""
 
     def steps(files: int) -> int:
         root = MemoryFilesystem({f"d{number % 7}/f{number}": "" for number in range(files)})

@@ -57,7 +57,7 @@ Body = Callable[[ToolContext], Awaitable[Any]]
 
 
 class Scene:
-    """A gate with these bindings and one scripted tool."""
+    """A gate with these bindings and one tool, whose body the test provides."""
 
     def __init__(self, *bindings: Binding[Any], **options: Any) -> None:
         self.body: Body | None = None
@@ -108,7 +108,7 @@ def numbered(log: list[str], prefix: str = "") -> Callable[[Any], Thing]:
     ],
 )
 def test_three_scopes(scope: Any, got: Any, log: list[str]):
-    """One per run, one per call, or a new one every time; closed with the run or the call."""
+    """A binding makes one resource per run, per call or per request, and closes it with the run or the call."""
     found: list[str] = []
 
     async def main() -> list[Any]:
@@ -125,7 +125,7 @@ def test_three_scopes(scope: Any, got: Any, log: list[str]):
 
 
 def test_calls_at_once_share_what_is_the_runs_and_nothing_else():
-    """Each call has its own resource of the call's scope."""
+    """Concurrent calls share the run's resource, and each has its own of the call's scope."""
     log: list[str] = []
 
     async def body(context: ToolContext) -> tuple[str, str]:
@@ -144,7 +144,7 @@ def test_calls_at_once_share_what_is_the_runs_and_nothing_else():
 
 
 def test_a_given_thing_is_never_closed():
-    """It belongs to the caller who gave it."""
+    """A given object is never closed, since it belongs to the caller."""
     log: list[str] = []
 
     async def main() -> None:
@@ -157,7 +157,7 @@ def test_a_given_thing_is_never_closed():
 
 
 def test_another_name_for_a_thing_does_not_close_it():
-    """It is closed once, by the scope that made it."""
+    """A resource that a second binding returns too is closed once, by the scope that made it."""
     log: list[str] = []
 
     async def main() -> None:
@@ -171,7 +171,7 @@ def test_another_name_for_a_thing_does_not_close_it():
 
 
 def test_threads_make_one_of_the_runs_scope():
-    """Sync handlers that ask at the same moment get the same resource."""
+    """Sync handlers that request a resource of the run at the same moment get the same one."""
     log: list[str] = []
     together = threading.Barrier(4, timeout=120)
 
@@ -193,7 +193,7 @@ def test_threads_make_one_of_the_runs_scope():
 
 
 def chain(log: list[str]) -> list[Binding[Any]]:
-    """A needs B needs C, with every kind of provider."""
+    """Make bindings in which A needs B and B needs C, with every kind of provider."""
 
     def make_b(resources: Any) -> Iterator[Thing]:
         thing = Thing("b", log, resources.get(C))
@@ -214,7 +214,7 @@ CHAIN = ["+c", "+b", "+a", "-a async", "-b generator", "-c"]
 
 @pytest.mark.parametrize("how", ["ok", "raises", "says no", "times out", "cancels itself", "retried"])
 def test_what_a_call_made_is_closed_in_reverse_however_it_ends(how: str):
-    """Sync, async and generators, each after its dependents."""
+    """Resources are closed after everything that depends on them, whether sync, async or generators."""
     log: list[str] = []
 
     async def body(context: ToolContext) -> Any:
@@ -241,7 +241,7 @@ def test_what_a_call_made_is_closed_in_reverse_however_it_ends(how: str):
 
 
 def test_what_a_call_made_is_closed_when_the_run_is_cancelled():
-    """Async closing is not cut short by it."""
+    """When the run is cancelled, a call's resources are closed, and async closing is not cut short."""
     log: list[str] = []
 
     async def body(context: ToolContext) -> Any:
@@ -263,7 +263,7 @@ def test_what_a_call_made_is_closed_when_the_run_is_cancelled():
 
 
 def test_closed_before_the_call_is_said_to_be_over():
-    """A listener that sees the call's end finds nothing open."""
+    """A call's resources are closed before its end is published."""
     log: list[str] = []
 
     async def main() -> None:
@@ -305,7 +305,7 @@ def raising_generator(log: list[str]) -> Callable[[Any], Iterator[Thing]]:
 
 @pytest.mark.parametrize("kind", ["sync", "cancelled", "endless", "generator"])
 def test_one_that_fails_to_close_keeps_no_other_open(kind: str, caplog: pytest.LogCaptureFixture):
-    """The call's result stays, and the failure is logged."""
+    """A resource that fails to close keeps no other open; the call's result stays, and the error is logged."""
     log: list[str] = []
     wrong: dict[str, Any] = {
         "sync": lambda _: Stubborn("b", log),
@@ -330,7 +330,7 @@ def test_one_that_fails_to_close_keeps_no_other_open(kind: str, caplog: pytest.L
 
 
 def test_failures_to_close_the_runs_are_raised_together():
-    """They are raised after everything is closed, each with its name."""
+    """Errors in closing the run's resources are raised together, each with its name, after all are closed."""
     log: list[str] = []
 
     async def main() -> None:
@@ -350,7 +350,7 @@ def test_failures_to_close_the_runs_are_raised_together():
 
 
 def test_closing_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    """One that takes too long is abandoned and named; its own timeout is not confused with ours."""
+    """Closing that takes too long is abandoned and named; a resource's own `TimeoutError` is reported as such."""
 
     class Slow:
         async def aclose(self) -> None:
@@ -374,7 +374,7 @@ def test_closing_is_bounded(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_thing_made_by_a_thread_that_outlived_its_call_is_closed():
-    """The call's scope is already closed, so the thread closes it."""
+    """A resource that a thread makes after its call has ended is closed at once."""
     log: list[str] = []
     begun, goes_on = threading.Event(), threading.Event()
     refused: list[BaseException] = []
@@ -415,7 +415,7 @@ def test_a_thing_made_by_a_thread_that_outlived_its_call_is_closed():
 
 
 def test_nothing_is_made_once_the_run_has_ended():
-    """It would never be closed."""
+    """No resource is made after the run has ended, since it would never be closed."""
     log: list[str] = []
 
     async def main() -> str:
@@ -436,7 +436,7 @@ def needs(protocol: Any) -> Callable[[Any], Any]:
 
 @pytest.mark.parametrize("scope", ["run", "call", "fresh"])
 def test_circles_are_named_with_their_path(scope: Any):
-    """The path has only the members of the circle, from its start; nothing half-made stays."""
+    """The error for a cycle has the path of its members only, from its start, and nothing half-made stays."""
 
     async def main() -> list[str]:
         scene = Scene(Binding(A, needs(B), scope), Binding(B, needs(C), scope), Binding(C, needs(B), scope))
@@ -457,7 +457,7 @@ def test_a_thing_that_needs_itself():
 
 @pytest.mark.parametrize("by_way_of", [False, True])
 def test_what_lives_for_a_call_can_not_be_held_by_the_run(by_way_of: bool):
-    """This holds even through a fresh resource in between."""
+    """A resource of the run can't hold one of a call, not even through a fresh resource in between."""
 
     async def main() -> str:
         bindings = [
@@ -473,7 +473,7 @@ def test_what_lives_for_a_call_can_not_be_held_by_the_run(by_way_of: bool):
 
 
 def test_a_fork_can_not_be_held_by_the_run():
-    """It belongs to the call; kept by the run it would have expired in the next call."""
+    """A resource of the run can't hold a call's fork, which would have expired in the next call."""
 
     async def main() -> list[str]:
         files = MemoryFilesystem({"a": "1"})
@@ -496,7 +496,7 @@ def test_a_fork_can_not_be_held_by_the_run():
 
 
 def test_a_fresh_thing_of_the_runs_is_closed_with_the_run():
-    """It lives as long as its requester."""
+    """A fresh resource that a resource of the run requested is closed with the run."""
     log: list[str] = []
 
     async def main() -> None:
@@ -510,7 +510,7 @@ def test_a_fresh_thing_of_the_runs_is_closed_with_the_run():
 
 
 def test_a_provider_that_raises_leaves_nothing_behind_and_is_tried_again():
-    """Its dependencies exist, and are closed in the end."""
+    """A provider that raised is called again; the resources it requested stay, and are closed in the end."""
     log: list[str] = []
     tries: list[int] = []
 
@@ -562,7 +562,7 @@ def opening(*protocols: Any) -> Body:
 
 @pytest.mark.parametrize("kind", ["function", "generator", "lambda", "lambda of a generator"])
 def test_an_async_binding_is_opened_and_not_gotten(kind: str):
-    """`get` says what to write; once opened, `get` returns it too; it is closed like any other."""
+    """`get` refuses an async binding and says what to write; once the resource is open, `get` returns it."""
     log: list[str] = []
 
     async def main() -> None:
@@ -578,7 +578,7 @@ def test_an_async_binding_is_opened_and_not_gotten(kind: str):
 
 
 def test_open_is_for_every_binding():
-    """Ready, plain and given ones; a sync handler waits for it."""
+    """`open` works for async, plain and given bindings, and a sync handler can wait for it."""
     log: list[str] = []
 
     @tool
@@ -597,7 +597,7 @@ def test_open_is_for_every_binding():
 
 @pytest.mark.parametrize("scope", ["run", "call"])
 def test_opened_by_several_at_once_it_is_made_once(scope: Any):
-    """Later ones wait for the first, in one call and across calls."""
+    """Concurrent requests for one resource wait for the first, in one call and across calls."""
     log: list[str] = []
 
     async def body(context: ToolContext) -> bool:
@@ -616,7 +616,7 @@ def test_opened_by_several_at_once_it_is_made_once(scope: Any):
 
 
 def test_two_different_ones_opened_at_once_are_no_circle():
-    """Making one while another is being made does not mean depending on it."""
+    """Different resources that are opened concurrently do not count as depending on each other."""
     log: list[str] = []
 
     async def body(context: ToolContext) -> list[str]:
@@ -637,7 +637,7 @@ def test_two_different_ones_opened_at_once_are_no_circle():
 
 
 def test_the_next_tries_when_the_first_could_not_open_it():
-    """After a failure, or after its call was cancelled."""
+    """If opening fails, or its call is cancelled, the next request that waits opens the resource."""
     log: list[str] = []
     tries: list[int] = []
 
@@ -663,7 +663,7 @@ def test_the_next_tries_when_the_first_could_not_open_it():
 
 
 def test_async_providers_may_need_async_ones():
-    """They open them; circles and scope errors are found there too."""
+    """Async providers may open async resources, and cycles and scope errors are found there too."""
     log: list[str] = []
 
     def opens(protocol: Any, name: str) -> Any:
@@ -688,7 +688,7 @@ def test_async_providers_may_need_async_ones():
 
 
 def test_a_circle_through_two_calls_is_found_and_not_waited_for():
-    """One opens A, the other B, and each needs the other's."""
+    """A cycle across two calls, each opening what the other needs, is reported instead of waiting forever."""
 
     def opens(protocol: Any) -> Any:
         async def provide(resources: Any) -> Thing:
@@ -738,7 +738,7 @@ async def two_async(resources: Any) -> AsyncIterator[Any]:
     [(none, "nothing"), (none_async, "nothing"), (two, "twice"), (two_async, "twice")],
 )
 def test_a_generator_yields_once(provide: Any, how_often: str, caplog: pytest.LogCaptureFixture):
-    """Otherwise an error says so when it is requested or closed."""
+    """A generator provider that does not yield exactly once raises an error on request or on close."""
 
     async def main() -> str:
         return (await Scene(Binding(A, provide, "call")).call(opening(A))).message
@@ -753,7 +753,7 @@ def test_a_generator_yields_once(provide: Any, how_often: str, caplog: pytest.Lo
 
 
 def test_a_forkable_of_the_run_is_the_calls_fork():
-    """The same object within a call, committed or dropped with it."""
+    """Within a call, a forkable resource of the run is always the same fork, committed or dropped with the call."""
     files = MemoryFilesystem()
 
     async def body(context: ToolContext) -> bool:
@@ -778,7 +778,7 @@ def test_a_forkable_of_the_run_is_the_calls_fork():
 
 @pytest.mark.parametrize("scope", ["call", "fresh"])
 def test_a_forkable_of_the_call_is_its_own(scope: Any):
-    """No other call has it, so it needs no fork: `get` always returns the same object."""
+    """A forkable resource of the call is not forked, since no other call has it."""
 
     async def body(context: ToolContext) -> list[str]:
         first = context.resources.get(Filesystem)
@@ -793,7 +793,7 @@ def test_a_forkable_of_the_call_is_its_own(scope: Any):
 
 @pytest.mark.parametrize("budget", [None, Budget(tool_calls=5)])
 def test_the_budget_is_one_object(budget: Any):
-    """It is the same by class, by protocol, opened, in a provider, and as the context's member."""
+    """The budget is the same object by class, by protocol, opened, in a provider, and on the context."""
 
     async def body(context: ToolContext) -> bool:
         resources = context.resources
@@ -825,7 +825,7 @@ class Looks:
 
 
 def test_what_a_policy_made_for_the_call_is_closed_with_it():
-    """A resource that a policy requested belongs to the call."""
+    """A resource that a policy requested belongs to the call, and is closed with it."""
     log: list[str] = []
 
     async def main() -> None:
@@ -836,7 +836,7 @@ def test_what_a_policy_made_for_the_call_is_closed_with_it():
 
 
 def test_a_dead_context_gives_no_resources():
-    """It refuses `get`, `open`, and a provider that kept the call's resources."""
+    """An expired context refuses `get`, `open`, and a provider that kept the call's resources."""
     kept: list[Any] = []
 
     def keeps(resources: Any) -> Thing:
@@ -859,7 +859,7 @@ def test_a_dead_context_gives_no_resources():
 
 
 def test_resources_of_the_run_may_ask_later():
-    """A run's provider may keep its resources object, and request more of the run's later."""
+    """A provider of the run may keep its resources object and request more of the run's resources later."""
     log: list[str] = []
 
     async def later(context: ToolContext) -> str:
@@ -874,7 +874,7 @@ def test_resources_of_the_run_may_ask_later():
 
 
 def test_resource_errors_are_ours_and_carry_the_resource():
-    """They are also `LookupError`s."""
+    """Resource errors are Handrail errors and `LookupError`s, and carry the resource."""
     with pytest.raises(ResourceError) as caught:
         Binding(A, numbered([]), "always")  # pyright: ignore[reportArgumentType]  # wrong on purpose
     assert isinstance(caught.value, LookupError)
@@ -882,9 +882,9 @@ def test_resource_errors_are_ours_and_carry_the_resource():
 
 
 async def test_a_call_that_asked_for_resources_is_freed_when_it_is_over():
-    """No garbage collection is needed although its view of resources points back to it."""
+    """A finished call that used resources is freed without garbage collection."""
     scene = Scene(given(Thing, Thing("shared", [])), Binding(A, numbered([]), "call"))
-    others = _attempts()  # those of other tests, which may still be referenced
+    others = _attempts()  # objects of other tests, which may still be referenced
     gc.disable()
     try:
         for _ in range(3):

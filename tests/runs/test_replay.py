@@ -1,4 +1,4 @@
-"""Replaying a run against today's code: the first difference, by kind."""
+"""Replaying a run against the current code: the first difference is found, with its kind."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ async def replayed(recorder: Recorder, prompt: Prompt[Any], **options: Any) -> D
 
 
 async def test_the_same_code_does_the_same(recorder: Recorder):
-    """Nothing differs, nothing is sent again, and nothing is left behind."""
+    """Replaying with unchanged code finds no difference, sends nothing, and leaves nothing behind."""
     sent: list[str] = []
 
     @tool(name="send")
@@ -58,7 +58,7 @@ async def test_the_same_code_does_the_same(recorder: Recorder):
 
 
 async def test_a_changed_prompt_is_found_first(recorder: Recorder):
-    """The report has the lines that differ."""
+    """The report of a changed prompt has the lines that differ."""
     await recorder.run("r", *SCRIPT)
     found = await replayed(recorder, Prompt("work", "Do what is asked, politely.", tools=TOOLS))
     assert (found.what, found.step, found.where) == ("prompt", 0, "work")
@@ -67,7 +67,7 @@ async def test_a_changed_prompt_is_found_first(recorder: Recorder):
 
 
 async def test_other_tools_are_found(recorder: Recorder):
-    """A missing tool, and one with another schema."""
+    """A tool that is missing, or has another schema, is reported."""
     await recorder.run("r", *SCRIPT)
     found = await replayed(recorder, Prompt("work", "Do what is asked.", tools=TOOLS[1:]))
     assert (found.what, found.step) == ("tools", 0)
@@ -85,7 +85,7 @@ async def test_other_tools_are_found(recorder: Recorder):
 
 
 async def test_a_changed_tool_is_found_by_its_result(recorder: Recorder):
-    """The report names the step and the call where it first shows."""
+    """The report of a changed tool names the first step and call with another result."""
     await recorder.run("r", *SCRIPT)
 
     @tool(name="notes", effect="read")
@@ -101,7 +101,7 @@ async def test_a_changed_tool_is_found_by_its_result(recorder: Recorder):
 
 
 async def test_a_tool_that_fails_now_is_found(recorder: Recorder):
-    """The difference shows the new error."""
+    """The report of a tool that fails now has its error."""
     await recorder.run("r", *SCRIPT)
 
     @tool(name="count", effect="staged")
@@ -116,7 +116,7 @@ async def test_a_tool_that_fails_now_is_found(recorder: Recorder):
 
 
 async def test_arguments_that_are_taken_otherwise_are_found(recorder: Recorder):
-    """Even if the visible schema is the same, a validator in the code may differ."""
+    """A changed validator is found by its effect on arguments, even if the schema is the same."""
     await recorder.run("r", *SCRIPT)
     from typing import Annotated
 
@@ -154,7 +154,7 @@ class Denies:
 
 @pytest.mark.parametrize("kind", ["deny", "ask"])
 async def test_a_changed_policy_is_found(recorder: Recorder, kind: str):
-    """This includes a call that is not rerun, and a denied call that would be allowed now."""
+    """A changed policy is found: one that denies a call, even one not rerun, or allows a denied call."""
     await recorder.run("r", *SCRIPT)
     strict = Prompt("work", "Do what is asked.", tools=TOOLS, policies=[Denies("send", kind=kind)])
     found = await replayed(recorder, strict)
@@ -171,7 +171,7 @@ async def test_a_changed_policy_is_found(recorder: Recorder, kind: str):
 
 
 async def test_files_are_read_as_they_were_or_not_at_all(recorder: Recorder):
-    """In the original folder, changed files are taken from the record; in equal files, all calls run."""
+    """In the original folder, changed files are read from the record; with equal files, all calls run again."""
     (recorder.folder / "a").write_text("first")
     (recorder.folder / "b").write_text("steady")
     script = [
@@ -194,7 +194,7 @@ async def test_files_are_read_as_they_were_or_not_at_all(recorder: Recorder):
     tally = Tally()
     assert await replay(recorder.journal, "r", PROMPT, filesystem=files, tally=tally) is None
     assert (tally.ran, tally.taken) == (4, 0)
-    assert files.read("a") == "first"  # it ran in a fork that was dropped
+    assert files.read("a") == "first"  # the write was in a fork that was dropped
     files.write("b", "other")
     found = await replayed(recorder, PROMPT, filesystem=files)
     assert (found.what, found.step, found.recorded, found.now) == ("result", 4, "steady", "other")
@@ -202,7 +202,7 @@ async def test_files_are_read_as_they_were_or_not_at_all(recorder: Recorder):
 
 
 async def test_an_answer_that_does_not_fit_any_more_is_found(recorder: Recorder):
-    """The output type has changed."""
+    """A recorded answer that no longer fits the output type is reported."""
 
     @dataclass
     class Old:
@@ -221,7 +221,7 @@ async def test_an_answer_that_does_not_fit_any_more_is_found(recorder: Recorder)
 
 
 async def test_sections_that_were_opened_are_open(recorder: Recorder):
-    """Their tools are called afterwards."""
+    """Sections that the run opened are open in the replay, so that their tools can be called."""
     from handrail.prompt import OPENER
 
     def made(key: str) -> Prompt[Any]:
@@ -237,7 +237,7 @@ async def test_sections_that_were_opened_are_open(recorder: Recorder):
 
 
 async def test_a_run_that_is_not_over_is_replayed_as_far_as_it_is(recorder: Recorder):
-    """Calls that asked a person are not rerun."""
+    """An unfinished run is replayed as far as it is recorded, and calls that asked a person are not rerun."""
     with pytest.raises(RunParked):
         await recorder.run("r", call("note", text="x"), call("choose"), "end")
     tally = Tally()

@@ -1,4 +1,4 @@
-"""Undoing a recorded call: files and state as if it had never run, refused if something depends on it."""
+"""Undoing a recorded call: files and state are as if it had never run; refused if something depends on it."""
 
 import asyncio
 import tempfile
@@ -76,7 +76,7 @@ async def carry_out(base: Path, script: list[Any], split: int, target: int | Non
 
 
 def overlap(written: str, touched: str) -> bool:
-    """An independent rule: the same slice; the same path, a parent or a child; a listing of its folder."""
+    """Return whether two places overlap: one slice, one path, a parent or child, or the listing of a folder."""
     if written.startswith("slice ") or touched.startswith("slice "):
         return written == touched
     one, other = written.removeprefix("file "), touched.removeprefix("file ")
@@ -112,7 +112,7 @@ def test_undo_is_refused_exactly_where_something_was_built_on_it(data: st.DataOb
 
 
 async def test_the_places_in_the_way_are_named(recorder: Recorder):
-    """Paths of other sessions in the same folder are included; slices belong to one session."""
+    """The refusal names paths that other sessions used, but slices only of the call's own session."""
     await recorder.run("r", [call("note", text="x"), call("write", path="a", text="x")], "end")
     await recorder.run("other", [call("notes"), call("read", path="a")], "end")
     noted, written = await recorder.ids("r")
@@ -124,7 +124,7 @@ async def test_the_places_in_the_way_are_named(recorder: Recorder):
 
 
 async def test_later_calls_that_were_undone_are_not_in_the_way(recorder: Recorder):
-    """The last call is undone first, then the one before it."""
+    """Once a later call has been undone, it does not prevent undoing the call before it."""
     await recorder.run("r", call("write", path="a", text="1"), call("write", path="a", text="2"), "end")
     first, second = await recorder.ids("r")
     with pytest.raises(UndoRefused):
@@ -139,14 +139,14 @@ async def test_later_calls_that_were_undone_are_not_in_the_way(recorder: Recorde
 
 
 async def test_the_model_is_told_in_its_next_turn(recorder: Recorder):
-    """Once, in the next run of the session, before its first request; also when that run is replayed."""
+    """The model is told of an undo once, before the next run's first request, even if that run is resumed."""
     session = Session(id="s")
     await recorder.run("one", call("note", text="x"), "end", session=session)
     (noted,) = await recorder.ids("one")
     await undo(recorder.journal, "one", noted)
     with pytest.raises(RunParked):
         await recorder.run("two", call("choose"), "end", session=session)
-    assert session[Noted].all() == ()  # the call was forgotten when it was evaluated
+    assert session[Noted].all() == ()  # the call's state was removed when the run began
     (question,) = await recorder.journal.questions.open("two")
     recorder.answer(question, {"n": 1})
     response = await recorder.adapter("end").resume("two", PROMPT)
@@ -162,7 +162,7 @@ async def test_the_model_is_told_in_its_next_turn(recorder: Recorder):
 
 
 async def test_a_parked_run_continues_without_the_call(recorder: Recorder):
-    """It is not rerun, its state is removed, and the model is told before its next answer."""
+    """A parked run continues without the undone call's state, and the model is told before its next answer."""
     with pytest.raises(RunParked):
         await recorder.run("r", call("note", text="x"), call("choose"), "end")
     (noted,) = await recorder.ids("r")
@@ -177,7 +177,7 @@ async def test_a_parked_run_continues_without_the_call(recorder: Recorder):
 
 
 async def test_what_can_not_be_undone_is_said(recorder: Recorder):
-    """A failed call, an unknown one, one without its files, one whose files belong to another run."""
+    """Undo is refused for a failed or unknown call, without the call's files, or if they belong to another run."""
     await recorder.run(
         "r", [call("read", path="none"), call("write", path="a", text="x"), call("send", text="y")], "end"
     )
@@ -195,12 +195,12 @@ async def test_what_can_not_be_undone_is_said(recorder: Recorder):
     await fork(recorder.journal, "r", 1, "f")
     with pytest.raises(UndoRefused, match="undo it there"):
         await undo(recorder.journal, "f", written, recorder.files)
-    await undo(recorder.journal, "r", written, recorder.files)  # the fork's copy does not block it
+    await undo(recorder.journal, "r", written, recorder.files)  # the fork's copy does not prevent it
     assert (await undo(recorder.journal, "r", sent)).paths == ()
 
 
 async def test_a_person_s_edit_is_kept(recorder: Recorder):
-    """A person changed the file since: the undo is refused, and the record keeps the call."""
+    """If a person has changed the file since, the undo is refused, and the record keeps the call."""
     await recorder.run("r", call("write", path="a", text="x"), "end")
     (written,) = await recorder.ids("r")
     (recorder.folder / "a").write_text("mine")
@@ -211,7 +211,7 @@ async def test_a_person_s_edit_is_kept(recorder: Recorder):
 
 
 async def test_an_undo_that_was_cut_is_finished_by_the_next(recorder: Recorder):
-    """The process died after the files were restored and before that was recorded."""
+    """If the process dies after the files were restored, the next undo of the call records it."""
     await recorder.run("r", [call("write", path="a", text="x")], "end")
     (written,) = await recorder.ids("r")
     note = recorder.journal.calls.note
@@ -231,7 +231,7 @@ async def test_an_undo_that_was_cut_is_finished_by_the_next(recorder: Recorder):
 
 
 async def test_a_session_at_work_is_left_alone(recorder: Recorder):
-    """A run in progress uses what would be changed."""
+    """Undo is refused while a run of the session is in progress."""
     began, go = asyncio.Event(), asyncio.Event()
 
     @tool(effect="pure")

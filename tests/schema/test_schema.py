@@ -189,8 +189,8 @@ FINITE = "must be a finite number; NaN and infinities are not allowed"
 TEST_UUID = "12345678-1234-5678-1234-567812345678"
 
 
-# Each row: the annotation; the required part of its JSON Schema; accepted JSON with its value; refused JSON
-# with the whole message.
+# Each row has the annotation, the required part of its JSON Schema, accepted JSON with its value, and refused
+# JSON with the whole message.
 Row = tuple[Any, dict[str, Any], str, object, str, str]
 ROWS: dict[str, Row] = {
     "str": (str, {"type": "string"}, '"a"', "a", "1", "must be text, got the number 1"),
@@ -685,7 +685,7 @@ ROWS: dict[str, Row] = {
 
 
 def refused(schema: Schema[Any], data: str | bytes) -> ToolValidationError:
-    """Return the error for this input."""
+    """Parse this input, and return the error."""
     with pytest.raises(ToolValidationError) as caught:
         schema.parse(data)
     error = caught.value
@@ -694,7 +694,7 @@ def refused(schema: Schema[Any], data: str | bytes) -> ToolValidationError:
 
 
 def test_the_table_is_as_long_as_promised():
-    """At least forty annotations are in the table, each row with its own input."""
+    """The table has at least forty annotations, each row with its own input."""
     assert len({str(row[0]) for row in ROWS.values()}) >= 40
 
 
@@ -725,7 +725,7 @@ def test_parse_refuses(name: str):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_dump_gives_what_parse_takes(name: str):
-    """A parsed and dumped value parses to the same again, if nothing is masked or computed."""
+    """A value that is parsed, dumped and parsed again is the same, unless something is masked or computed."""
     annotation, _, data, value, _, _ = ROWS[name]
     if annotation in (SecretStr, Scaled):
         return  # a secret is masked, and an InitVar is not kept
@@ -747,14 +747,14 @@ def objects(schema: Any) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_object_is_closed(name: str):
-    """Each object with properties allows no others, and no title is shown."""
+    """Each object with properties allows no others, and has no title."""
     schema = Schema[Any](ROWS[name][0]).json_schema
     assert [found for found in objects(schema) if found.get("additionalProperties") is not False] == []
     assert '"title"' not in json.dumps(schema)
 
 
 def test_the_walk_finds_objects_at_depth():
-    """The walk used by the test above sees nested and recursive definitions."""
+    """`objects`, which the test above uses, finds nested and recursive definitions."""
     assert len(list(objects(Schema(Line).json_schema))) == 2
     assert len(list(objects(Schema(list[Cat | Dog | Point]).json_schema))) == 3
 
@@ -809,18 +809,18 @@ def test_no_infinity_comes_in(annotation: Any, form: str, where: str, written: s
 def test_a_whole_number_past_every_float_is_refused_as_a_float(
     annotation: Any, form: str, where: str, sign: str
 ):
-    """Four hundred digits would become infinity, so they are refused."""
+    """An integer of four hundred digits is refused as a float, since it would become infinity."""
     assert str(refused(Schema(annotation), form.format(sign + LARGE))) == f"{where}{TOO_LARGE}"
 
 
 @pytest.mark.parametrize("annotation", [int, Any, int | float, float | int])
 def test_a_large_whole_number_stays_one(annotation: Any):
-    """Where an integer is allowed, four hundred digits are valid."""
+    """An integer of four hundred digits is accepted where an integer is allowed."""
     assert Schema[Any](annotation).parse(LARGE) == int(LARGE)
 
 
 def test_the_word_infinity_in_text_is_fine():
-    """Only numbers are checked: text may contain NaN."""
+    """Text may contain NaN and Infinity, since only numbers are checked."""
     assert Schema(dict[str, Any]).parse('{"a": "NaN Infinity 1e999"}') == {"a": "NaN Infinity 1e999"}
 
 
@@ -831,12 +831,12 @@ def test_numbers_near_the_end_are_fine():
 
 
 def test_a_whole_number_written_as_an_infinity_is_told_what_to_be():
-    """For an int field the type is the problem, reported once."""
+    """For an int field, an infinity is reported once, as a value of the wrong type."""
     assert str(refused(Schema(Point), '{"x": 1e999}')) == "x: must be a whole number, got the number inf"
 
 
 def test_a_default_that_json_cannot_say_is_not_shown():
-    """An infinite default works and is omitted from the JSON Schema, which must stay JSON."""
+    """An infinite default works, and is left out of the JSON Schema, which must stay valid JSON."""
 
     @dataclass
     class Limits:
@@ -898,7 +898,7 @@ class Holder:
     ],
 )
 def test_an_unknown_key_is_refused_in_every_container(sent: str, where: str):
-    """At each depth and in each kind of container there is one problem, which names the place."""
+    """An unknown key at any depth, in any kind of container, is one problem that names the place."""
     [problem] = refused(Schema(Holder), sent).problems
     assert problem.where == where
     assert problem.what.startswith("unknown; remove it. Known here: ")
@@ -909,17 +909,17 @@ def test_a_model_that_allows_extras_is_closed_too():
     schema = Schema(Open)
     assert schema.json_schema["additionalProperties"] is False
     assert str(refused(schema, '{"b":1}')) == "b: unknown; remove it. Known here: a"
-    assert Open.model_validate({"b": 1}).model_extra == {"b": 1}  # the class itself is untouched
+    assert Open.model_validate({"b": 1}).model_extra == {"b": 1}  # the class itself is unchanged
 
 
 def test_an_unknown_key_that_is_no_plain_word_is_quoted():
-    """A dot or a space in a key can't be mistaken for a path."""
+    """An unknown key with a dot or a space is quoted, so that it can't be mistaken for a path."""
     assert refused(Schema(Point), '{"x":1,"a.b":1}').problems[0].where == '["a.b"]'
     assert refused(Schema(Point), '{"x":1,"":1}').problems[0].where == '[""]'
 
 
 def test_the_context_is_no_argument():
-    """A model that sends a value for the injected parameter is refused."""
+    """A model that sends a value for the injected context parameter is refused."""
 
     @tool
     def look(at: str, context: ToolContext) -> str:
@@ -932,11 +932,11 @@ def test_the_context_is_no_argument():
     assert str(caught.value) == "context: unknown; remove it. Known here: at"
 
 
-# --- all at once, and in words -------------------------------------------------------------------
+# --- all problems at once, as messages -----------------------------------------------------------
 
 
 def test_all_problems_of_one_input_are_reported_at_once():
-    """Missing, unknown, wrong, too small and not finite: all in one error, each at its place."""
+    """All problems of one input are in one error, each at its place."""
 
     @dataclass
     class Order:
@@ -956,7 +956,7 @@ def test_all_problems_of_one_input_are_reported_at_once():
 
 
 def test_the_same_problem_is_said_once():
-    """Two forms of a union with the same problem under the same name report it once."""
+    """A problem that two forms of a union share is reported once."""
     error = refused(Schema(Box[Box[int] | Box[str]]), '{"item":{"item":1,"odd":1}}')
     said = list(map(str, error.problems))
     assert len(said) == len(set(said))
@@ -1001,7 +1001,7 @@ def test_names_of_forms_that_mean_nothing_are_left_out():
 
 
 def test_what_a_type_raises_itself_is_a_refusal():
-    """Any exception from a user's class becomes a message, not a crash."""
+    """Any exception from a user's class becomes a refusal with a message."""
 
     @dataclass
     class Positive:
@@ -1053,7 +1053,7 @@ class Login(BaseModel):
     ],
 )
 def test_a_secret_is_never_echoed(sent: str, words: str):
-    """The value of a secret is in no error, none of its problems, and no chained traceback."""
+    """The value of a secret is in no error, in none of its problems, and in no chained traceback."""
     error = refused(Schema(Login), sent)
     assert str(error) == words
     told = repr((error, error.problems, error.__cause__, error.__context__))
@@ -1126,13 +1126,13 @@ def test_parse_value_goes_through_json():
     "value", [Letter("a"), Sender.model_validate({"from": "a"}), Counted("abc"), Box(Letter("a"))], ids=repr
 )
 def test_parse_value_takes_an_instance_back(value: Any):
-    """Aliases and fields that can't be sent are no obstacle."""
+    """`parse_value` accepts an instance, despite aliases and fields that can't be sent."""
     annotation = Box[Letter] if isinstance(value, Box) else type(value)
     assert Schema[Any](annotation).parse_value(value) == value
 
 
 def test_parse_value_checks_an_instance():
-    """A dataclass does not validate its own fields, so an instance of the right class can be wrong."""
+    """`parse_value` validates an instance too, since a dataclass does not validate its own fields."""
     wrong: Any = "q"
     with pytest.raises(ToolValidationError, match=r'^x: must be a whole number, got the text "q"$'):
         Schema(Point).parse_value(Point(wrong))
@@ -1219,7 +1219,7 @@ FIELDS = ({"leaf", "leaves"}, {"text", "number"})
 
 
 def places(value: Any, location: Location = ()) -> Iterator[tuple[Location, dict[str, Any]]]:
-    """Yield every JSON object that stands for a dataclass, with its place."""
+    """Yield every JSON object that represents a dataclass, with its place."""
     if isinstance(value, dict):
         if any(names <= set(value) for names in FIELDS):
             yield location, value
@@ -1231,7 +1231,7 @@ def places(value: Any, location: Location = ()) -> Iterator[tuple[Location, dict
 
 
 def written(location: Location) -> str:
-    """Return the place as errors write it."""
+    """Return the place in the form that errors use."""
     text = ""
     for part in location:
         if isinstance(part, str) and part and all(char.isalnum() or char in "_-" for char in part):

@@ -1,4 +1,4 @@
-"""Calls with a secret whose process dies: they are never rerun, from any record."""
+"""Calls with a secret whose process dies: they are never rerun, whatever record they are resumed from."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from support.planted_secrets import MARK, Cut, Key, login_with
     ],
 )
 async def test_a_call_with_a_secret_is_not_run_again(effect: Any, told: str) -> None:
-    """Whatever its effect; it is neither probed nor compensated, since that would need the secret too."""
+    """A call with a secret is not rerun, whatever its effect, nor probed or compensated without the secret."""
     reached = asyncio.Event()
 
     did: list[Any] = []
@@ -63,7 +63,7 @@ async def test_a_call_with_a_secret_is_not_run_again(effect: Any, told: str) -> 
 
 
 async def test_a_call_that_had_no_secret_is_run_again() -> None:
-    """The tool takes a secret, but this call left it out."""
+    """A call that left out its tool's optional secret is rerun."""
     reached, got = asyncio.Event(), list[Any]()
 
     @tool(effect="read")
@@ -82,7 +82,7 @@ async def test_a_call_that_had_no_secret_is_run_again() -> None:
 
 
 async def test_an_approval_of_a_call_with_a_secret_keeps_its_run_in_memory() -> None:
-    """If its process dies, the question is withdrawn, nothing has run, and the model is told to give the secret again."""
+    """If the process dies, an approval of a call with a secret is withdrawn, and the model must give it again."""
     login, waiting = login_with("irreversible"), list[int]()
 
     @tool(effect="read")
@@ -112,7 +112,7 @@ async def test_an_approval_of_a_call_with_a_secret_keeps_its_run_in_memory() -> 
 
 
 async def test_a_parked_handoff_with_a_secret_is_not_gone_on_with() -> None:
-    """`before` had the secret, and `after` would need it too."""
+    """A parked handoff whose params have a secret is not continued, since `after` would need the secret too."""
     acts: list[str] = []
     pick: Any = Handoff("pick", "Let somebody pick.", params=Key)
 
@@ -135,7 +135,7 @@ async def test_a_parked_handoff_with_a_secret_is_not_gone_on_with() -> None:
 
 
 async def test_a_finished_call_with_a_secret_is_taken_from_the_record() -> None:
-    """This includes a call of a nested run, whose calls are matched by their arguments."""
+    """A finished call with a secret is replayed from the record, even in a nested run."""
     login = login_with("read")
     inner = Prompt("inner", "Log in.", tools=[login.tool])
 
@@ -156,7 +156,7 @@ async def test_a_finished_call_with_a_secret_is_taken_from_the_record() -> None:
 
 
 async def test_what_can_only_be_undone_with_a_secret_is_named_after_a_crash() -> None:
-    """A finished inner call is compensated with its params, which the record does not have."""
+    """After a crash, a finished inner call that can only be compensated with its secret is reported instead."""
     undone: list[Any] = []
 
     async def take_back(params: Any, value: Any, *, context: ToolContext) -> None:
@@ -189,7 +189,7 @@ async def test_what_can_only_be_undone_with_a_secret_is_named_after_a_crash() ->
 
 
 async def test_a_fork_and_a_replay_run_nothing_with_a_mask() -> None:
-    """A fork that would rerun the call is refused; a replay takes its result from the record."""
+    """A fork that would rerun a call with a secret is refused; a replay takes the call's result from the record."""
     login = login_with("read")
     journal = MemoryJournal()
     prompt = Prompt("p", "Do.", tools=[login.tool])

@@ -73,7 +73,7 @@ def answers(draw: st.DrawFn) -> tuple[Any, Any]:
 
 
 def asking(kind: Any, got: list[Any], effect: Any = "read") -> Tool[Any, Any]:
-    """A tool that asks for a value of this type."""
+    """Make a tool that asks for a value of this type."""
 
     async def handler(params: None, *, context: ToolContext) -> ToolResult[str]:
         assert context.wait_for is not None
@@ -84,7 +84,7 @@ def asking(kind: Any, got: list[Any], effect: Any = "read") -> Tool[Any, Any]:
 
 
 def handing_over(kind: Any, got: list[Any]) -> Tool[Any, Any]:
-    """A handoff whose answer is a value of this type."""
+    """Make a handoff whose answer is a value of this type."""
     made: Any = Handoff("login", "Let somebody log in.", params=None, answer=kind, effect="idempotent")
 
     @made.before
@@ -100,7 +100,7 @@ def handing_over(kind: Any, got: list[Any]) -> Tool[Any, Any]:
 
 
 async def _run_and_look(login: Tool[Any, Any], value: Any, folder: Path) -> dict[str, Any]:
-    """Run it, streamed and recorded, with a person who answers, and return everything visible of it."""
+    """Run it, streamed and recorded, with a person who answers, and return everything visible of the run."""
     journal = SqliteJournal(folder / "runs.db")
     model = ScriptedModel([ToolCall("login"), "done"])
     adapter = Adapter(model, journal=journal, environment=Person(answers={"login": value}))
@@ -196,7 +196,7 @@ class _Taking:
         self.heard.cancel()
 
     def give(self, value: Any, **more: Any) -> str:
-        """Return "" if the answer was accepted, else the reason."""
+        """Give the answer; return "" if it was accepted, else the reason for the refusal."""
         try:
             self.journal.questions.answer(Answer(question_id="q", digest="d", by="ann", value=value, **more))
         except AnswerRefused as refused:
@@ -238,7 +238,7 @@ def test_the_first_answer_counts_by_its_seal(drawn: tuple[Any, Any], data: st.Da
 
 
 def _others(kind: Any, value: Any) -> st.SearchStrategy[Any]:
-    """A value of the same shape with another secret in it, or the same."""
+    """Generate values of the same shape, with another secret or the same one."""
 
     def changed(each: Any) -> Any:
         if isinstance(each, str):
@@ -251,7 +251,7 @@ def _others(kind: Any, value: Any) -> st.SearchStrategy[Any]:
 
 
 async def test_a_mask_is_no_answer() -> None:
-    """A person who sends back the mask is told so, and an invalid answer is not quoted."""
+    """A person who answers with the mask is told so, and an invalid answer is not quoted."""
     async with _Taking(MemoryJournal(), Key) as taking:
         assert "is masked" in taking.give({"key": MASK})
         for wrong in ({"key": {"x": MARK}}, {"key": [MARK]}, MARK):
@@ -263,7 +263,7 @@ async def test_a_mask_is_no_answer() -> None:
 
 
 async def test_a_seal_is_keyed() -> None:
-    """Two journals seal the same answer differently, since an unkeyed digest of a password can be guessed."""
+    """Two journals seal the same answer differently, since an unkeyed digest of a password could be guessed."""
     seals: list[str] = []
     for journal in (MemoryJournal(), MemoryJournal()):
         async with _Taking(journal, Key) as taking:
@@ -280,7 +280,7 @@ async def test_a_seal_is_keyed() -> None:
 
 @pytest.mark.parametrize("kept", ["memory", "file"])
 async def test_an_answer_that_nobody_hears_is_refused_and_asked_for_again(kept: str, tmp_path: Path) -> None:
-    """A parked run waits for the answer, but nothing may store the secret until it resumes."""
+    """A secret answer to a parked run is refused, since nothing may store it, and asked for again on resume."""
     got: list[Any] = []
     journal: Any = MemoryJournal() if kept == "memory" else SqliteJournal(tmp_path / "runs.db")
     prompt = Prompt("p", "Do.", tools=[asking(Key, got)])
@@ -323,7 +323,7 @@ def _told(model: ScriptedModel) -> str:
 
 
 async def test_a_call_with_a_secret_does_not_wait_until_later() -> None:
-    """Its run can't be parked, so it would wait for an absent person; the model is told."""
+    """A call with a secret can't be parked to wait for an absent person, so it fails and the model is told."""
     login, journal = login_with("irreversible"), MemoryJournal()
     model = ScriptedModel([ToolCall("login", login.arguments), "done"])
     adapter = Adapter(model, journal=journal, environment=LaterEnvironment())
@@ -358,7 +358,7 @@ async def test_what_is_nested_in_a_call_with_a_secret_does_not_wait_until_later(
 
 
 async def _answered(run: Cut, value: Any, reached: asyncio.Event, *, asks_more: bool = False) -> None:
-    """Start the run, answer its questions, and interrupt it once it has reached `reached`, or asks more."""
+    """Start the run, answer its questions, and interrupt it at `reached` or at its next question."""
     going = asyncio.ensure_future(run.adapter.evaluate(run.prompt, "go", run_id="run"))
     await run.there.until_rest()
     (question,) = await run.journal.questions.open("run")
@@ -383,7 +383,7 @@ async def _answered(run: Cut, value: Any, reached: asyncio.Event, *, asks_more: 
     ],
 )
 async def test_a_call_that_was_answered_with_a_secret_is_not_run_again(effect: Any, told: str) -> None:
-    """It has received the secret, so its outcome is unknown; it never receives a mask."""
+    """A call that has received a secret answer is not rerun: its outcome is unknown, and it never gets a mask."""
     reached, got = asyncio.Event(), list[Any]()
 
     @tool(effect=effect)
@@ -405,7 +405,7 @@ async def test_a_call_that_was_answered_with_a_secret_is_not_run_again(effect: A
 
 
 async def test_a_call_that_was_answered_without_one_is_run_again() -> None:
-    """The type may contain a secret, but this answer has none, so it is in the record."""
+    """A call whose answer has no secret is rerun, although the answer's type may contain one."""
     reached, got = asyncio.Event(), list[Any]()
 
     class Login(BaseModel):
@@ -436,7 +436,7 @@ async def test_a_call_that_was_answered_without_one_is_run_again() -> None:
 
 
 async def test_a_secret_that_was_taken_and_not_heard_is_asked_for_again(tmp_path: Path) -> None:
-    """The process died in between: the answer is recorded, and nothing was marked."""
+    """If the process dies before the handler got the secret, the secret is asked for again."""
     got: list[Any] = []
     prompt = Prompt("p", "Do.", tools=[asking(Key, got)])
     journal = _Ending(tmp_path / "runs.db")
@@ -456,7 +456,7 @@ async def test_a_secret_that_was_taken_and_not_heard_is_asked_for_again(tmp_path
 
 
 class _Ending(SqliteJournal):
-    """Fails like a dying process, before it records that a call has begun."""
+    """A journal that fails like a dying process, before it records that a call has begun."""
 
     ends = True
 
@@ -539,7 +539,7 @@ async def _gone_on_with(run: Cut, value: Any) -> str:
 @pytest.mark.parametrize("own_client", [False, True])
 @pytest.mark.parametrize("effect", ["staged", "idempotent", "irreversible"])
 async def test_a_handoff_whose_after_had_begun_with_a_secret(effect: Any, own_client: bool) -> None:
-    """If all of it can be rolled back, it asks again; otherwise its outcome is unknown, and nobody is asked."""
+    """If `after` had begun with a secret, a handoff asks again if all can be rolled back; else it is unknown."""
     signing = _Signing(effect, own_client=own_client)
     run = Cut([signing.tool], ToolCall("sign"))
     await _answered(run, {"key": MARK}, signing.reached)
@@ -559,7 +559,7 @@ async def test_a_handoff_whose_after_had_begun_with_a_secret(effect: Any, own_cl
 
 @pytest.mark.parametrize("effect", ["staged", "idempotent", "irreversible"])
 async def test_a_handoff_whose_after_had_not_begun_asks_again(effect: Any) -> None:
-    """The result of `before` is in the record, and the question is open again."""
+    """A handoff whose `after` had not begun asks again, with the recorded result of `before`."""
     signing = _Signing(effect, own_client=True, stops_after=False)
     run = Cut([signing.tool], ToolCall("sign"))
     await _answered(run, {"key": MARK}, signing.reached)
@@ -569,7 +569,7 @@ async def test_a_handoff_whose_after_had_not_begun_asks_again(effect: Any) -> No
 
 
 async def test_an_act_that_was_lost_is_seen_masked() -> None:
-    """The tree of a run shows the acts of a handoff, and nothing of the answer."""
+    """The tree of a run shows a handoff's acts, and nothing of the secret answer."""
     signing = _Signing("idempotent")
     signing.reached.set()
     run = Cut([signing.tool], ToolCall("sign"))
@@ -583,7 +583,7 @@ SAID = Annotated[str, Field(json_schema_extra={"writeOnly": True})]
 
 
 async def test_an_answer_that_only_the_schema_calls_secret_is_masked_too() -> None:
-    """To Python it is ordinary text, even in the events of a handoff's acts."""
+    """An answer that only the schema marks as secret is masked too, even in events of a handoff's acts."""
     got: list[Any] = []
     login, journal, session = handing_over(SAID, got), MemoryJournal(), Session(id="s")
     heard: list[object] = []
@@ -604,7 +604,7 @@ async def test_an_answer_that_only_the_schema_calls_secret_is_masked_too() -> No
 
 @pytest.mark.parametrize("how", ["live", "parked", "restarted"])
 async def test_somebody_answers_a_server_with_a_secret(how: str, tmp_path: Path) -> None:
-    """A parked run, or one whose server was stopped, is resumed to receive it."""
+    """A parked run, or one whose server was stopped, is resumed to receive a secret answer."""
     got: list[Any] = []
     async with served(tmp_path, tools=[asking(Key, got)], park_after=0.0 if how == "parked" else None) as app:
         thread = app.thread()
@@ -620,7 +620,7 @@ async def test_somebody_answers_a_server_with_a_secret(how: str, tmp_path: Path)
         await give(thread, question, {"key": MARK})
         await over(thread)
         assert [each.key.get_secret_value() for each in got] == [MARK]
-        assert await give(thread, question, {"key": MARK}) == ""  # a repeat is harmless
+        assert await give(thread, question, {"key": MARK}) == ""  # a repeated answer is harmless
         with pytest.raises(AnswerRefused, match="answered already"):
             await give(thread, question, {"key": f"{MARK}2"})
         [row] = await thread.rows()
@@ -636,7 +636,7 @@ async def test_somebody_answers_a_server_with_a_secret(how: str, tmp_path: Path)
 
 
 async def test_an_answer_to_a_run_that_another_process_has_is_refused(tmp_path: Path) -> None:
-    """It can be given there: a secret does not pass through the journal."""
+    """An answer with a secret is refused by a process that does not own the run, since no journal may store it."""
     got: list[Any] = []
     async with served(tmp_path, tools=[asking(Key, got)]) as app:
         thread = app.thread()
@@ -657,7 +657,7 @@ async def test_an_answer_to_a_run_that_another_process_has_is_refused(tmp_path: 
 
 
 async def test_the_command_line_refuses_before_a_secret_is_typed(tmp_path: Path) -> None:
-    """`runs answer` is never the asking process."""
+    """`runs answer` refuses a secret question before anything is typed, since it is never the asking process."""
     journal = SqliteJournal(tmp_path / "runs.db")
     adapter = Adapter(
         ScriptedModel([ToolCall("login"), "done"]), journal=journal, environment=LaterEnvironment()

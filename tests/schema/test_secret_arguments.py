@@ -159,7 +159,7 @@ def _refusal(login: Tool[Any, Any], text: str) -> str:
 
 @pytest.mark.parametrize("kind", [list[SecretStr], dict[str, SecretStr], Key, list[Key], tuple[int, Key]])
 def test_a_secret_in_the_place_of_what_is_around_it_is_not_quoted(kind: Any) -> None:
-    """The model is told what was expected; its value is not repeated in results and records."""
+    """A secret in the wrong place is not quoted: the model is told what was expected."""
 
     params = create_model("Params", keys=(kind, ...), name=(int, 0))
     login: Tool[Any, Any] = Tool("login", "Log in.", params=params)
@@ -170,7 +170,7 @@ def test_a_secret_in_the_place_of_what_is_around_it_is_not_quoted(kind: Any) -> 
 
 
 def test_a_tool_without_secrets_keeps_its_quick_way() -> None:
-    """Secret fields are found when a tool is defined, and cost other tools nothing."""
+    """Secret fields are found when a tool is defined, so calls of tools without secrets take no extra steps."""
 
     @tool
     async def plain(text: str) -> str:
@@ -189,7 +189,7 @@ def test_a_tool_without_secrets_keeps_its_quick_way() -> None:
 
 
 async def test_a_secret_is_handed_on_as_it_is() -> None:
-    """A tool passes it to another, even under a policy, and the inner tool gets no asterisks."""
+    """A tool passes a secret on to an inner tool unmasked, even under a policy."""
     got: list[str] = []
 
     @tool(effect="read")
@@ -225,7 +225,7 @@ async def test_a_mask_is_refused_by_name() -> None:
 
 
 def test_a_model_that_plays_a_client_gets_params_as_they_are() -> None:
-    """`run_as_agent` serialises params and parses them again."""
+    """In `run_as_agent`, a secret in params survives serialising and parsing."""
     got: list[str] = []
     pick: Any = Handoff("pick", "Let somebody pick.", params=Key)
 
@@ -258,7 +258,7 @@ async def look(context: ToolContext) -> str:
 
 
 async def _run_and_look(login: Login, script: list[Any], folder: Path) -> dict[str, Any]:
-    """Run it, streamed and recorded, and return everything visible of it."""
+    """Run it, streamed and recorded, and return everything visible of the run."""
     journal = SqliteJournal(folder / "runs.db")
     adapter = Adapter(ScriptedModel(script), journal=journal)
     prompt = Prompt("p", "Do.", tools=[login.tool, look])
@@ -361,7 +361,7 @@ def test_nobody_who_watches_a_thread_sees_a_secret(login: Login) -> None:
 
 
 async def test_what_is_not_secret_is_seen_as_it_is_written() -> None:
-    """Beside a tool that takes secrets, another tool whose name is a prefix of its name is not affected."""
+    """A tool whose name is a prefix of another's that takes secrets is not affected by masking."""
 
     @tool(effect="read")
     async def log(text: str) -> str:
@@ -399,7 +399,7 @@ async def test_what_is_not_secret_is_seen_as_it_is_written() -> None:
 
 
 async def test_the_provider_sees_its_own_words_until_the_process_ends() -> None:
-    """In memory the conversation is the model's own; loaded from a record, it is masked."""
+    """In memory the provider sees its own conversation; loaded from a record, the conversation is masked."""
     login, model = login_with("read"), ScriptedModel([ToolCall("login", {"key": MARK}), "in", "again"])
     journal = MemoryJournal()
     prompt = Prompt("p", "Do.", tools=[login.tool])
@@ -416,7 +416,7 @@ async def test_the_provider_sees_its_own_words_until_the_process_ends() -> None:
 
 
 async def test_what_a_provider_wants_back_is_masked_too() -> None:
-    """Signed thoughts come with their calls, as text on one wire and as an object on another."""
+    """Signed thoughts that contain a call are masked, as text on one wire and as an object on another."""
 
     class Thinking(ScriptedModel):
         async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
@@ -478,7 +478,7 @@ async def test_a_history_is_masked_by_tools_that_are_not_shown_yet_and_by_the_an
 
 
 async def test_an_answer_with_a_secret_is_given_by_a_call() -> None:
-    """This holds even if the provider could constrain output to a schema, since secrets in text can't be masked."""
+    """An output type with a secret is requested as a call, since secrets in text can't be masked."""
     journal = MemoryJournal()
     model = ScriptedModel([ToolCall("final_answer", {"key": MARK})])
     prompt: Any = Prompt("p", "Do.", output=Key)
@@ -490,7 +490,7 @@ async def test_an_answer_with_a_secret_is_given_by_a_call() -> None:
 
 
 async def test_a_later_run_of_other_tools_shows_none_of_what_was_masked_before() -> None:
-    """The conversation in memory is the model's own, but the request that tools see is masked."""
+    """A later run's tools see a masked request, although the conversation in memory is unmasked."""
     login, session = login_with("read"), Session(id="s")
     script = [ToolCall("login", {"key": MARK}), "in", ToolCall("look"), "done"]
     adapter = Adapter(ScriptedModel(script))
@@ -500,7 +500,7 @@ async def test_a_later_run_of_other_tools_shows_none_of_what_was_masked_before()
 
 
 async def test_a_call_of_no_tool_without_arguments_has_nothing_to_withhold() -> None:
-    """Otherwise every empty value in a request or a provider's data would be masked."""
+    """An unknown tool's call without arguments masks nothing; otherwise every empty value would be masked."""
     login, session = login_with("read"), Session(id="s")
     script = [[ToolCall("gone", ""), ToolCall("away", "{}")], ToolCall("look"), "done"]
     prompt = Prompt("p", "Do.", tools=[login.tool, look])

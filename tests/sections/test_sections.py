@@ -1,4 +1,4 @@
-"""The ready-made sections for files and commands, as a model uses them."""
+"""The built-in sections for files and commands, as a model uses them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GIT = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a few files."""
+    """Fixture: a folder with a few files."""
     root = tmp_path / "work"
     (root / "src").mkdir(parents=True)
     (root / "src" / "main.py").write_text("import os\nprint('one')\nprint('two')\n")
@@ -46,7 +46,7 @@ def run(files: Any, *calls: ToolCall, sections: Any = None, **options: Any) -> l
 
 @pytest.fixture(params=["memory", "directory"])
 def files(request: pytest.FixtureRequest, folder: Path) -> Any:
-    """The same files, in memory and on disk."""
+    """Fixture: the same files, in memory and on disk."""
     if request.param == "directory":
         return DirectoryFilesystem(folder)
     found = MemoryFilesystem()
@@ -74,7 +74,7 @@ def test_a_file_is_read_in_pages(files: Any) -> None:
 
 
 def test_a_file_is_edited_after_it_was_read(files: Any) -> None:
-    """An unread file is refused, a read one changed; missing or ambiguous text is explained."""
+    """A file must be read before it is edited; text that is missing or ambiguous is explained."""
     edit = {"path": "src/main.py", "old": "print('one')", "new": "print('three')"}
     told = run(
         files,
@@ -156,7 +156,7 @@ def test_files_are_written_moved_deleted_listed_and_found(files: Any) -> None:
     ],
 )
 def test_a_pattern_that_could_take_for_ever_is_refused(pattern: str, refused: bool) -> None:
-    """A model can't block the process with a pattern; ordinary ones are searched for."""
+    """A pattern that could run forever is refused; ordinary patterns are searched for."""
     files = MemoryFilesystem()
     files.write("a.txt", "a" * 40 + "!\n")
     ((ok, said),) = run(files, ToolCall("search_files", {"pattern": pattern}))
@@ -214,7 +214,7 @@ def test_a_command_sees_and_makes_the_calls_own_changes(folder: Path) -> None:
 
 @pytest.mark.parametrize("how", ["make", "rm", "git"])
 def test_a_command_that_fails_half_way_leaves_the_folder_as_it_was(folder: Path, how: str) -> None:
-    """After a write, a delete or a commit that then fails, it is byte-identical, `.git` included."""
+    """After a command that fails halfway, the folder is byte-identical, `.git` included."""
     (folder / "Makefile").write_text(
         "all:\n\techo x > made.txt\n\trm notes.txt\n\tfalse\ncommit:\n\tgit commit -qam x\n\tfalse\n"
     )
@@ -271,7 +271,7 @@ def test_the_section_says_what_may_run() -> None:
 
 
 def test_a_run_is_held_until_a_command_passes(folder: Path) -> None:
-    """The model is told how the command failed, fixes it, and ends; the check itself changes nothing."""
+    """A run is held until the command passes: the model is told how it failed, and the check changes nothing."""
     (folder / "Makefile").write_text("test:\n\ttouch tested.txt\n\tcat fixed.txt\n")
     model = ScriptedModel(
         ["Done.", ToolCall("write_file", {"path": "fixed.txt", "text": "yes\n"}), "Now it is."]
@@ -285,7 +285,7 @@ def test_a_run_is_held_until_a_command_passes(folder: Path) -> None:
 
 
 def test_a_command_that_could_not_run_has_not_passed(folder: Path) -> None:
-    """The model is told why, and the run ends as incomplete, not as done."""
+    """If the command can't run, the model is told why, and the run ends as incomplete."""
     shell = Shell([Allow("no-such-program")])
     model = ScriptedModel(["Done.", "Done again."])
     prompt = Prompt("p", [FileTools()], completion=[CommandPassing(shell, "no-such-program", cap=1)])

@@ -1,4 +1,4 @@
-"""The attack table: requests of strangers, other principals and broken clients, and the responses.
+"""The attack table: requests by strangers, other principals and broken clients, and the server's responses.
 
 After every attack the server still works. `python tests/serve/test_attacks.py` prints the table.
 """
@@ -26,14 +26,14 @@ SAY = {"text": "hello"}
 
 @dataclass(frozen=True)
 class Attack:
-    """One row: the attack, the server's options, and the response."""
+    """One row of the table: an attack, the server's options, and what to check afterwards."""
 
     name: str
     do: Callable[[Client], Awaitable[str]]
     options: dict[str, Any]
     files: bool
     alone: bool
-    """The row itself shows that the server still works."""
+    """Whether the row itself shows that the server still works, so that no further check is made."""
 
     def __str__(self) -> str:
         return self.name
@@ -45,7 +45,7 @@ ATTACKS: list[Attack] = []
 def attack(
     name: str, *, files: bool = False, alone: bool = False, **options: Any
 ) -> Callable[[Callable[[Client], Any]], None]:
-    """Add a row. The function returns the response, for the table."""
+    """Add a row to the table. The decorated function returns a description of the response."""
 
     def add(do: Callable[[Client], Any]) -> None:
         ATTACKS.append(Attack(name, do, options, files, alone))
@@ -61,7 +61,7 @@ def refused(said: Said, status: int, kind: str) -> str:
 
 
 def malformed(said: Said) -> str:
-    """uvicorn refuses unparsable requests with its own message before the app is called."""
+    """Check that uvicorn refused an unparsable request with its own message, before the app was called."""
     assert (said.status, said.body) == (400, b"Invalid HTTP request received."), said
     return "400, by uvicorn"
 
@@ -187,8 +187,8 @@ async def _(client: Client) -> str:
         )
     said = await client.ask("GET", "/about", headers={"Authorization": f"Bearer {TOKEN[:-2]}zz"})
     assert int(said.headers["retry-after"]) >= 1
-    # The correct token has to wait as well, else every guess would get an answer; signed-in users do not
-    # wait.
+    # A correct token is refused too, else every guess would get an answer. Users who are signed in are not
+    # affected.
     refused(await client.ask("POST", "/login", {"token": TOKEN}), 429, "TooManyWrongTokens")
     await client.serves(cookie)
     return refused(said, 429, "TooManyWrongTokens")
@@ -255,7 +255,7 @@ async def _(client: Client) -> str:
     refused(answered, 409, "AnswerRefused")
     undone = await client.ask("POST", f"/threads/mine/calls/{call}/undo", {}, by("eve"))
     refused(undone, 409, "UndoRefused")
-    await client.say("mine", "hello", by("eve"))  # her own thread of this name
+    await client.say("mine", "hello", by("eve"))  # her own thread, which has the same name
     hers = await client.idle("mine", by("eve"))
     assert hers["runs"][0]["id"] != run
     assert len(hers["messages"]) == 2
@@ -273,7 +273,7 @@ async def _(client: Client) -> str:
 
 
 def hook_with_defects(request: Any) -> Any:
-    """Raises if it is given nothing, and otherwise returns what was asked for."""
+    """Return the principal that the header names, valid or not; raise KeyError without the header."""
     return {"nobody": None, "number": 7, "line": "a\nb", "long": "x" * 300}.get(
         request.headers["x-who"], "zoe"
     )
@@ -371,7 +371,7 @@ async def _(client: Client) -> str:
     assert all(b"\r\nretry-after: 5\r\n" in head for head in full)
     assert (await client.ask("GET", "/health")).json["status"] == "ok"
     refused(await client.ask("GET", "/about"), 503, "TooManyConnections")
-    await client.app.threads.thread("local", "a").say("again")  # those being served continue
+    await client.app.threads.thread("local", "a").say("again")  # requests in progress continue
     for at in served:
         async with asyncio.timeout(120):
             await opened[at][0].readuntil(b"You said")
@@ -413,7 +413,7 @@ async def _(client: Client) -> str:
             stream = await stack.enter_async_context(client.stream("GET", "/threads/a/events?follow=1"))
             assert stream.status == 200
         said = await client.ask("GET", "/threads/a/events?follow=1")
-    for _ in range(100):  # their places are free as soon as they leave
+    for _ in range(100):  # their places are free as soon as they disconnect
         if not client.app.streams.count:
             break
         await asyncio.sleep(0.02)

@@ -23,7 +23,7 @@ def numbers(items: Any) -> list[int]:
 
 
 async def read_all(feed: Feed, number: int, until: int) -> list[int]:
-    """Return what a reader gets from a position up to a number."""
+    """Return what a reader gets from a position up to an event number."""
     seen: list[int] = []
     while number < until:
         for item in await feed.after(number):
@@ -102,7 +102,7 @@ def test_ids_of_another_feed_and_rubbish_name_no_place(id: str) -> None:
 
 
 def test_the_first_event_is_told_at_once_and_the_next_together() -> None:
-    """A run that streams a token per millisecond wakes a reader every 20 ms, without losing anything."""
+    """The first event wakes a reader at once, and later ones in batches, every 20 ms; nothing is lost."""
 
     async def main() -> None:
         feed = Feed("boot", pause=0.02)
@@ -131,7 +131,7 @@ def test_the_first_event_is_told_at_once_and_the_next_together() -> None:
 
 
 def test_many_readers_are_woken_a_batch_and_not_a_token() -> None:
-    """200 viewers of one stream: 200 wake-ups per batch, whatever the number of tokens."""
+    """With 200 viewers of one stream there are 200 wake-ups per batch, however many tokens it has."""
 
     async def main() -> None:
         feed = Feed("boot", pause=0.02)
@@ -161,7 +161,7 @@ async def test_waiting_ends_after_the_given_time_with_nothing() -> None:
 
 
 async def test_a_reader_that_leaves_is_forgotten() -> None:
-    """Nothing remains of readers that left while they waited."""
+    """Nothing is kept of readers that leave while they wait."""
     feed = Feed("boot")
     readers = [asyncio.ensure_future(feed.after(0)) for _ in range(50)]
     await asyncio.sleep(0)
@@ -196,12 +196,12 @@ async def test_legs_end_where_their_run_finishes_or_fails() -> None:
 
 @pytest.mark.parametrize("large", [1, 3])
 async def test_a_reader_that_waits_gets_what_comes_however_large(large: int) -> None:
-    """A reader that keeps up is not dropped for a large batch, which is not stored longer than needed."""
+    """A reader that keeps up receives a large batch and is not dropped; the batch is then no longer stored."""
     feed = Feed("boot", most_bytes=1000)
     feed.append([token("before")])
     readers = [asyncio.ensure_future(read_all(feed, 1, 4 + large)) for _ in range(3)]
     await asyncio.sleep(0)
-    feed.append([token("a")])  # sent at once, but received only when we wait
+    feed.append([token("a")])  # sent at once, but received only at the next wait
     feed.append([*[token("x" * 5000)] * large, token("b"), token("c")])
     assert await asyncio.gather(*readers) == [list(range(2, 5 + large))] * 3
     feed.append([token("d")])

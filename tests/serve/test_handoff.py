@@ -26,13 +26,11 @@ PATTERN = PATTERNS["flexible"]
 SAID = plan([[PATTERN.handoff, dict(PATTERN.arguments)]])
 
 Page = Callable[[str, str, dict[str, Any]], Awaitable[str]]
-"""A person at the page: given its address, a message and the form's values, sends them and returns the model's
-last text.
-"""
+"""A way to use the page: sends a message and the form's values, and returns the model's last text."""
 
 
 async def in_the_page(address: str, said: str, filled: dict[str, Any]) -> str:
-    """Makes the page's requests directly; a browser can replace it."""
+    """Use the page by making its requests directly."""
     async with aiohttp.ClientSession(address) as page:
         await post(page, "/threads/t/messages", {"text": said})
         while not (shown := await get(page, "/threads/t"))["questions"]:
@@ -48,7 +46,7 @@ async def in_the_page(address: str, said: str, filled: dict[str, Any]) -> str:
 
 
 async def in_a_browser(address: str, said: str, filled: dict[str, Any]) -> str:
-    """Types into the page, fills in its form, and reads the answer, as a person does."""
+    """Use the page in a browser: type the message, fill in the form, and read the answer."""
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=arguments())
         page = await browser.new_page()
@@ -60,7 +58,7 @@ async def in_a_browser(address: str, said: str, filled: dict[str, Any]) -> str:
         await page.get_by_role("button", name="Send", exact=True).last.click()
         await page.get_by_placeholder(
             "Write a message"
-        ).wait_for()  # the run is over, and another message is accepted
+        ).wait_for()  # the run is over, and the page accepts another message
         said_last = await page.get_by_role("log").locator(".assistant").last.inner_text()
         await browser.close()
         return said_last
@@ -94,7 +92,7 @@ async def running(app: Any) -> AsyncGenerator[str]:
 
 
 def charged(request: ModelRequest) -> Any:
-    """A model that calls the handoff, and then reports its result."""
+    """Answer as a model that calls the handoff, and then reports its result."""
     last = request.messages[-1]
     if isinstance(last, ToolMessage):
         return last.results[0].text

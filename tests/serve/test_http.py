@@ -308,7 +308,7 @@ async def test_a_server_that_stops_says_so_parks_and_ends_its_streams(tmp_path: 
 
 
 async def test_a_reader_that_stalls_holds_nobody_up_and_is_let_go(tmp_path: Path):
-    """It gets what fits into its buffers; its run and all others continue; then it is dropped."""
+    """A reader that stalls is dropped once its buffers are full; its run and all others continue."""
     async with serving(tmp_path, limits=Limits(write_seconds=0.5)) as client:
         await client.say("a", "hello")
         await client.idle("a")
@@ -348,7 +348,7 @@ async def test_a_reader_that_goes_is_noticed_at_once_and_is_no_cancel(tmp_path: 
 
 
 async def test_many_runs_stream_at_once(tmp_path: Path):
-    """The load of `bench/serving.py`, reduced: all runs complete."""
+    """All runs complete under the load of `bench/serving.py`, reduced in size."""
     limits = Limits(streams=200, runs_per_principal=200, burst=1000)
     async with serving(tmp_path, limits=limits) as client:
 
@@ -363,7 +363,7 @@ async def test_many_runs_stream_at_once(tmp_path: Path):
 
 
 async def test_viewers_that_only_look_wake_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """While nothing happens, sixty viewers cause fewer turns of the event loop than one each."""
+    """While nothing happens, sixty viewers cause fewer than sixty turns of the event loop."""
     async with serving(tmp_path) as client, contextlib.AsyncExitStack() as stack:
         await client.say("a", "hello")
         await client.idle("a")
@@ -484,7 +484,7 @@ def command(folder: Path, *given: str, **env: str) -> Program:
 
 @contextlib.contextmanager
 def started(folder: Path, *given: str, **env: str) -> Generator[tuple[Program, str]]:
-    """Start the command, and return the line it printed."""
+    """Start the command, and return the first line it prints."""
     process = command(folder, *given, "--port", "0", **env)
     assert process.stdout is not None
     assert process.stderr is not None

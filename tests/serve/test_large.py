@@ -1,4 +1,4 @@
-"""Results too large to display: no reader is dropped because of one, and the whole result is available."""
+"""Results too large to display: no reader is dropped because of one, and the complete result is available."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def dump(pages: int) -> str:
 
 
 def told(asked: list[int]) -> PromptSource:
-    """An app whose model makes such calls all at once, and then reports the size it was told."""
+    """Make an app whose model makes these calls concurrently, and then reports the size of their results."""
 
     def play(request: ModelRequest) -> Any:
         last = request.messages[-1]

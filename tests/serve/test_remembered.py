@@ -59,7 +59,7 @@ ALWAYS = {"approved": True, "remember": "scope"}
 
 @contextmanager
 def started(folder: Path, *given: str) -> Generator[Client]:
-    """Run `handrail serve` until it is killed."""
+    """Run `handrail serve` for the length of the block, then kill it."""
     program = ["-m", "handrail", "serve", "desk.py", "--port", "0", "--journal", "runs.db"]
     process = warm_python.start([*program, *given], cwd=folder)
     assert process.stdout is not None
@@ -71,7 +71,7 @@ def started(folder: Path, *given: str) -> Generator[Client]:
         assert found is not None
         yield Client(found[0], None)  # type: ignore[arg-type]
     finally:
-        process.close()  # as kill -9 does
+        process.close()  # kills the process with SIGKILL
 
 
 async def answered(client: Client, thread: str, said: str, value: Any) -> str:
@@ -84,7 +84,7 @@ async def answered(client: Client, thread: str, said: str, value: Any) -> str:
 
 
 async def unasked(client: Client, thread: str, said: str = "") -> str:
-    """Send a message that asks nobody, and return the result."""
+    """Send a message that leads to no question, and return the result."""
     if said:
         await client.say(thread, said)
     return (await client.idle(thread))["messages"][-1]["content"]
@@ -96,7 +96,7 @@ async def listed(client: Client, thread: str) -> list[tuple[str, bool]]:
 
 
 def test_decisions_outlive_a_server_that_was_killed(tmp_path: Path) -> None:
-    """The denial holds under --approve all, the approval is not asked for again, and both can be revoked."""
+    """After a kill a denial holds under --approve all, an approval is not asked again; both can be revoked."""
     (tmp_path / "desk.py").write_text(APP)
     both = [("pay (any arguments)", False), ("send (any arguments)", True)]
 
@@ -133,7 +133,7 @@ def test_decisions_outlive_a_server_that_was_killed(tmp_path: Path) -> None:
         async def revoke() -> None:
             assert await unasked(client, "a", SEND) == "sent to ann"
             assert await answered(client, "deep", '[["delegate", {}]]', ALWAYS) == "sent to ann"
-            for thread in ("a", "deep"):  # an agent inside a call asked the second
+            for thread in ("a", "deep"):  # the second question came from an agent inside a call
                 [kept] = (await client.ask("GET", f"/threads/{thread}/approvals")).json["approvals"]
                 at = f"/threads/{thread}/approvals/{quote(kept['id'], safe='')}"
                 assert (await client.ask("DELETE", at)).status == 200
@@ -146,7 +146,7 @@ def test_decisions_outlive_a_server_that_was_killed(tmp_path: Path) -> None:
 
 
 async def test_a_thread_that_was_parked_and_is_opened_anew_remembers(tmp_path: Path) -> None:
-    """After the server's memory is dropped the decisions still hold, even while nobody has a run."""
+    """Decisions still hold after the server has dropped the thread from memory, even while no run is active."""
     async with served(tmp_path, park_after=0.0, most_kept=0) as app:
         thread = app.thread()
         await thread.say(plan([["send", {"text": "a"}]], "ok"))

@@ -1,4 +1,4 @@
-"""From one server to the next on the same journal: stopped, killed, or with answers from elsewhere meanwhile."""
+"""From one server to the next on the same journal: stopped, killed, or answered by another program meanwhile."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WRITE = ["write", {"path": "a.txt", "text": "a"}]
 
 
 def answered_elsewhere(app: App, question: Any, value: Any) -> None:
-    """Answer from another program."""
+    """Answer a question from another program."""
     journal = SqliteJournal(app.base / "runs.db")
     journal.questions.answer(by(question, question.principal, value))
     journal.close()
@@ -52,7 +52,7 @@ async def test_a_run_at_rest_is_parked_and_its_question_stands(tmp_path: Path) -
     async with served(tmp_path) as app:
         run_id = await app.thread().say(plan([WRITE], [["choose", {}]], "ok"))
         await settle(app.thread())
-        await app.restart(grace=30)  # the shutdown does not wait for it
+        await app.restart(grace=30)  # the shutdown does not wait for the parked run
         assert (await app.journal.runs.get(run_id)).status == "parked"
         assert (app.threads.running(), app.threads.parked) == ([], 1)
         thread = app.thread()
@@ -131,7 +131,7 @@ async def test_a_run_interrupted_with_an_open_question_resumes_and_keeps_it(tmp_
 
 
 async def test_what_an_irreversible_call_asked_closes_as_unknown(tmp_path: Path) -> None:
-    """It can't be rerun, so the server interrupts it at once, and the model is told."""
+    """A waiting irreversible call can't be parked: it is interrupted, and the model is told of the unknown outcome."""
 
     @tool
     async def pay(context: ToolContext) -> str:
@@ -144,7 +144,7 @@ async def test_what_an_irreversible_call_asked_closes_as_unknown(tmp_path: Path)
         await thread.say(plan([["pay", {}]], "I will ask"))
         await settle(thread)
         [approval] = await thread.questions()
-        await over(thread)  # an approval may be parked
+        await over(thread)  # a call that waits for approval may be parked
         await give(thread, approval, {"approved": True})
         await settle(thread)
         [amount] = await thread.questions()
@@ -161,7 +161,7 @@ async def test_what_an_irreversible_call_asked_closes_as_unknown(tmp_path: Path)
 
 
 async def test_runs_of_other_apps_are_left_alone(tmp_path: Path) -> None:
-    """Another prompt, another app with the same prompt, and runs without a thread."""
+    """Runs of another prompt, of another app with the same prompt, or without a thread are not resumed."""
     held = Held()
     async with served(tmp_path, tools=[held.tool], app_name="support.recorded:PROMPT") as app:
         run_id = await app.thread().say(plan([["hold", {}]], "ok"))
@@ -218,7 +218,7 @@ async def test_files_are_finished_before_runs_go_on(tmp_path: Path, monkeypatch:
 async def test_a_run_that_can_not_go_on_is_named_and_can_be_cancelled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The app no longer has the tool: the thread says so, and the run can be ended."""
+    """If the app no longer has a run's tool, the thread says so, and the run can be cancelled."""
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         run_id = await app.thread().say(plan([["hold", {}]], "ok"))
@@ -244,7 +244,7 @@ async def test_a_run_that_can_not_go_on_is_named_and_can_be_cancelled(
 
 
 async def test_a_clients_own_tools_are_made_again_from_the_record(tmp_path: Path) -> None:
-    """The run continues without the client, with the schema that the model was shown."""
+    """A resumed run has the client's own tools, with the schema the model was shown, without the client."""
     schema = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
     async with served(tmp_path) as app:
         await app.thread().say(
@@ -279,7 +279,7 @@ async def test_an_answer_from_elsewhere_wakes_a_run_in_memory(tmp_path: Path) ->
 
 
 async def test_an_answer_from_elsewhere_in_the_moment_of_parking(tmp_path: Path) -> None:
-    """The answer is recorded without a notification, and the run is still resumed."""
+    """An answer from another program at the moment of parking is not notified, but the run is still resumed."""
     async with served(tmp_path) as app:
         thread = app.thread()
         await thread.say(plan([["choose", {}]], "ok"))
@@ -297,7 +297,7 @@ async def test_an_answer_from_elsewhere_in_the_moment_of_parking(tmp_path: Path)
 
 
 async def test_an_answer_from_elsewhere_brings_a_parked_run_back(tmp_path: Path) -> None:
-    """The command line records the answer, and the server finds it when it next polls."""
+    """The command line records an answer, and the server finds it at its next poll and resumes the run."""
     async with served(tmp_path, park_after=0.0) as app:
         thread = app.thread()
         run_id = await thread.say(plan([["choose", {}], ["choose", {}]], "ok"))
@@ -380,7 +380,7 @@ async def test_a_question_that_expires_while_its_run_is_parked(tmp_path: Path) -
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_run_says_how_long_it_waited_for_whom(tmp_path: Path, restarted: bool) -> None:
-    """A rerun call is still one call: it lasted from before its question to after its answer."""
+    """A call rerun after its question counts as one call, from before the question to after the answer."""
     async with served(tmp_path) as app:
         run_id = await app.thread().say(plan([["choose", {}]], "ok"))
         await settle(app.thread())
@@ -403,7 +403,7 @@ async def test_a_run_says_how_long_it_waited_for_whom(tmp_path: Path, restarted:
         assert call.at is not None
         assert call.seconds is not None
         assert call.at <= question.asked_at.timestamp() < asked.answered_at
-        assert call.at + call.seconds > asked.answered_at - 0.02  # measured by another clock
+        assert call.at + call.seconds > asked.answered_at - 0.02  # measured by a different clock
         [shown] = snapshots.run_tree(tree)["turns"][0]["calls"][0]["questions"]
         assert datetime.fromisoformat(shown["answered_at"]).timestamp() == pytest.approx(asked.answered_at)
 
@@ -426,7 +426,7 @@ async def test_killed_while_a_question_is_open(tmp_path: Path) -> None:
     assert await asyncio.to_thread(killed, tmp_path, plan([WRITE], [["choose", {}]], "ok")) == "asked"
     async with served(tmp_path, tools=[Held().tool]) as app:
         thread = app.thread()
-        await settle(thread)  # its process did not park it, so it is resumed and comes to rest
+        await settle(thread)  # not parked by the killed process, so the run is resumed and comes to rest
         [question] = await thread.questions()
         await give(thread, question, {"n": 6})
         await over(thread)

@@ -1,4 +1,4 @@
-"""Snapshots of threads: from memory, from the record alone, and while they change."""
+"""Snapshots of threads: from memory, from the record alone, and during changes."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ UNTIMED = {"last_event_id"}
 
 
 async def snapshot(app: App, thread: Thread) -> dict[str, Any]:
-    """Return a snapshot without its position in the feed."""
+    """Return a thread's snapshot without its position in the feed and other changing values."""
     shown = await snapshots.thread_snapshot(app.journal, thread)
     return json.loads(json.dumps({key: value for key, value in shown.items() if key not in UNTIMED}))
 
 
 def drop(app: App) -> None:
-    """Drop everything about threads from memory."""
+    """Drop everything that the server keeps in memory about threads."""
     app.threads = app.make()
 
 
 def unstarted(shown: dict[str, Any]) -> dict[str, Any]:
-    """Remove what the record lacks: the start of open calls, and the id of a waiting run."""
+    """Remove what a snapshot from the record lacks: the start of open calls, and the status of runs."""
     calls = {id: {**facts, "began_at": None} for id, facts in shown["calls"].items()}
     return {**shown, "calls": calls, "runs": [{**run, "status": ""} for run in shown["runs"]]}
 
@@ -147,7 +147,7 @@ async def test_a_parked_thread_shows_what_was_said_and_what_waits(tmp_path: Path
 
 
 async def test_what_is_seen_and_what_follows_make_one_whole(tmp_path: Path) -> None:
-    """A viewer that joins after any event gets the same whole from the snapshot and later events."""
+    """A viewer that joins after any event gets the same result from its snapshot and the later events."""
     async with served(tmp_path, model_type=SlowModel) as app:
         thread = app.thread()
         joined: list[dict[str, Any]] = []
@@ -180,7 +180,7 @@ async def test_what_is_seen_and_what_follows_make_one_whole(tmp_path: Path) -> N
 
 
 def whole(shown: dict[str, Any], later: list[dict[str, Any]]) -> tuple[dict[str, str], dict[str, Any]]:
-    """A page's view: the snapshot, and the events after it."""
+    """Return a page's view of the thread: the snapshot, updated by the events after it."""
     texts = {m["id"]: m["content"] for m in shown["messages"] if m["role"] == "assistant"}
     calls = dict(shown["calls"])
     for event in later:
@@ -230,7 +230,7 @@ async def test_a_new_viewer_is_sent_what_is_open(tmp_path: Path) -> None:
 
 
 async def test_what_a_client_said_elsewhere_survives(tmp_path: Path) -> None:
-    """History given with the first message is there after a second run, a restart and a resume."""
+    """History that a client sent with its first message is kept after a second run, a restart and a resume."""
     async with served(tmp_path, park_after=0.0) as app:
         history = [UserMessage("earlier"), AssistantMessage("indeed", ())]
         thread = app.thread()
@@ -273,7 +273,7 @@ async def test_nested_agents_are_shown_with_what_they_cost(tmp_path: Path) -> No
 
 
 async def test_a_cost_that_is_not_known_is_not_shown_as_nothing(tmp_path: Path) -> None:
-    """With a model without a price, neither the thread nor its run claims to be free."""
+    """With a model that has no price, neither the thread nor its run shows a cost of zero."""
     async with served(tmp_path) as app:
         thread = app.thread()
         await thread.say(plan("hello"))
@@ -292,7 +292,7 @@ async def test_files_and_undo_are_shown(tmp_path: Path) -> None:
         assert (change["paths"], change["undone"], change["undoable"]) == (["a.txt"], False, True)
         await snapshots.thread_snapshot(
             app.journal, thread
-        )  # the cached entry must not hide that it is undone
+        )  # the cached entry must not hide that the call is undone
         await thread.undo(change["call_id"])
         [change] = await snapshots.file_changes(app.journal, thread)
         assert (change["undone"], change["undoable"]) == (True, False)
@@ -301,7 +301,7 @@ async def test_files_and_undo_are_shown(tmp_path: Path) -> None:
 
 
 async def test_a_thread_of_many_runs_stays_usable(tmp_path: Path) -> None:
-    """The entries of finished runs are cached: the second snapshot reads no run again."""
+    """The entries of finished runs are cached, so a second snapshot reads none of those runs again."""
     async with served(tmp_path) as app:
         thread = app.thread()
         for number in range(20):
@@ -317,7 +317,7 @@ async def test_a_thread_of_many_runs_stays_usable(tmp_path: Path) -> None:
 
 
 async def test_an_agent_two_levels_down_stands_under_its_own_call(tmp_path: Path) -> None:
-    """While its call waits, and from the record alone, each agent is under its call, and done when it is."""
+    """Each nested agent is shown under its own call, both while the call waits and from the record alone."""
 
     @tool(effect="read")
     async def ask_reader(context: ToolContext) -> str:

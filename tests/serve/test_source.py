@@ -1,4 +1,4 @@
-"""A served file is a module that never replaces another."""
+"""A served file is loaded as a module that never replaces another."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ adapter = Adapter(ScriptedModel(lambda request: "hello"))
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder with a module beside the app. Modules loaded from it are removed after the test."""
+    """Fixture: a folder with a module beside the app. Modules loaded from it are removed after the test."""
     modules, places = dict(sys.modules), list(sys.path)
     (tmp_path / "beside.py").write_text('WORD = "booked"\n')
     yield tmp_path
@@ -54,7 +54,7 @@ def app_of(path: Path) -> Any:
 
 @pytest.mark.parametrize("name", ["json", "calendar", "this", "handrail", "pydantic", "__main__", "sys"])
 def test_a_file_called_like_another_module_leaves_it_alone(folder: Path, name: str):
-    """This includes a module that has not been imported yet, such as `this`."""
+    """A served file does not replace another module of its name, even one not imported yet, such as `this`."""
     path = folder / f"{name}.py"
     path.write_text(APP)
     before = sys.modules.get(name)
@@ -78,7 +78,7 @@ def test_two_files_of_such_a_name_are_two_apps(folder: Path):
 
 
 def test_any_other_file_is_called_as_it_is_imported(folder: Path):
-    """`handrail runs resume`, which imports it by that name, then finds the same types."""
+    """Any other file is loaded under the name it is imported by, so that resumed runs find the same types."""
     (folder / "front_desk.py").write_text(APP)
     assert app_of(folder / "front_desk.py").app == "front_desk:prompt"
     assert app_of(folder / "front_desk.py").app == "front_desk:prompt", "also when it is loaded again"

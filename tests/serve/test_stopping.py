@@ -46,7 +46,7 @@ async def _until_served(client: Client) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_another_server_stops_though_somebody_looks(tmp_path: Path, number: signal.Signals):
-    """That server waits for its connections without a limit, and notifies the app only afterwards."""
+    """uvicorn's own command stops although a client follows a stream, which would otherwise keep it waiting."""
     (tmp_path / "desk.py").write_text(APP)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -64,7 +64,7 @@ async def test_another_server_stops_though_somebody_looks(tmp_path: Path, number
         async with client.stream("GET", "/threads/a/events?follow=1") as stream:
             process.send_signal(number)
             async with asyncio.timeout(120):
-                await stream.all()  # complete, as the wire requires
+                await stream.all()  # the response is complete, as the protocol requires
         _, log = await asyncio.to_thread(process.communicate, timeout=300)
     finally:
         process.close()
@@ -74,7 +74,7 @@ async def test_another_server_stops_though_somebody_looks(tmp_path: Path, number
 
 
 async def test_a_server_that_cancels_a_stream_ends_it(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """Without a signal it gives its streams a second, then cancels them."""
+    """A server that stops without a signal gives its streams a second, then cancels them."""
     journal = SqliteJournal(tmp_path / "runs.db")
     app = asgi(source(), journal=journal)
     config = uvicorn.Config(

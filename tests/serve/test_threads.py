@@ -1,4 +1,4 @@
-"""Threads: messages, answers, cancels and undos, and the snapshots of them."""
+"""Threads: messages, answers, cancels and undos, and snapshots of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from handrail.errors import AnswerRefused, RunBusy, UndoRefused
 from handrail.serve.refusals import QuestionsOpen, ThreadBusy, ThreadNameRefused, ThreadUnknown
 from support.served_threads import Held, answer_to, by, events, give, kinds, over, plan, served, settle, texts
 
-# --- a run continues whoever is watching ------------------------------------------------------------------
+# --- a run continues with or without readers --------------------------------------------------------------
 
 
 async def test_a_run_is_done_without_any_reader(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ async def test_what_was_said_is_recorded_when_saying_returns(tmp_path: Path) -> 
 
 
 async def test_readers_that_stall_or_leave_change_nothing(tmp_path: Path) -> None:
-    """A disconnect is not a cancel, and a reader that stalls blocks nobody."""
+    """A reader that disconnects does not cancel the run, and one that stalls blocks nobody."""
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         thread = app.thread()
@@ -167,7 +167,7 @@ async def test_the_same_answer_again_is_harmless_and_another_is_refused(tmp_path
         [second] = await thread.questions()
         await give(thread, second, {"n": 2})
         await over(thread)
-        assert await give(thread, second, {"n": 2}) == ""  # also after the run has ended
+        assert await give(thread, second, {"n": 2}) == ""  # harmless after the run has ended too
         assert texts(await thread.messages())[2] == "pick_two: 1 and 2"
 
 
@@ -193,7 +193,7 @@ async def test_answers_that_do_not_fit_are_refused_and_begin_nothing(tmp_path: P
         for answer in refused.values():
             with pytest.raises(AnswerRefused):
                 await thread.answer([answer])
-            with pytest.raises(AnswerRefused):  # and nothing else in the request is accepted
+            with pytest.raises(AnswerRefused):  # a valid answer in the same request is not accepted either
                 await thread.answer([by(question, "ada", {"n": 1}), answer])
         eve = app.threads.thread("eve", "t")
         with pytest.raises(AnswerRefused):
@@ -221,7 +221,7 @@ async def test_a_question_can_be_declined_or_withdrawn(tmp_path: Path, outcome: 
 
 
 async def test_a_question_is_shown_while_another_call_works(tmp_path: Path) -> None:
-    """The leg continues until that call rests too, and then ends with the interrupt."""
+    """While another call works, the question is shown and the leg continues; it ends when that call rests too."""
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         thread = app.thread()
@@ -307,7 +307,7 @@ async def test_one_of_two_answers_resumes_a_parked_run_which_rests_again(tmp_pat
 
 
 async def test_an_answer_that_comes_while_the_run_is_parked_is_not_lost(tmp_path: Path) -> None:
-    """The answer may arrive at any moment between the decision to park and the end of the run."""
+    """An answer at any moment between the decision to park and the end of the run is not lost."""
     async with served(tmp_path) as app:
         for steps in range(12):
             thread = app.thread(f"t{steps}")
@@ -358,7 +358,7 @@ async def test_cancelled_while_it_waits(tmp_path: Path, parked: bool) -> None:
         assert kinds(thread.feed) == ["started", "interrupt", "started", "cancelled"]
         with pytest.raises(AnswerRefused):
             await give(thread, question, {"n": 1})
-        await thread.cancel()  # a repeat is harmless
+        await thread.cancel()  # a repeated cancel is harmless
         await thread.say(plan("again"))
         await over(thread)
         assert texts(await thread.messages())[-1] == "again"
@@ -433,7 +433,7 @@ async def test_undo_is_refused_while_a_run_goes(tmp_path: Path) -> None:
 
 
 async def test_an_approval_is_revoked_while_the_run_goes(tmp_path: Path) -> None:
-    """Remembered for exactly this call, it decides the next; revoked during the run, it no longer does."""
+    """An approval remembered for exactly this call decides the next one, unless it is revoked during the run."""
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         thread = app.thread()
@@ -472,7 +472,7 @@ async def test_names_that_are_none_are_refused(tmp_path: Path, principal: str, i
 
 
 async def test_a_principal_with_a_slash_reaches_nobody_else(tmp_path: Path) -> None:
-    """`ada/x` with the thread `t`, and `ada` with a thread of that name, are different."""
+    """The thread `t` of principal `ada/x` is not the thread `x/t` of principal `ada`."""
     async with served(tmp_path) as app:
         victim = app.threads.thread("ada/x", "t")
         await victim.say(plan([["choose", {}]], "secret"))

@@ -70,7 +70,7 @@ class Member:
     ],
 )
 def test_a_subscriber_hears_its_type_and_what_is_below(kind: type, wanted: list[object]):
-    """Subscriptions may name the class itself, a base, an abstract base, or `object` for everything."""
+    """A subscription may name the event's class, a base, an abstract base, or `object` for everything."""
     bus, heard = Dispatcher(), list[object]()
     bus.subscribe(kind, heard.append)
     for event in (One(1), Two(2), Other()):
@@ -82,7 +82,7 @@ def test_a_subscriber_hears_its_type_and_what_is_below(kind: type, wanted: list[
 
 
 def test_subscribers_are_told_in_the_order_they_came():
-    """This holds even if one subscribed to a base and another to the class."""
+    """Subscribers are called in the order they subscribed, whether to the class or to a base."""
     bus, order = Dispatcher(), list[int]()
     for number, kind in enumerate((object, Two, Base, One)):
         bus.subscribe(kind, lambda event, n=number: order.append(n))
@@ -94,7 +94,7 @@ def test_subscribers_are_told_in_the_order_they_came():
     "error", [ValueError("no"), RecursionError(), asyncio.CancelledError(), AssertionError()]
 )
 def test_a_subscriber_that_raises_harms_nobody(error: BaseException, caplog: pytest.LogCaptureFixture):
-    """The error is logged with its traceback; the others receive the event and the publisher continues."""
+    """A subscriber's error is logged with its traceback; the other subscribers and the publisher continue."""
     bus, heard = Dispatcher(), list[object]()
 
     def bad(event: object) -> None:
@@ -116,7 +116,7 @@ def test_a_subscriber_that_raises_harms_nobody(error: BaseException, caplog: pyt
 
 
 def test_what_should_end_the_program_ends_it():
-    """Ctrl-C in a subscriber is not swallowed."""
+    """A `KeyboardInterrupt` in a subscriber is not swallowed."""
     bus = Dispatcher()
 
     def interrupted(event: object) -> None:
@@ -149,7 +149,7 @@ def test_subscription_changes_take_effect_at_the_next_event():
 
 
 def test_recorded_facts_reach_the_current_subscribers():
-    """Changes between two facts take effect, and so does a bus with its own `publish`."""
+    """Recorded facts reach the current subscribers, also on a bus with its own `publish`."""
 
     class Louder(Dispatcher):
         def publish(self, event: object, /) -> None:
@@ -168,7 +168,7 @@ def test_recorded_facts_reach_the_current_subscribers():
 
 
 def test_the_same_listener_twice_is_two_subscriptions():
-    """Ending one twice does not end the other; this holds for methods too, which are new objects each time."""
+    """Subscribing a listener twice makes two subscriptions; ending one twice does not end the other."""
     bus, member = Dispatcher(), Member()
     end = bus.subscribe(One, member.hear)
     bus.subscribe(One, member.hear)
@@ -182,7 +182,7 @@ def test_the_same_listener_twice_is_two_subscriptions():
 
 
 def test_nobody_is_left_after_everyone_went():
-    """Then no event needs to be made."""
+    """After all subscriptions have ended, no event needs to be made."""
     bus = Dispatcher()
     end = bus.subscribe(Base, print)
     assert bus.listens_for(Two)
@@ -194,7 +194,7 @@ def test_nobody_is_left_after_everyone_went():
     "event", ["text", b"", 1, 1.5, True, None, {}, [], (), set[int](), One, Base, object, print]
 )
 def test_plain_values_are_refused(event: object):
-    """The error says what to do, whether or not anybody subscribes to everything."""
+    """A plain value is refused as an event, whether or not anybody subscribes to everything."""
     bus, heard = Dispatcher(), list[object]()
     for _ in range(2):
         with pytest.raises(EventRefused, match=r"Make (it a frozen dataclass|an instance)") as raised:
@@ -216,7 +216,7 @@ def test_plain_values_are_refused(event: object):
     ],
 )
 def test_wrong_subscriptions_are_refused_at_once(kind: Any, listener: Any, words: str):
-    """They would otherwise fail at the first event, in somebody else's run."""
+    """A wrong subscription is refused at once, instead of failing at the first event."""
     bus = Dispatcher()
     with pytest.raises(EventRefused, match=words):
         bus.subscribe(kind, listener)
@@ -224,7 +224,7 @@ def test_wrong_subscriptions_are_refused_at_once(kind: Any, listener: Any, words
 
 
 def test_events_from_many_threads_each_reach_everyone_once():
-    """While others subscribe and unsubscribe, the remaining ones receive every event exactly once."""
+    """Events from many threads reach each subscriber exactly once, while others subscribe and unsubscribe."""
     bus, heard = Dispatcher(), list[One]()
     bus.subscribe(One, heard.append)
 
@@ -243,7 +243,7 @@ def test_events_from_many_threads_each_reach_everyone_once():
 
 
 def test_an_event_reaches_everyone_subscribed_before_it():
-    """A subscription made while other threads publish is never missed because of a stale cache."""
+    """A subscription made while other threads publish is not missed because of a stale cache."""
     bus, going = Dispatcher(), True
 
     def publish() -> None:

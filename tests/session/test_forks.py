@@ -36,7 +36,7 @@ def test_committing_replays_onto_newer_state():
 
 
 def test_an_unchanged_base_takes_the_fork_as_it_is():
-    """If nothing else happened, nothing is reduced again: the fork's state becomes the session's."""
+    """If nothing else was committed, a fork's state becomes the session's without reducing again."""
     session = new_session()
     ran: list[int] = []
     session.register(Note, on=Fold, reducer=lambda slice_, event: (ran.append(1), slice_.append(event))[1])
@@ -49,7 +49,7 @@ def test_an_unchanged_base_takes_the_fork_as_it_is():
 
 
 def test_a_slice_nobody_else_touched_is_taken_as_it_is():
-    """Only slices that others changed are reduced again; others' changes elsewhere stay."""
+    """Only slices that others changed are reduced again, and others' changes to other slices stay."""
     session = new_session()
     ran: list[int] = []
     session.register(Note, on=Fold, reducer=lambda slice_, event: (ran.append(1), slice_.append(event))[1])
@@ -64,7 +64,7 @@ def test_a_slice_nobody_else_touched_is_taken_as_it_is():
 
 
 def test_what_was_read_and_changed_meanwhile_is_a_conflict():
-    """The slice is named, nothing is applied, and a slice that was only written is no conflict."""
+    """A slice that was read and has changed since is a conflict and is named; one only written is none."""
     session = new_session()
     reader, writer = session.fork("reader"), session.fork("writer")
     assert len(reader[Note]) == 0
@@ -97,7 +97,7 @@ def test_a_snapshot_brings_state_back_and_leaves_logs():
 
 
 def test_a_snapshot_of_another_session_is_refused():
-    """The error names both sessions; nothing is restored."""
+    """A snapshot of another session is refused with the names of both, and nothing is restored."""
     session = Session(id="mine")
     session.dispatch(Note(1))
     with pytest.raises(SessionError, match=r"'mine'.*'theirs'"):
@@ -106,7 +106,7 @@ def test_a_snapshot_of_another_session_is_refused():
 
 
 def test_restoring_what_was_read_is_no_conflict():
-    """A slice that was changed and restored equals the slice that was read."""
+    """A slice that was changed and restored equals the slice that was read, so it is no conflict."""
     session = new_session()
     session.dispatch(Note(1))
     before, fork = session.snapshot(), session.fork()
@@ -119,7 +119,7 @@ def test_restoring_what_was_read_is_no_conflict():
 
 @pytest.mark.parametrize("end", ["commit", "drop"])
 def test_reads_of_an_inner_fork_count_for_the_outer(end: str):
-    """Whether the inner call was kept or not, the outer one may have acted on its reads."""
+    """An inner fork's reads count for the outer fork, even if the inner fork was dropped."""
     session = new_session()
     outer = session.fork()
     inner = outer.fork()
@@ -130,7 +130,7 @@ def test_reads_of_an_inner_fork_count_for_the_outer(end: str):
 
 
 def test_a_child_session_lives_long_and_commits_into_its_parent():
-    """It reads its parent's state at its start, accepts many commits, and commits as one."""
+    """A child session reads its parent's state at its start, accepts many commits, and commits as one."""
     session, heard = new_session(), list[Any]()
     session.dispatcher.subscribe(object, heard.append)
     session.dispatch(Note(0))
@@ -153,7 +153,7 @@ def test_a_child_session_lives_long_and_commits_into_its_parent():
 
 
 def test_a_reducer_that_refuses_the_newer_state_fails_the_commit():
-    """The commit raises, changes nothing and publishes nothing."""
+    """If a reducer refuses the newer state, the commit raises, changes nothing and publishes nothing."""
     session, heard = new_session(), list[Any]()
 
     def at_most_one(slice_: Any, event: Any) -> Any:
@@ -201,7 +201,7 @@ def test_a_fork_ends_once():
 
 
 def test_nothing_commits_into_a_fork_that_is_over():
-    """An inner fork that outlived the outer one can't commit, prepared or not."""
+    """An inner fork can't commit into an outer fork that has ended, whether or not it was prepared."""
     session, heard = new_session(), list[Any]()
     session.dispatcher.subscribe(object, heard.append)
     outer = session.fork("outer")
@@ -220,7 +220,7 @@ def test_nothing_commits_into_a_fork_that_is_over():
 
 
 def test_what_changes_between_prepare_and_apply_is_kept():
-    """A dispatch outside the gate at that moment is neither lost nor overwritten."""
+    """A dispatch between `prepare` and `apply` is neither lost nor overwritten."""
     session = new_session()
     fork = session.fork()
     fork.dispatch(Fold(1))
@@ -233,7 +233,7 @@ def test_what_changes_between_prepare_and_apply_is_kept():
 
 
 def test_a_thread_that_outlived_its_fork_is_refused():
-    """In any order, each of a thread's dispatches is either in the session or refused."""
+    """Each dispatch of a thread that outlives its fork is either in the session or refused."""
     for _ in range(30):
         session = new_session()
         fork = session.fork()
@@ -262,7 +262,7 @@ def test_a_thread_that_outlived_its_fork_is_refused():
 
 
 def test_state_is_heard_once_at_the_outermost_commit_and_logs_at_once():
-    """A dropped fork publishes only its logs, and nothing is published twice."""
+    """State events are published once, at the outermost commit; a dropped fork publishes only its logs."""
     session, heard = new_session(), list[Any]()
     session.dispatcher.subscribe(object, heard.append)
     outer = session.fork()
@@ -284,7 +284,7 @@ def test_state_is_heard_once_at_the_outermost_commit_and_logs_at_once():
 
 
 def test_a_subscriber_may_dispatch():
-    """An event is published after it was applied and without a lock, so a listener can react to it."""
+    """A listener may dispatch, since an event is published after it was applied and without a lock."""
     session = new_session()
     session.dispatcher.subscribe(Note, lambda note: session.dispatch(Put(note.number, len(session[Note]))))
     fork = session.fork()

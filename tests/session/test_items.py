@@ -64,7 +64,7 @@ rows = st.builds(Row, keys, st.integers())
 
 @pytest.mark.parametrize("size", EDGES)
 def test_items_made_at_once_are_those_added_one_by_one(size: int):
-    """At every edge of the trie both constructions give the same items in the same order."""
+    """Items made at once equal items added one by one, at every boundary of the trie."""
     at_once, one_by_one = Items(range(size)), appended(Items(), range(size))
     assert at_once.all() == one_by_one.all() == tuple(range(size))
     assert at_once == one_by_one
@@ -118,7 +118,7 @@ def test_items_are_equal_when_their_items_are(one: list[int], other: list[int]):
 
 
 def test_items_have_no_keys():
-    """The error for a lookup by key says how a slice gets one."""
+    """Looking up items by key raises an error that says how a slice gets a key."""
     with pytest.raises(DefinitionError, match=r"@kept\(key="):
         Items([1]).get(1)
 
@@ -176,7 +176,7 @@ def test_a_large_table_finds_every_key():
 
 
 def test_tables_are_equal_when_their_items_are():
-    """Content and order count; a table is never equal to items."""
+    """Tables are equal if their items and order are; a table is never equal to `Items`."""
     one = Table(row_key).replace([Row(1, 1), Row(2, 2)])
     assert one == Table(row_key).replace([Row(1, 0), Row(2, 2), Row(1, 1)])
     assert one != Table(row_key).replace([Row(2, 2), Row(1, 1)])
@@ -185,7 +185,7 @@ def test_tables_are_equal_when_their_items_are():
 
 
 def fresh(new: Any, old: Any) -> int:
-    """Count the tuples of one that are not identical to the other's at the same place."""
+    """Count the tuples of one tree that are not identical to the other's at the same place."""
     if new is old or not isinstance(new, tuple):
         return 0
     olds = old if isinstance(old, tuple) else ()
@@ -194,7 +194,7 @@ def fresh(new: Any, old: Any) -> int:
 
 
 def made(grown: Items[Any], base: Items[Any]) -> int:
-    """Count the tuples that had to be created to get from one to the other."""
+    """Count the tuples that were created to get from one tree to the other."""
     return fresh(grown._full, base._full) + fresh(grown._tail, base._tail)
 
 
@@ -210,7 +210,7 @@ def test_adding_makes_a_handful_of_nodes_however_many_items_there_are(size: int)
 
 
 def test_a_hundred_siblings_share_their_base():
-    """A hundred forks of one base of a million make as few nodes each as the first."""
+    """Each of a hundred forks of a base of a million items makes as few nodes as the first."""
     base = Items(range(1_000_000))
     siblings = [base.append(number) for number in range(100)]
     assert all(made(sibling, base) <= 10 for sibling in siblings)
@@ -237,7 +237,7 @@ def test_adding_to_a_table_makes_a_handful_of_nodes():
 
 
 def test_adding_to_a_million_takes_the_steps_of_adding_to_ten():
-    """Thirty-two additions, a whole block, take about the same steps at any size: one tree level more."""
+    """Adding a block of 32 items to a million takes about as many steps as to ten: one tree level more."""
 
     def steps(base: Items[int]) -> int:
         return steps_of(lambda: appended(base, range(32)))

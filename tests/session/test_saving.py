@@ -124,12 +124,12 @@ def filled(events: list[Any], **options: Any) -> Session:
 
 
 def changed(**change: Any) -> bytes:
-    """A saved session with parts of its JSON replaced."""
+    """Return a saved session with parts of its JSON replaced."""
     return json.dumps({**json.loads(save(filled([Plan("a")]))), **change}).encode()
 
 
 def test_everything_comes_back_as_it_was():
-    """Dataclasses, pydantic models and structs, in order, with the session's own metadata."""
+    """Dataclasses, models and structs are restored in order, with the session's metadata."""
     session = filled(EVENTS)
     again = load(save(session), types=TYPES)
     for kind in TYPES:
@@ -171,7 +171,7 @@ def test_any_session_comes_back_as_it_was(events: list[Any]):
 
 
 def test_kinds_are_kept():
-    """A keyed slice stays keyed, and a log stays a log: not undone by a snapshot, not part of a fork."""
+    """After loading, a keyed slice is still keyed, and a log is still not undone by a snapshot."""
     again = load(save(filled(EVENTS)), types=TYPES)
     assert again[Todo].get(1) == Todo(1, True)
     again.restore(Session(id="s1").snapshot())
@@ -201,7 +201,7 @@ def test_a_log_with_reducers_is_kept():
     ],
 )
 def test_rules_that_were_given_must_be_given_again(rules: SliceRules, words: str):
-    """A slice does not change its kind because `slices` was forgotten."""
+    """Loading without the `slices` rules that were given is refused, since a slice must not change its kind."""
     session = filled([Plan("a"), Plan("a")], slices={Plan: rules})
     with pytest.raises(SessionError, match=rf"{words}.*slices="):
         load(save(session), types=[Plan])
@@ -210,7 +210,7 @@ def test_rules_that_were_given_must_be_given_again(rules: SliceRules, words: str
 
 
 def test_our_own_facts_need_not_be_named():
-    """The gate's and policies' events are known, with params and results as plain data."""
+    """The gate's and policies' own events are known without naming their types; params are plain data."""
     session = Session(id="s1")
     facts = [
         ToolStarted("1", "tool", ("outer", "tool"), 0.25, RUN),
@@ -240,7 +240,7 @@ def test_our_own_facts_need_not_be_named():
 
 
 def test_secrets_are_not_in_the_text():
-    """Every pydantic secret is saved as asterisks; with a journal such an event is refused."""
+    """Every pydantic secret is saved as asterisks; with a journal, an event with a secret is refused."""
     login = Login(user="ann", password=SecretStr("hunter2"))
 
     @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def test_secrets_are_not_in_the_text():
 
 
 def test_unknown_types_are_refused_by_name():
-    """All of them are listed at once, and no session is made."""
+    """Unknown types are refused, all of them listed at once, and no session is made."""
     with pytest.raises(
         SessionError, match=r"'s1': it holds \S+Denied, \S+Record, which are not known"
     ) as raised:
@@ -274,7 +274,7 @@ def test_unknown_types_are_refused_by_name():
 
 
 def test_a_name_in_the_text_never_imports_or_finds_anything_else():
-    """Names in the text only match slices' own types, and only in loaded modules of Handrail."""
+    """A name in the text never imports a module, and finds only types of slices and of loaded Handrail modules."""
     slices = json.loads(save(filled([Plan("a")])))["slices"]
     (contents,) = slices.values()
     for name in ("os.system", "handrail.session.session.Session.fork", "handrail.errors.nothing", "sys", ""):
@@ -306,7 +306,7 @@ def test_a_name_in_the_text_never_imports_or_finds_anything_else():
     ],
 )
 def test_damaged_text_is_refused(data: bytes, words: str):
-    """The error says where, and is always a `SessionError`."""
+    """Damaged text always raises a `SessionError` that says where the damage is."""
     with pytest.raises(SessionError, match=words):
         load(data, types=[Plan, Record])
 
@@ -324,7 +324,7 @@ def test_no_damage_makes_another_error(data: st.DataObject):
 
 @pytest.mark.parametrize("kind", [Plan, Record, Model])
 def test_a_type_that_changed_since_is_named(kind: type):
-    """The item that no longer fits is refused, with the problem."""
+    """An item that no longer fits its type is refused with the problem."""
     saved = json.loads(save(filled(EVENTS)))
     saved["slices"][f"{kind.__module__}.{kind.__qualname__}"]["items"] = [{"surprise": 1}]
     with pytest.raises(SessionError, match=rf"{kind.__name__} does not fit its type.*changed since"):
@@ -332,7 +332,7 @@ def test_a_type_that_changed_since_is_named(kind: type):
 
 
 def local_type(name: str) -> type:
-    """One of several types with the same name."""
+    """Make one of several types with the same name."""
 
     @dataclass(frozen=True)
     class Local:
@@ -360,7 +360,7 @@ class Bare:
     ],
 )
 def test_what_cannot_be_saved_is_named(fill: Callable[[Session], None], words: str):
-    """The error names the type in the way; half a session is never written."""
+    """The error names the type that can't be saved, and half a session is never written."""
     session = Session(id="s1")
     fill(session)
     with pytest.raises(SessionError, match=words):
@@ -379,7 +379,7 @@ def test_what_can_be_saved_passes_the_check():
 
 
 def test_a_type_that_cannot_be_loaded_is_refused():
-    """A type without a schema is named in our error, not in pydantic's."""
+    """A type without a schema is refused by name, with Handrail's error instead of pydantic's."""
     data = save(filled([Plan("a")])).replace(f"{__name__}.Plan".encode(), f"{__name__}.Bare".encode())
     with pytest.raises(SessionError, match="Bare does not fit"):
         load(data, types=[Bare])

@@ -99,7 +99,7 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
 
 
 def test_an_event_without_rules_is_added_to_its_own_slice():
-    """A slice has latest, all, where and its length; another type's slice is empty."""
+    """An event without rules is added to its own slice, which has `latest`, `all`, `where` and a length."""
     session = Session()
     assert session[Note].latest() is None
     for text in "abc":
@@ -139,7 +139,7 @@ def test_what_was_read_does_not_change():
 
 
 def test_a_slice_is_selected_by_its_class():
-    """Anything else is refused by name."""
+    """A slice is selected by its class; anything else is refused by name."""
     session = Session(id="s1")
     with pytest.raises(SessionError, match=r"'s1'.*'Note' is not a type.*session\[Plan\]"):
         session["Note"]  # pyright: ignore[reportArgumentType]
@@ -150,7 +150,7 @@ def test_a_slice_is_selected_by_its_class():
 
 
 def test_identity_and_config_are_read_only():
-    """Nobody with access to a session can change its owner."""
+    """A session's id, principal and configuration can't be changed."""
     session = Session(id="a", principal="ann", config={"x": 1})
     for name in ("id", "principal", "config", "dispatcher"):
         with pytest.raises(AttributeError):
@@ -164,7 +164,7 @@ def test_identity_and_config_are_read_only():
 
 
 def test_reducers_from_the_mark_the_session_and_register_all_run():
-    """One event goes into each slice with a reducer for it, and then not into its own."""
+    """An event goes into each slice that has a reducer for it, and then not into its own."""
     session = Session(
         slices={
             Note: SliceRules(reducers={Add: lambda slice_, event: slice_.append(Note(str(event.amount)))})
@@ -190,7 +190,7 @@ def test_registering_takes_effect_for_events_seen_before():
 
 
 def test_a_log_keeps_its_own_events_when_another_slice_reduces_them():
-    """A state slice fed by a log's events does not remove them from the log."""
+    """A log keeps its own events, even if a state slice reduces them too."""
     session = Session()
     session.register(Note, on=Denied, reducer=lambda slice_, event: slice_.append(Note(event.tool)))
     session.dispatch(Denied("rm"))
@@ -199,7 +199,7 @@ def test_a_log_keeps_its_own_events_when_another_slice_reduces_them():
 
 
 def test_a_log_with_a_reducer_keeps_what_it_held():
-    """A reducer registered on a log with items works on these."""
+    """A reducer registered on a log that already has items works on those items."""
     session = Session()
     session.dispatch(Denied("a"))
     session.register(Denied, on=Note, reducer=lambda slice_, event: slice_.replace([Denied(event.text)]))
@@ -210,7 +210,7 @@ def test_a_log_with_a_reducer_keeps_what_it_held():
 
 
 def test_facts_can_be_reduced_and_are_logged_in_any_case():
-    """A slice may count facts; a reducer that raises is logged, and neither the fact nor the run is lost."""
+    """A slice may reduce facts; if its reducer raises, the error is logged and the fact is kept."""
     session, heard = Session(), list[object]()
     session.dispatcher.subscribe(ToolStarted, heard.append)
     session.record(started(1))
@@ -234,7 +234,7 @@ def test_a_keyed_log_of_facts_is_recorded():
 
 @pytest.mark.parametrize("into", [Todo, Denied])
 def test_a_reducer_that_raises_undoes_the_whole_dispatch(into: type):
-    """No slice or log keeps anything of an event that one reducer refused, and nothing is published."""
+    """If one reducer raises, no slice or log keeps the event, and nothing is published."""
     session, heard = Session(), list[object]()
     session.register(Total, on=Add, reducer=lambda slice_, event: slice_.append(Total(event.amount)))
     session.register(Denied, on=Add, reducer=lambda slice_, event: slice_.append(Denied("added")))
@@ -253,7 +253,7 @@ def test_a_reducer_that_raises_undoes_the_whole_dispatch(into: type):
 
 @pytest.mark.parametrize("nonsense", [None, [Todo(1)], (), Items([Todo(1)]), Note("a")])
 def test_a_reducer_that_returns_something_else_is_told_so(nonsense: object):
-    """Only a changed version of the slice itself is accepted: a keyed one stays keyed."""
+    """A reducer must return a changed version of its own slice: a keyed slice stays keyed."""
     session = Session()
     session.register(Todo, on=Add, reducer=lambda slice_, event: nonsense)
     with pytest.raises(ReducerError, match=f"returned a {type(nonsense).__name__}, not the slice"):
@@ -265,7 +265,7 @@ def test_a_reducer_that_returns_something_else_is_told_so(nonsense: object):
 @pytest.mark.parametrize("target", [Note, Denied])
 @pytest.mark.parametrize("act", ["dispatch", "fork", "restore"])
 def test_a_reducer_that_dispatches_is_refused(act: str, target: type):
-    """Reducers are pure: one that dispatches or restores undoes its event, and the session stays usable."""
+    """A reducer that dispatches or restores undoes its event, and the session stays usable."""
     session = Session()
     acts: dict[str, Callable[[], None]] = {
         "dispatch": lambda: session.dispatch(Spare()),
@@ -286,7 +286,7 @@ def test_a_reducer_that_dispatches_is_refused(act: str, target: type):
 
 
 def test_a_key_that_raises_undoes_the_dispatch():
-    """The key function is part of reducing: its error is raised in the same way."""
+    """If a key function raises, the dispatch is undone, as if a reducer had raised."""
     session = Session(slices={Note: SliceRules(key=lambda note: note.missing)})
     with pytest.raises(ReducerError, match="AttributeError on a Note"):
         session.dispatch(Note("a"))
@@ -314,7 +314,7 @@ def test_wrong_rules_are_refused_where_they_are_given(wrong: Callable[[], object
 
 
 def test_a_mark_below_a_decorator_that_makes_another_class_is_found():
-    """`@dataclass(slots=True)` above `@kept` would leave the reducer with a class that no longer exists."""
+    """`@kept` below `@dataclass(slots=True)` is refused, since the decorator replaces the class it marked."""
 
     class Found:
         pass
@@ -330,7 +330,7 @@ def test_a_mark_below_a_decorator_that_makes_another_class_is_found():
 
 @pytest.mark.parametrize("event", ["text", 3, None, {"a": 1}, [Note("a")], Note, Session, broken, object()])
 def test_plain_values_and_classes_are_not_events(event: object):
-    """A value that nobody could select by type is refused, and changes nothing."""
+    """Plain values and classes are refused as events, and change nothing."""
     session = Session()
     for take in (session.dispatch, session.fork().dispatch, session.dispatcher.publish, session.record):
         with pytest.raises(EventRefused, match=r"Make"):
@@ -395,7 +395,7 @@ def test_ten_thousand_dispatches_from_tasks_lose_nothing():
 
 @pytest.mark.parametrize("kind", ["dataclass", "struct", "model"])
 def test_what_can_be_changed_afterwards_is_not_kept(kind: str):
-    """A rollback could not undo a change to it, since every fork shares the stored object."""
+    """A mutable event is refused, since a rollback could not undo a change to an object that all forks share."""
 
     @dataclass
     class Loose:

@@ -37,7 +37,7 @@ PLANS: Mapping[str, Sequence[Scripted]] = {
 
 
 class FlakyModel(PlayedModel):
-    """The same model, which loses its connection once in the middle of an answer."""
+    """A `PlayedModel` that loses its connection once, in the middle of an answer."""
 
     lost = False
 
@@ -52,7 +52,7 @@ class FlakyModel(PlayedModel):
 
 
 def source_of(folder: Path) -> PromptSource:
-    """Return the app of the page's tests, with more plays and a model that sometimes fails."""
+    """Return the page tests' app with more plays and a `FlakyModel`."""
     source_in(folder)
     adapter = Adapter(
         FlakyModel(PLANS), filesystem=DirectoryFilesystem(folder / "work"), retry=Retry(first_wait=0.0)

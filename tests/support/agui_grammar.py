@@ -17,11 +17,11 @@ _EVENTS: TypeAdapter[Any] = TypeAdapter(Event)
 
 
 class Wrong(AssertionError):
-    """The stream breaks the grammar."""
+    """Raised when a stream breaks the grammar."""
 
 
 class Checker:
-    """Checks the legs of one thread, as one client connected to all of them would see them."""
+    """Checks the legs of one thread as a client connected to all of them would see them."""
 
     def __init__(self, older: bool = False) -> None:
         self.older = older
@@ -30,13 +30,13 @@ class Checker:
         self.outcomes: list[str] = []
         self.texts: dict[str, str] = {}
         self.calls: dict[str, str] = {}
-        """Every call in the stream, with its arguments."""
+        """Arguments of every call in the stream, by call id."""
         self.names: dict[str, str] = {}
         self.results: dict[str, str] = {}
         self.state: Any = None
         self.custom: list[tuple[str, Any]] = []
         self.started: list[str] = []
-        """The calls in the order they started."""
+        """Ids of the calls, in the order they started."""
         self._open: dict[str, dict[str, str | None]] = {}
         self._owners: dict[tuple[str, str], str | None] = {}
         self._activities: set[str] = set()
@@ -54,7 +54,7 @@ class Checker:
             raise Wrong(f"an older client was sent {event}")
         if kind == "CUSTOM":
             self.custom.append((event["name"], event["value"]))
-            return  # our own page accepts these between legs too
+            return  # the page accepts these events between legs too
         if kind == "RUN_STARTED":
             return self._begin(event)
         if self.leg is None:
@@ -251,7 +251,7 @@ class Checker:
     _subagent_error = _subagent_finished
 
     def named(self, name: str) -> Iterator[Any]:
-        """Return the values of Handrail's own events of this name."""
+        """Return the values of the Handrail events that have this name."""
         return (value for found, value in self.custom if found == name)
 
 
@@ -273,7 +273,7 @@ def _unknown(model: BaseModel) -> Iterator[str]:
 
 
 def patched(state: Any, operations: list[dict[str, Any]]) -> Any:
-    """Apply a JSON Patch to a state of the form `{name: [items]}`."""
+    """Return a state of the form `{name: [items]}` with a JSON Patch applied."""
     state = {name: list(items) for name, items in state.items()}
     for operation in operations:
         _, name, *last = operation["path"].split("/")

@@ -19,7 +19,7 @@ expect.set_options(timeout=PATIENCE)
 def arguments() -> list[str]:
     """Return chromium's arguments.
 
-    As root it gets `--no-sandbox`, since it refuses to start with a sandbox.
+    They include `--no-sandbox` for root, since chromium refuses to run as root with a sandbox.
     """
     return ["--no-sandbox"] if os.geteuid() == 0 else []
 
@@ -32,7 +32,7 @@ def launched(playwright: Playwright) -> Browser:
 
 
 class _Shared:
-    """The browser of all tests of this process that use one."""
+    """The browser that all tests of this process share."""
 
     def __init__(self) -> None:
         self._browser: Browser | None = None
@@ -54,15 +54,14 @@ _shared = _Shared()
 
 @pytest.fixture(scope="module")
 def browser() -> Browser:
-    """One browser for all tests that follow each other; each test opens a context of its own in it."""
+    """Fixture: a browser shared by consecutive tests, each of which opens its own context in it."""
     return _shared.get()
 
 
 def close_unless_used(following: pytest.Item | None) -> None:
-    """Close the browser, if there is one, unless the test that follows uses it too.
+    """Close the shared browser, if there is one, unless the next test uses it too.
 
-    Playwright's loop runs in the thread of the tests as long as it is open, where it would be in the way of every
-    test that runs a loop of its own.
+    While playwright is open, its event loop runs in the tests' thread, where no other test can run its own loop.
     """
     if "browser" not in getattr(following, "fixturenames", ()):
         _shared.close()

@@ -46,7 +46,7 @@ def card_game(
     secret: str = "ace",
     **options: Any,
 ) -> Handoff[Deal, Pick]:
-    """A handoff whose `before` and `after` leave traces. Each act can be replaced."""
+    """Make a handoff whose `before` and `after` leave traces. Each act can be replaced."""
     options.setdefault("effect", "staged")
     game = Handoff(
         name,

@@ -1,8 +1,8 @@
 """A program that a test kills at a chosen moment, and starts again.
 
-Run as a script, it reads a line for each start (a folder, a tool, a mode), forks a child for it, and answers
-with a line of JSON. There is one tool of each effect, which notes its effects on the outside world in the
-file `world` in the folder. In the mode `crash` the child dies in the middle of the tool, as by `kill -9`.
+Run as a script, it reads one line per start (a folder, a tool, a mode), forks a child for it, and answers with a
+line of JSON. There is one tool for each effect. A tool records its effects on the outside world in the folder's
+file `world`. In `crash` mode the child dies in the middle of the tool, as if by `kill -9`.
 """
 
 import asyncio
@@ -220,7 +220,7 @@ TOOLS = {
 
 
 def answer(request: Any) -> Any:
-    """The model: call the tool, then report its result."""
+    """Answer as the model: call the tool, then report its result."""
     world("asked")
     last = request.messages[-1]
     return f"it says: {last.text}" if hasattr(last, "results") else ToolCall(Start.tool)
@@ -247,7 +247,7 @@ async def main() -> dict[str, Any]:
 
 
 def serve() -> None:
-    """Fork a child for every line, so that the imports are paid for once."""
+    """Fork a child for every line, so that the modules are imported only once."""
     for line in sys.stdin:
         folder, Start.tool, Start.mode = json.loads(line)
         Start.folder = Path(folder)

@@ -1,7 +1,7 @@
 """A process that is killed in the middle of a commit, at any requested point.
 
-Run as a script, it reads one JSON line for each attempt, forks a child that makes the attempt and is killed,
-and answers with a line of its own. So hundreds of kills cost hundreds of forks, not hundreds of imports.
+Run as a script, it reads one JSON line per attempt, forks a child that makes the attempt and is killed, and
+answers with a line of its own. Hundreds of kills therefore need hundreds of forks, but only one import.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def snapshot(folder: Path) -> dict[str, Any]:
 
 
 def change(files: Any, seed: int) -> None:
-    """Make every kind of change, in an order and selection given by the seed."""
+    """Make every kind of change, in an order and selection determined by the seed."""
     deeds = [
         lambda: files.append("tool.sh", "echo after\n"),
         lambda: files.write("new/deep/b.txt", "b after\n"),
@@ -70,7 +70,7 @@ def change(files: Any, seed: int) -> None:
 
 
 class Points:
-    """Counts the points of a commit, and ends the process at one of them."""
+    """Counts the points that a commit passes, and ends the process at one of them."""
 
     def __init__(self, at: int) -> None:
         self._at = at
@@ -109,7 +109,7 @@ class KillingDisk(Disk):
         return between
 
     def _before(self, name: str, args: tuple[Any, ...]) -> None:
-        """Edit a file at the last moment, as another program might."""
+        """Edit a file just before it is changed, as another program might."""
         if self._edit_before and name in ("exchange", "place") and args[3] == Path(self._edit_before).name:
             path, self._edit_before = self._edit_before, ""
             Path(path).write_text("edited by somebody\n")
@@ -122,14 +122,14 @@ class KillingDisk(Disk):
 
 
 class CutDisk(KillingDisk):
-    """A disk that loses, at a power cut, everything not synced, or only the newest part of it."""
+    """A disk that loses unsynced changes at a power cut: all of them, or only the newest."""
 
     def __init__(self, points: Points, edit_before: str = "") -> None:
         super().__init__(points, edit_before)
         self._bytes: dict[int, None] = {}
         """Files whose content was never synced."""
         self._names: list[tuple[str, Any, set[int]]] = []
-        """Name changes, oldest first: the change, how to undo it, and the folders not synced since."""
+        """Name changes, oldest first, each with a way to undo it and the folders not synced since."""
 
     def _after(self, name: str, args: tuple[Any, ...]) -> None:
         if name in ("write", "copy", "symlink", "folder", "link"):
@@ -151,7 +151,7 @@ class CutDisk(KillingDisk):
 
     def _lose(self) -> None:
         unsynced = [each for each in self._names if each[2]]
-        # A disk may have written some changes already, in order; sometimes none.
+        # A disk may already have written some of the changes, in order, or none.
         kept = max(0, random.Random(self._points.passed).randint(-len(unsynced), len(unsynced)))
         for what, how, _ in reversed(unsynced[kept:]):
             if what == "made":
@@ -169,13 +169,13 @@ class CutDisk(KillingDisk):
         try:
             path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
         except OSError:
-            return  # a change that did reach the disk renamed it
+            return  # a change that reached the disk has renamed it
 
 
 def killing_journal(
     path: Path, points: Points, lose: Any = None, durability: Any = "process"
 ) -> SqliteJournal:
-    """A journal in which the process can die before and after each transaction."""
+    """Open a journal in which the process can die before and after each transaction."""
     last_words = () if lose is None else (lose,)
     return SqliteJournal(path, durability=durability, moments=lambda *_: points.reach(*last_words))
 
@@ -208,7 +208,7 @@ async def commit_once(base: Path, seed: int, points: Points, edited: str, durabi
 
 
 async def recover_once(base: Path, points: Points) -> str:
-    """Recover. The recovery can be killed too."""
+    """Recover the folder after a kill. The recovery can be killed too."""
     files = DirectoryFilesystem(base / "root", disk=KillingDisk(points))
     journal = killing_journal(base / "journal.db", points)
     await files.recover(journal)

@@ -1,7 +1,7 @@
-"""Finds the Python examples in Markdown and runs them as a reader would.
+"""Python examples in Markdown: finds them and runs them as a reader would.
 
-In the README each block runs in its own namespace and folder; a page of `docs/` is one story, whose blocks
-share both. A line directly before a fence changes this:
+In the README each block runs in its own namespace and folder; on a page of `docs/` all blocks share one of each.
+A line directly before a fence changes this:
 
 `<!-- continues -->` before a python fence of the README: continue the previous python block;
 `<!-- anew -->` before a python fence of a page: start again with an empty namespace and folder;
@@ -31,18 +31,18 @@ ELSEWHERE = re.compile(r"<!-- runs on (?P<library>\w+) -->")
 
 @dataclass
 class Block:
-    """A python block; `line` is the line of its first line of code in the document."""
+    """A python block; `line` is the document's line number of its first line of code."""
 
     line: int
     code: str
     continues: bool
     prints: str | None = None
     library: str | None = None
-    """The library it needs, if it does not run here."""
+    """Library that the block needs, or None if it runs here."""
 
 
 class BadDocument(ValueError):
-    """The document's fences and marks do not fit together."""
+    """Raised when the document's fences and marks do not fit together."""
 
 
 def is_story(document: Path) -> bool:
@@ -51,7 +51,7 @@ def is_story(document: Path) -> bool:
 
 
 def extract(document: Path, story: bool | None = None) -> list[Block]:
-    """Return the python blocks of a document in their order."""
+    """Return the python blocks of a document, in order."""
     story = is_story(document) if story is None else story
     lines = document.read_text(encoding="utf-8").splitlines()
     blocks: list[Block] = []
@@ -91,7 +91,7 @@ def extract(document: Path, story: bool | None = None) -> list[Block]:
 
 
 def chains(document: Path, library: str | None = None) -> list[list[Block]]:
-    """Group the blocks that run here, or on another library. Each group runs in one namespace."""
+    """Return the blocks that need `library`, or no library, in groups that each run in one namespace."""
     groups: list[list[Block]] = []
     for block in extract(document):
         if block.library != library:

@@ -46,14 +46,14 @@ def below(files: Plain, path: str) -> list[str]:
 
 
 def make_way(files: Plain, folders: list[str]) -> None:
-    """Create the parent folders, or refuse."""
+    """Create the missing parent folders of a path, or refuse if one of them is a file."""
     if any(files.get(folder) is not None for folder in folders):
         raise FileInTheWay("", "")
     files.update({folder: None for folder in folders if folder not in files})
 
 
 def plainly(files: Plain, verb: str, *args: str) -> object:
-    """Apply a verb to files that are a plain dict, and return its result."""
+    """Apply a verb to files held in a plain dict, and return its result."""
     path = args[0]
     if verb == "glob":
         return tuple(sorted(f"{p}/" if t is None else p for p, t in files.items() if GLOBS[path](p, t)))
@@ -96,7 +96,7 @@ def plainly(files: Plain, verb: str, *args: str) -> object:
 
 
 def really(files: Files, verb: str, *args: str) -> object:
-    """Apply the same verb to a real filesystem."""
+    """Apply a verb to a real filesystem, and return its result."""
     if verb == "list":
         return tuple((info.path, info.is_directory, info.size) for info in files.list(*args))
     if verb == "prune":
@@ -105,7 +105,7 @@ def really(files: Files, verb: str, *args: str) -> object:
 
 
 class Call:
-    """A fork under test, with everything done and seen in it."""
+    """A fork under test, with everything it did and saw."""
 
     def __init__(self, fork: Any, parent: Call | None, born: int) -> None:
         self.fork = fork
@@ -149,7 +149,7 @@ thens = st.sampled_from(["go on", "go on", "commit", "commit", "drop"])
 
 
 class Transactions(RuleBasedStateMachine):
-    """Concurrent and nested calls. Every set of committed calls could have run one after another.
+    """Concurrent and nested calls, whose committed calls must be equivalent to some serial order.
 
     The model is a plain dict. When a call commits into the root, its actions are replayed on the model and
     must give the same results as in its fork. This reveals stale reads that were not reported, missed
@@ -178,7 +178,7 @@ class Transactions(RuleBasedStateMachine):
         return self.calls[-1]
 
     def filled(self, deed: tuple[str, ...]) -> tuple[str, ...]:
-        """Give every written text new content, so that no change is invisible."""
+        """Replace every written text with new content, so that every change is visible."""
         if deed[0] in ("write", "append"):
             return (*deed, f"<{next(self.numbers)}")
         return deed

@@ -72,19 +72,19 @@ def new_files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewFil
 
 
 def tree(files: Files) -> dict[str, str | None]:
-    """Return every path: a file with its text, a folder with None."""
+    """Return every path with its file's text, or None for a folder."""
     folders = {path[:-1]: None for path in files.glob("**/")}
     return {**folders, **{path: files.read(path) for path in files.glob("**")}}
 
 
 def commit(fork: AFork) -> None:
-    """Commit as the gate does at the end of a call, without checking the reads."""
+    """Commit a fork as the gate does at the end of a call, without checking its reads."""
     fork.prepare()
     fork.apply()
 
 
 def outcome(do: Callable[[], object]) -> object:
-    """Return the result, or the type of the exception raised."""
+    """Return the function's result, or the type of the `FileError` it raised."""
     try:
         return do()
     except FileError as error:

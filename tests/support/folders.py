@@ -20,7 +20,7 @@ Tree = dict[str, tuple[Any, ...]]
 
 
 class Folder:
-    """A real folder, an empty layer over it, and snapshots of both."""
+    """A real folder with an empty layer over it; gives snapshots of both."""
 
     def __init__(self, base: Path, *, over: Sequence[Path] = ()) -> None:
         self.base = base
@@ -37,11 +37,11 @@ class Folder:
         return file
 
     def real(self) -> Tree:
-        """Snapshot of the real folder: bytes, inodes and modification times."""
+        """Return a snapshot of the real folder, with bytes, inodes and modification times."""
         return tree(self.root, exact=True)
 
     def caught(self) -> list[tuple[str, str]]:
-        """The contents of the upper layer."""
+        """Return the changes in the upper layer."""
         return sorted(changes(self.upper), key=lambda change: change[1])
 
     def run(self, shell: Shell, *argv: str, **options: Any) -> CommandResult:
@@ -51,7 +51,7 @@ class Folder:
         return self.run(shell, "sh", "-c", script, **options)
 
     def merged(self) -> Tree:
-        """The merged view of both layers."""
+        """Return the merged view of both layers."""
         found: Tree = {}
         stack = [str(self.upper), *map(str, self.layers.lowers)]
         _merge(stack[:1] if is_opaque(stack[0]) else stack, "", found)
@@ -59,12 +59,12 @@ class Folder:
 
 
 def anything(backend: Any = "auto", **options: Any) -> Shell:
-    """A shell that allows every command."""
+    """Make a shell that allows every command."""
     return Shell([Allow(...)], backend=backend, **options)
 
 
 def tree(root: Path, *, exact: bool = False) -> Tree:
-    """Return everything below a folder: kind, mode, owner and content; with `exact`, inode and times too."""
+    """Return everything below a folder with kind, mode, owner and content; with `exact`, inode and times too."""
     found: Tree = {}
     for folder, folders, files in os.walk(root):
         for name in (*folders, *files):
@@ -107,12 +107,12 @@ def processes_with(marker: str) -> list[str]:
 
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
-"""A Python that commands can see. They can't see one in a checkout below /tmp."""
+"""A Python interpreter that commands can see. One in a checkout below /tmp is hidden from them."""
 _THEIR_OWN = ("/tmp", "/var/tmp", "/run", "/dev/shm")
 
 
 def is_seen(path: Path) -> bool:
-    """Return whether commands can see this path. Commands have private versions of these folders."""
+    """Return whether commands can see this path, which they can't if it is below one of their private folders."""
     return not any(path.resolve().is_relative_to(own) for own in _THEIR_OWN)
 
 

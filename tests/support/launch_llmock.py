@@ -1,9 +1,9 @@
 """Serve llmock on a free port of loopback, print the address, and end when stdin closes.
 
-    .components/llmock/bin/python tests/support/launch_llmock.py
+.components/llmock/bin/python tests/support/launch_llmock.py
 
-Run by the Python of llmock's own venv. It serves llmock's own application, which is scripted and inspected
-over its control API, /_llmock.
+The Python of llmock's own venv runs this script. It serves llmock's own application, which is scripted and
+inspected over its control API, /_llmock.
 """
 
 import os
@@ -19,4 +19,4 @@ simulation.RETRYABLE_STATUS_CODES = frozenset()
 
 print(LLMockServer().start().url, flush=True)
 sys.stdin.read()
-os._exit(0)  # without waiting for streams that are stalled on purpose
+os._exit(0)  # do not wait for streams that are stalled on purpose

@@ -18,7 +18,7 @@ from handrail.threads import run_in_thread
 
 
 def value_of(value: object, home: Home | None = None) -> Operation[Any]:
-    """An operation that takes one turn of the loop and returns `value`."""
+    """Make an operation that takes one turn of the loop and returns `value`."""
 
     async def work() -> object:
         await asyncio.sleep(0)
@@ -28,7 +28,7 @@ def value_of(value: object, home: Home | None = None) -> Operation[Any]:
 
 
 def failing(error: BaseException, home: Home | None = None) -> Operation[Any]:
-    """An operation that takes one turn of the loop and raises."""
+    """Make an operation that takes one turn of the loop and raises `error`."""
 
     async def work() -> None:
         await asyncio.sleep(0)
@@ -60,7 +60,7 @@ class Stuck:
             self.log.append("cleaned up")
 
     async def has_begun(self) -> None:
-        """Let the loop run until the work has begun."""
+        """Wait until the work has begun."""
         while not self.began.is_set():
             await asyncio.sleep(0)
 
@@ -83,7 +83,7 @@ async def use(operation: Operation[Any], way: str) -> Any:
 
 @pytest.fixture
 def nothing_is_logged(caplog: pytest.LogCaptureFixture):
-    """Check that asyncio logs no lost exceptions and no destroyed tasks."""
+    """Check that asyncio logs no lost exception and no destroyed task while the block runs."""
     with caplog.at_level(logging.WARNING, logger="asyncio"):
         yield
         gc.collect()
@@ -100,7 +100,7 @@ logging.getLogger("asyncio").addFilter(lambda record: "took" not in record.getMe
 
 
 def script(tmp_path: Any, text: str, *flags: str) -> list[str]:
-    """A script on disk, and the command that runs it as a user would."""
+    """Write a script to disk and return the command that runs it as a user would."""
     file = tmp_path / "script.py"
     file.write_text(_HEAD + textwrap.dedent(text))
     return [sys.executable, *flags, str(file)]

@@ -80,7 +80,7 @@ def handoff(folder: Path) -> Handoff[Any, Any]:
 
 
 class Client(Environment):
-    """A connected client that is shown a question and takes its time."""
+    """A connected client that displays a question and does not answer it yet."""
 
     run_mode: RunMode = "user"
 
@@ -120,7 +120,7 @@ async def main(folder: Path, mode: str) -> None:
         question_id=question.id, digest=question.digest, by=question.principal, value={"number": 2}
     )
     journal.questions.answer(given)
-    journal.questions.answer(given)  # answering twice is harmless
+    journal.questions.answer(given)  # a second answer is harmless
     try:
         journal.questions.answer(
             Answer(

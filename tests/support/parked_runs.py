@@ -1,4 +1,4 @@
-"""An environment whose runs come to rest, and answers to their questions."""
+"""An environment that records when runs come to rest, and answers to their questions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from handrail.replay.parked_run import Parking
 
 
 class Resting(LaterEnvironment):
-    """Records which runs begin and rest, and parks none."""
+    """Records each run that begins or comes to rest, and parks none of them."""
 
     keeps_secrets = True
 
     def __init__(self) -> None:
         self.parking: Parking | None = None
         self.rested: list[bool] = []
-        """For each time a run came to rest: whether it could be parked."""
+        """Whether the run could be parked, for each time it came to rest."""
         self._next = asyncio.Event()
 
     def run_started(self, parking: Parking) -> None:

@@ -1,4 +1,4 @@
-"""Secrets planted in a run, and everything that can be searched for them."""
+"""Secrets planted in a run, and functions that collect all text in which they could leak."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def everything(value: Any, seen: set[int] | None = None) -> str:
 
 
 class Recording(MemoryJournal):
-    """A journal whose rows can be inspected."""
+    """A journal that exposes its rows for inspection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Recording(MemoryJournal):
 MARK = "K3YQZ"
 
 
-"""Part of every secret in these tests, in letters that no encoding changes."""
+"""Part of every secret in these tests, made of letters that no encoding changes."""
 
 
 ODD = st.text(st.sampled_from('aé"\\\n*{}:, 0'), max_size=4)
@@ -90,7 +90,7 @@ SECRETS = st.builds(lambda before, after: f"{before}{MARK}-hunter2{after}", ODD,
 
 
 class Drawn(NamedTuple):
-    """A type, values of it as plain JSON, and whether a value contains a secret."""
+    """A type, and a strategy for its values as plain JSON."""
 
     kind: Any
     values: st.SearchStrategy[Any]
@@ -117,7 +117,7 @@ LEAVES = [
 SAID_SO = Drawn(Annotated[str, Field(json_schema_extra={"writeOnly": True})], SECRETS)
 
 
-"""To Python this is ordinary text, but the schema marks it as secret."""
+"""A type that is ordinary text in Python but marked as secret in its schema."""
 
 
 def _around(inner: st.SearchStrategy[Drawn]) -> st.SearchStrategy[Drawn]:
@@ -134,7 +134,7 @@ WIDER = st.recursive(st.sampled_from([*LEAVES, SAID_SO]), _around, max_leaves=4)
 
 
 class Login(NamedTuple):
-    """A drawn tool, the arguments a model sends it, and what its handler received."""
+    """A generated tool, the arguments that the model sends, and the values its handler received."""
 
     tool: Tool[Any, Any]
     arguments: dict[str, Any]
@@ -146,7 +146,7 @@ class Login(NamedTuple):
 
 
 def revealed(value: Any) -> Any:
-    """Return what a handler received, as the plain JSON it came from."""
+    """Return a value that a handler received, as the plain JSON it was made from."""
     if hasattr(value, "get_secret_value"):
         value = value.get_secret_value()
     if isinstance(value, bytes):
@@ -168,7 +168,7 @@ class Key(BaseModel):
 
 @contextlib.contextmanager
 def logged():
-    """Everything that is logged, at every level."""
+    """Capture everything that Handrail logs, at every level."""
     said = io.StringIO()
     handler = logging.StreamHandler(said)
     root = logging.getLogger("handrail")
@@ -209,7 +209,7 @@ def login_with(effect: Any, cut: Callable[[], Any] | None = None, **options: Any
 
 
 class Cut:
-    """A run that stops in the middle, as when its process dies, and is resumed from the record."""
+    """A run that is interrupted, as when its process dies, and resumed from its record."""
 
     def __init__(self, tools: list[Any], *script: Any, **options: Any) -> None:
         self.there = Resting()
@@ -230,7 +230,7 @@ class Cut:
             await run
 
     async def told(self) -> str:
-        """Return what the model is told about the call when the run continues."""
+        """Resume the run, and return what the model is told about the interrupted call."""
         await self.adapter.resume("run", self.prompt)
         last = self.model.requests[-1].messages[-1]
         assert isinstance(last, ToolMessage)

@@ -1,4 +1,4 @@
-"""Random prompts made from plain data, and an independent computation of what must be visible in them."""
+"""Random prompts made from plain data, and an independent computation of their visible sections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from handrail import MarkdownSection, Prompt, Tool, ToolContext, ToolResult
 
 @dataclass(frozen=True)
 class Drawn:
-    """One section as data. Everything else follows from its position."""
+    """One section as plain data; its key and path follow from its position in the tree."""
 
     enabled: bool
     summary: bool
@@ -78,7 +78,7 @@ def walk(tree: list[Drawn] | tuple[Drawn, ...], above: str = "") -> Iterator[tup
 
 
 def in_full(tree: list[Drawn], opened: frozenset[str] = frozenset()) -> list[tuple[str, Drawn]]:
-    """Return the sections that must be shown in full when these summaries are open."""
+    """Return the sections that must be shown in full when the sections in `opened` are open."""
     by_path = dict(walk(tree))
     return [
         (path, drawn)
@@ -96,6 +96,6 @@ def enabled(tree: list[Drawn]) -> dict[str, Drawn]:
 
 
 def around(path: str) -> list[str]:
-    """Return a section and its parents."""
+    """Return the paths of a section and all its parents, outermost first."""
     keys = path.split(".")
     return [".".join(keys[: count + 1]) for count in range(len(keys))]

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Raw:
-    """The server's address, and the requests it received."""
+    """A running server with its address and the requests it received."""
 
     def __init__(self, answers: tuple[bytes, ...]) -> None:
         self._answers = list(answers)
@@ -31,7 +31,7 @@ class Raw:
                 for piece in answer.split(b"<pause>"):
                     writer.write(piece)
                     await writer.drain()
-                    for _ in range(10):  # turns of the loop, so that the client can process what was sent
+                    for _ in range(10):  # turns of the loop that let the client process what was sent
                         await asyncio.sleep(0)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
@@ -45,7 +45,7 @@ class Raw:
 
 @asynccontextmanager
 async def raw_server(*answers: bytes) -> AsyncGenerator[Raw]:
-    """Answer each request with the next of these, and repeat the last one."""
+    """Serve these answers, one for each request, and repeat the last one."""
     raw = Raw(answers)
     server = await asyncio.start_server(raw.serve, "127.0.0.1", 0)
     raw.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -58,14 +58,14 @@ async def raw_server(*answers: bytes) -> AsyncGenerator[Raw]:
 
 
 def whole(answer: Any, status: int = 200) -> bytes:
-    """A JSON answer."""
+    """Return the bytes of a complete JSON response."""
     body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
     head = b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     return head % (status, len(body)) + body
 
 
 def streamed(*events: Any, end: bytes = b"data: [DONE]\n\n") -> bytes:
-    """A stream of events, each in its own chunk, and a final chunk a little later."""
+    """Return the bytes of an event stream, with each event in its own chunk and a later final chunk."""
     chunks = [
         b"data: " + (each if isinstance(each, bytes) else json.dumps(each).encode()) + b"\n\n"
         for each in events
@@ -76,7 +76,7 @@ def streamed(*events: Any, end: bytes = b"data: [DONE]\n\n") -> bytes:
 
 
 def said(content: Any = "ok", usage: Any = None, **more: Any) -> bytes:
-    """A whole chat completion."""
+    """Return a complete chat completion."""
     answer: dict[str, Any] = {
         "choices": [{"message": {"role": "assistant", "content": content, **more}, "finish_reason": "stop"}]
     }
@@ -84,5 +84,5 @@ def said(content: Any = "ok", usage: Any = None, **more: Any) -> bytes:
 
 
 def delta(finish: str | None = None, **delta: Any) -> dict[str, Any]:
-    """A piece of a chat completion."""
+    """Return one chunk of a chat completion."""
     return {"choices": [{"delta": delta, "finish_reason": finish}]}

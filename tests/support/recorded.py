@@ -93,7 +93,7 @@ def call(name: str, **arguments: Any) -> ToolCall:
 
 
 class Recorder:
-    """A journal file, a folder, and runs that use both."""
+    """A journal file and a folder, with methods that record runs on them."""
 
     def __init__(self, base: Path, **options: Any) -> None:
         self.base = base

@@ -1,7 +1,7 @@
-"""Which tests a worker of xdist is given together, and which are begun first.
+"""Schedule for xdist: which tests run on the same worker, and which start first.
 
-A file goes to one worker as a whole, so what its tests share is made once. The files that take longest are begun
-first: the rest then fills both workers to the end.
+A whole file runs on one worker, so that its fixtures are made only once. The slowest files start first, so that
+the workers finish at about the same time.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ LONGEST = (
     "tests/resources/shell",
     "tests/serve",
 )
-"""Files and folders, about in the order of the seconds they take."""
+"""The slowest files and folders, roughly in descending order of duration."""
 
 TOGETHER = ("tests/serve/page",)
-"""Folders that are one piece of work: their tests share a browser."""
+"""Folders that run on one worker as a whole, since their tests share a browser."""
 
 APART = ("tests/testing/test_simulation.py",)
-"""Files of which each test is a piece of work, since one takes as long as other files do."""
+"""Files whose tests are scheduled one by one, since each test takes as long as another file."""
 
 
 class Schedule(LoadScopeScheduling):
-    """Gives each worker a file at a time, in the order of `arranged`."""
+    """Gives each worker one file at a time, in the order of `arranged`."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
@@ -53,7 +53,7 @@ class Schedule(LoadScopeScheduling):
 
 
 def arranged(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """The tests, those of the longest files first."""
+    """Return the tests in the order of `LONGEST`, followed by all others."""
 
     def place(item: pytest.Item) -> int:
         found = (at for at, path in enumerate(LONGEST) if item.nodeid.startswith(path))

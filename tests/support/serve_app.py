@@ -1,6 +1,6 @@
-"""A server's runtime in its own process, until it is killed.
+"""A server's runtime in its own process, which runs until it is killed.
 
-python serve_app.py FOLDER PLAN     prints `asked` or `working` when it gets there
+python serve_app.py FOLDER PLAN     prints `asked` when the run waits for a person, `working` when its tool runs
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """A server with real tools and a scripted model, for the tests of the wire and of the page.
 
-The user's message decides what the model does (`PLAYS`). A run is a function of its messages, so a server
-restarted on the same journal continues where the last one stopped.
+The user's message selects what the model does (`PLAYS`). The model keeps no state outside the messages, so a
+server restarted on the same journal continues where the last one stopped.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Gates:
         return self._open.setdefault(name, threading.Event())
 
     async def passed(self, name: str) -> None:
-        # Polled, not waited for: a waiting thread would outlive a cancelled run.
+        # Poll instead of blocking: a blocked thread would outlive a cancelled run.
         while not self[name].is_set():
             await asyncio.sleep(0.01)
 
@@ -90,7 +90,7 @@ class Table(BaseModel):
     @field_validator("day")
     @classmethod
     def _open_then(cls, day: date) -> date:
-        # A rule that only the server knows; no schema expresses it.
+        # A rule that only the server knows, since no schema can express it.
         if day.weekday() == 0:
             raise ValueError("we are closed on Mondays")
         return day
@@ -181,7 +181,7 @@ USAGE = Usage(input=1200, output=80, requests=1)
 
 
 def said(text: str, *calls: ToolCall, pieces: Sequence[str] = ()) -> Reply:
-    """An answer that has a cost."""
+    """Return an answer that has a cost."""
     return Reply(text, calls=calls, pieces=pieces, usage=USAGE)
 
 
@@ -234,7 +234,7 @@ PLAYS: Mapping[str, Sequence[Scripted]] = {
 
 
 class PlayedModel:
-    """A model that plays the part selected by the newest message. Each word may take time."""
+    """A model that plays the part selected by the newest message, optionally with a pause after each word."""
 
     def __init__(self, plays: Mapping[str, Sequence[Scripted]] = PLAYS, *, pace: float = 0.0) -> None:
         self.name = "scripted:played"
@@ -264,7 +264,7 @@ class PlayedModel:
 
 
 def source_in(folder: Path, plays: Mapping[str, Sequence[Scripted]] = PLAYS, *, pace: float = 0.0) -> Source:
-    """The app on its own folder, which has a file to change."""
+    """Make the app on its own folder, which has a file to change."""
     work = folder / "work"
     if not work.exists():
         work.mkdir()

@@ -26,7 +26,7 @@ from support.recorded import Noted, Pick, call, choose, note, notes, read, send,
 
 
 def plan(*turns: Any) -> str:
-    """Return the message that tells the model of these tests what to answer, turn by turn.
+    """Return a message that tells the test model what to answer, turn by turn.
 
     A turn is a text, or a list of calls, each a name and its arguments.
     """
@@ -34,7 +34,7 @@ def plan(*turns: Any) -> str:
 
 
 def follow(request: ModelRequest) -> Any:
-    """A model that follows the newest plan. It has no state, so any process can continue with it."""
+    """Answer as a model that follows the newest plan. It has no state, so any process can continue with it."""
     answers = 0
     for message in reversed(request.messages):
         if isinstance(message, AssistantMessage):
@@ -47,7 +47,7 @@ def follow(request: ModelRequest) -> Any:
 
 
 class SlowModel(ScriptedModel):
-    """The same model, with a millisecond between the pieces."""
+    """A scripted model that waits a millisecond between the pieces of an answer."""
 
     async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
         async for part in super().stream(request):
@@ -89,7 +89,7 @@ async def pick_two(context: ToolContext) -> str:
 
 
 class App:
-    """Successive servers on the same files."""
+    """An app on one folder and journal, whose server can be restarted."""
 
     def __init__(self, base: Path, *, tools: Sequence[Tool[Any, Any]] = (), **options: Any) -> None:
         self.base = base
@@ -151,7 +151,7 @@ def events(feed: Feed, after: int = 0) -> list[dict[str, Any]]:
 
 
 def kinds(feed: Feed, after: int = 0) -> list[str]:
-    """Return the starts and ends of legs in a feed, each with its outcome."""
+    """Return each start and end of a leg in a feed, ends with their outcome."""
     found: list[str] = []
     for event in events(feed, after):
         if event["type"] == "RUN_STARTED":
@@ -164,20 +164,20 @@ def kinds(feed: Feed, after: int = 0) -> list[str]:
 
 
 async def settle(thread: Thread) -> None:
-    """Wait until the thread's run rests or ends."""
+    """Wait until the thread's run comes to rest or ends."""
     while thread.live is not None and (thread.live.leg or not thread.live.has_started):
         assert await thread.feed.after(thread.feed.last, 5), "nothing happens"
 
 
 async def over(thread: Thread) -> None:
-    """Wait until this process has no run of the thread."""
+    """Wait until no run of the thread is active in this process."""
     while thread.live is not None:
         await thread.live.wait()
         await asyncio.sleep(0)
 
 
 def answer_to(question: Question, principal: str, outcome: Any, value: Any, reason: str = "") -> Answer:
-    """An answer bound to what the person saw."""
+    """Make an answer to this question, with the digest of what the person saw."""
     return Answer(
         question_id=question.id,
         digest=question.digest,
@@ -203,7 +203,7 @@ def by(question: Question, principal: str, value: Any, digest: str | None = None
 
 
 def texts(messages: Sequence[Any]) -> list[str]:
-    """Return the messages, one line each."""
+    """Return the conversation as lines of text, one for each message or tool result."""
     found: list[str] = []
     for message in messages:
         if isinstance(message, ToolMessage):

@@ -114,12 +114,12 @@ CAN: dict[str, dict[str, frozenset[str]]] = {
 
 
 class ServerFailed(RuntimeError):
-    """A server did not start, or refused its script. The message ends with the server's output."""
+    """Raised when a server did not start or refused its script. The message ends with the server's output."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One request as a server recorded it. `raw` is the server's whole record, in its own shape."""
+    """One request as a server recorded it. `raw` is the server's complete record, in its own format."""
 
     path: str
     status: int
@@ -145,7 +145,7 @@ class Server:
         return self.url
 
     def control(self, method: str, path: str, body: object = None) -> Any:
-        """Ask one of the server's own control routes."""
+        """Send a request to one of the server's own control routes, and return its answer."""
         host = self.url.removeprefix("http://")
         headers = {"content-type": "application/json"}
         with contextlib.closing(http.client.HTTPConnection(host, timeout=120)) as connection:
@@ -162,7 +162,7 @@ class Aimock(Server):
     """npm's @copilotkit/aimock. Its script is a list of fixtures, each `{"match": …, "response": …}`."""
 
     def script(self, fixtures: Sequence[dict[str, Any]]) -> None:
-        """Forget everything, and use these fixtures. The first one that matches a request answers it."""
+        """Reset the server and use these fixtures. The first one that matches a request answers it."""
         self.control("POST", "/__aimock/reset")
         if fixtures:
             self.control("POST", "/__aimock/fixtures", {"fixtures": list(fixtures)})
@@ -184,13 +184,13 @@ class Llmock(Server):
         return f"{self.url}/anthropic"
 
     def script(self, behaviors: Sequence[dict[str, Any]]) -> None:
-        """Forget everything, and queue these behaviours."""
+        """Reset the server and queue these behaviours."""
         self.control("POST", "/_llmock/reset")
         if behaviors:
             self.control("POST", "/_llmock/scenario", {"behaviors": list(behaviors)})
 
     def pending(self) -> list[dict[str, Any]]:
-        """The behaviours that no request has used yet."""
+        """Return the behaviours that no request has used yet."""
         return self.control("GET", "/_llmock/scenario")["pending"]
 
     def requests(self) -> list[Seen]:
@@ -213,7 +213,7 @@ class Embedded(Server):
     """The embedded model behind xllamacpp's own server. It can't be scripted and records no requests."""
 
     def busy(self) -> bool:
-        """Return whether it is generating. False soon after a client closed its connection."""
+        """Return whether the model is generating. It stops soon after a client closes its connection."""
         return any(slot["is_processing"] for slot in self.control("GET", "/slots"))
 
 
@@ -246,11 +246,11 @@ def embedded() -> Generator[Embedded]:
 
 @contextlib.contextmanager
 def running(*command: str) -> Generator[tuple[str, int]]:
-    """Run a launcher until the block ends. Yields the address it printed, and its process id.
+    """Run a launcher until the block ends, and yield the address it printed and its process id.
 
     A launcher ends when its stdin closes, so it also ends when this process is killed. It has its own process
-    group: Ctrl-C reaches it only through this block. Whatever remains of the group after END_SECONDS is
-    killed.
+    group, so Ctrl-C reaches it only through this block. Processes of the group that are still alive after
+    END_SECONDS are killed.
     """
     with tempfile.TemporaryFile() as log:
         try:
@@ -270,7 +270,7 @@ def running(*command: str) -> Generator[tuple[str, int]]:
 
 
 def address(stdout: IO[bytes], log: IO[bytes]) -> str:
-    """Wait for the line a launcher prints when its server listens."""
+    """Wait for the address that a launcher prints once its server listens."""
     ready, _, _ = select.select([stdout], [], [], START_SECONDS)
     line = stdout.readline().decode().strip() if ready else ""
     if not line.startswith("http://127.0.0.1:"):

@@ -67,7 +67,7 @@ async def order(context: ToolContext) -> str:
 def play(request: ModelRequest) -> Scripted:
     """Return the model's answer, selected by the newest message.
 
-    `call NAME JSON` calls a tool, `long N` says N pieces, `hold` thinks for a minute; other messages are
+    `call NAME JSON` calls a tool, `long N` says N pieces, and `hold` thinks for a minute. Any other message is
     echoed.
     """
     last = request.messages[-1]
@@ -108,12 +108,12 @@ class Said:
 
     @property
     def kind(self) -> str:
-        """The error kind of a refusal."""
+        """The error kind of a refused request."""
         return self.json["error"]["kind"]
 
 
 class Client:
-    """Speaks HTTP/1.1 by hand, so that no library corrects the request."""
+    """A client that speaks HTTP/1.1 by hand, so that no library corrects the request."""
 
     def __init__(self, address: str, app: ServedApp) -> None:
         self.address = address
@@ -145,7 +145,7 @@ class Client:
         return await self.send(self.head(method, path, headers, data) + data)
 
     async def send(self, data: bytes) -> Said:
-        """Send bytes, read one answer."""
+        """Send bytes and read one response."""
         reader, writer = await self.connect()
         try:
             writer.write(data)
@@ -175,7 +175,7 @@ class Client:
     async def until(
         self, thread: str, ready: Callable[[Any], bool], headers: dict[str, str] | None = None
     ) -> Any:
-        """Return the thread's snapshot once the condition holds."""
+        """Wait until the condition holds for the thread's snapshot, and return the snapshot."""
         said = Said(0, {}, b"")
         for _ in range(6000):
             said = await self.ask("GET", f"/threads/{thread}", headers=headers)
@@ -265,7 +265,7 @@ async def serving(
     limits: Limits | None = None,
     **options: Any,
 ) -> AsyncGenerator[Client]:
-    """A server as `handrail serve` makes it, without the process around it."""
+    """Start a server as `handrail serve` does, but in this process."""
     journal = SqliteJournal(folder / "runs.db")
     app = asgi(served or source(), journal=journal, limits=limits, grace=0.2, **options)
     listening = listen(host, 0, app)

@@ -1,4 +1,4 @@
-"""Events of every kind, and the expected contents of a session after them, for the tests of forks."""
+"""Events of every kind and the session contents expected after them, for the tests of forks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from handrail.session import Items, Session, SessionFork, SliceRules
 
 @dataclass(frozen=True)
 class Note:
-    """State, kept in order."""
+    """State that is kept in order."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Put:
-    """State, kept by key."""
+    """State that is kept by key."""
 
     key: int
     number: int
@@ -25,21 +25,21 @@ class Put:
 
 @dataclass(frozen=True)
 class Fold:
-    """An event whose order matters."""
+    """An event whose reducer depends on the order of events."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Folded:
-    """The result of folding."""
+    """State computed by folding `Fold` events."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Heard:
-    """A log, with additional state."""
+    """A log entry whose reducer also writes state."""
 
     number: int
 
@@ -55,7 +55,7 @@ RULES = {
     Items: SliceRules(reducers={Heard: lambda slice_, event: slice_.append(event.number)}),
 }
 SLICES = (Note, Put, Folded, Items)
-"""`Items` stands for any class whose slice holds something else."""
+"""Classes whose slices the tests compare. The slice of `Items` holds values of another type."""
 
 
 def new_session() -> Session:
@@ -63,13 +63,13 @@ def new_session() -> Session:
 
 
 def contents(place: Session | SessionFork) -> dict[str, Any]:
-    """Return everything in a session or a fork, without leaving a trace."""
+    """Return the contents of every slice of a session or fork, without recording the reads."""
     root = place if isinstance(place, Session) else place.root
     return {kind.__name__: root.slice_in(place.state, kind).all() for kind in SLICES}
 
 
 def replayed(events: list[Any]) -> dict[str, Any]:
-    """Return the expected contents after a plain list of events, by the law."""
+    """Return the contents expected after these events, computed from a plain list."""
     folded: int | None = None
     puts: dict[int, Put] = {}
     for event in events:

@@ -1,6 +1,6 @@
-"""The scenario that our simulation crashes at every point.
+"""The scenarios that the simulation crashes at every point.
 
-It includes everything that a run can leave half done.
+Together they include everything that a run can leave half done.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def shop_tools(stage: Stage) -> list[AnyTool]:
 
 
 def haggling(world: World) -> AnyTool:
-    """A handoff: our cost stays private, and the asking price is public."""
+    """Make a handoff that keeps our cost private and offers the asking price in public."""
     haggle = Handoff("haggle", "Agree on a price.", params=Ask, effect="idempotent")
 
     @haggle.before
@@ -169,7 +169,7 @@ RESEARCH = [ToolCall("jot", {"text": "paint dries"}), ToolCall("notes"), "Paint 
 
 
 def play(stage: Stage) -> Play:
-    """The shop orders paint."""
+    """Play a shop that orders paint."""
     prompt = Prompt(
         "shop",
         "You run a shop.",
@@ -193,7 +193,7 @@ def play(stage: Stage) -> Play:
 
 
 def paid_at_most_once(seen: Seen) -> str | None:
-    """The bank knows whether the bill was paid, so it is paid at most once, except when two processes race."""
+    """Check that the bill was paid once, or twice if two processes raced."""
     paid = seen.world.count("paid")
     return None if paid == 1 or (seen.overtaken and paid == 2) else f"it was paid {paid} times"
 
@@ -204,7 +204,7 @@ def mailed_at_most_once(seen: Seen) -> str | None:
 
 
 def knew_its_own_price(seen: Seen) -> str | None:
-    """`after` receives what `before` kept, in whichever process it runs."""
+    """Check that `after` received what `before` kept, in whichever process it ran."""
     agreed = seen.world.all("agreed")
     return None if agreed and all(each.details["knew"] for each in agreed) else f"agreed: {agreed}"
 
@@ -222,7 +222,7 @@ SHOPPING = Scenario(
 
 
 def scout_prompt(where: str, stage: Stage) -> Prompt[Any]:
-    """An agent that leaves a mark, then sends a signal that must be approved."""
+    """Make a prompt for an agent that leaves a mark, then sends a signal that must be approved."""
 
     @tool(effect="staged")
     async def mark(context: ToolContext) -> str:
@@ -290,7 +290,7 @@ def errand_tools(stage: Stage) -> list[AnyTool]:
 
 
 def errands(stage: Stage) -> Play:
-    """Two scouts at once, then several errands in order."""
+    """Play two concurrent scouts, then several errands in order."""
     prompt = Prompt(
         "errands",
         "You run errands.",
@@ -362,7 +362,7 @@ def deciding_tools(stage: Stage) -> list[AnyTool]:
 
 
 def deciding(stage: Stage) -> Play:
-    """A decision about one call also decides the others, concurrent and later."""
+    """Play calls of which one decision also decides the others, concurrent and later."""
     prompt = Prompt(
         "visits",
         "You visit people.",
@@ -402,7 +402,7 @@ def approvals_shown(world: World) -> set[str]:
 
 
 def asked_once_for_each(seen: Seen) -> str | None:
-    """A person is asked about knocking, kicking and shouting, and nothing already covered by these answers."""
+    """Check that a person is asked once each about knocking, kicking and shouting, and about nothing else."""
     shown = approvals_shown(seen.world)
     return None if shown == approvals_shown(seen.uncrashed) and len(shown) == 3 else f"asked: {shown}"
 

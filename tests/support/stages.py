@@ -1,7 +1,7 @@
-"""One scene, played by any of the servers or scripts behind a model.
+"""Scenes that any of the model servers or scripts can play.
 
-A scene is a list of replies. A stage translates it for somebody else's model server or for a model in
-process, and returns the model that will receive them. See servers.py for the servers.
+A scene is a list of replies. A stage translates it for a third-party model server or for an in-process model,
+and returns the model that will receive the replies. See servers.py for the servers.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from support.servers import CHAT, MESSAGES, RESPONSES, Aimock, Embedded, Llmock
 
 Wire = Literal["chat", "responses", "messages"]
 MESSAGE = "go"
-"""The user's message in every scene. Scripts are matched by it."""
+"""The user's message in every scene. Scripts match on it."""
 
 
 @dataclass(frozen=True)
 class Say:
-    """A complete text; with `length`, one cut off by the length limit."""
+    """A complete text, or with `length` one that is cut off by the length limit."""
 
     text: str = "One two three four five six."
     length: bool = False
@@ -51,14 +51,14 @@ class Say:
 
 @dataclass(frozen=True)
 class Call:
-    """Tool calls, all in one reply."""
+    """Tool calls that arrive in one reply."""
 
     calls: Sequence[tuple[str, dict[str, Any]]] = (("get_weather", {"city": "Oslo", "days": 2}),)
 
 
 @dataclass(frozen=True)
 class Fail:
-    """An error status."""
+    """A response with an error status."""
 
     status: int
     retry_after: float | None = None
@@ -66,7 +66,7 @@ class Fail:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault in the answer itself."""
+    """A response that is itself faulty."""
 
     kind: Literal["truncated", "cut", "malformed", "slow", "hang", "malformed arguments"]
     text: str = "One two three four five six."
@@ -101,7 +101,7 @@ class Stage:
 
     @property
     def is_small(self) -> bool:
-        """Whether it is the embedded model, which can't be scripted and is not very capable."""
+        """Return whether this stage is the embedded model, which can't be scripted and is not very capable."""
         return self.name == "local" or isinstance(self.server, Embedded)
 
     def play(self, *scene: Line, **options: Any) -> Model:
@@ -216,7 +216,7 @@ async def weather_now(city: str) -> str:
 SHOWN = Prompt("shown", "You are a helpful assistant.", tools=[weather_now])
 
 
-"""Examples for the embedded model, which calls a tool after it has seen a few calls."""
+"""Example calls for the embedded model, which calls a tool only after it has seen a few calls."""
 
 
 EXAMPLES = [

@@ -1,4 +1,4 @@
-"""Counts function calls, where measuring time would depend on the machine."""
+"""Function call counts, used where measured time would depend on the machine."""
 
 import sys
 from collections.abc import Callable

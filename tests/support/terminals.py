@@ -21,11 +21,11 @@ import pyte
 from support import warm_python
 
 PATIENCE = 120.0
-"""Seconds to wait for something on the screen before it counts as missing."""
+"""Seconds to wait for a text on the screen before it counts as missing."""
 
 
 class Window:
-    """What a person at a pseudo-terminal sees, and where they type."""
+    """A pseudo-terminal with a screen that tests can read and a keyboard that they can type on."""
 
     def __init__(self, columns: int = 100, rows: int = 45) -> None:
         self.master, self.slave = pty.openpty()
@@ -66,7 +66,7 @@ class Window:
         return "\n".join(line.rstrip() for line in self._screen.display).rstrip()
 
     def line_colours(self, part: str) -> set[str]:
-        """Return the letter colours of the last line on the screen that contains this text."""
+        """Return the text colours of the last line on the screen that contains this text."""
         for row in range(self._screen.lines - 1, -1, -1):
             if part in self._screen.display[row]:
                 at = self._screen.display[row].index(part)
@@ -95,7 +95,7 @@ class Window:
             self.take(0.05)
 
     async def until(self, part: str, times: int = 1) -> None:
-        """Wait in the same way for a terminal that is served on this event loop."""
+        """Wait for this text as `wait_for` does, while other tasks of this event loop serve the terminal."""
         end = time.monotonic() + PATIENCE
         while self.text().count(part) < times:
             assert time.monotonic() < end, f"{part!r} did not come {times} times:\n{self.text()}"

@@ -1,4 +1,6 @@
-"""A program whose tool issues a ticket and waits, and one that redeems it, on one journal and one folder.
+"""A program whose tool issues a ticket and waits, and a second one that redeems the ticket.
+
+Both use the same journal and folder.
 
 python ticket_app.py FOLDER give ok|fail|resume EFFECT   issues FOLDER/ticket, waits for FOLDER/go
 python ticket_app.py FOLDER redeem - EFFECT              redeems it, prints the result

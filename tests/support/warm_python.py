@@ -1,8 +1,8 @@
 """A Python process with Handrail loaded, which forks a child for each program.
 
-A program has its own process, streams, folder, environment and exit code, as if started by itself, and begins
-in milliseconds instead of a second. Tests of Python's startup (its options, its encodings, what is loaded
-first) use a real process instead.
+A program has its own process, streams, folder, environment and exit code, as if it had been started directly,
+and starts in milliseconds instead of a second. Tests of Python's startup (its options, its encodings, what is
+loaded first) use a real process instead.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LOADED = (
 
 
 class Program:
-    """A program that runs in a child of the warm process. It is used as `subprocess.Popen` is, in text mode."""
+    """A program in a child of the warm process, with the interface of `subprocess.Popen` in text mode."""
 
     def __init__(
         self,
@@ -71,11 +71,11 @@ class Program:
         self._status = status
 
     def poll(self) -> int | None:
-        """Its exit code, if it has ended."""
+        """Return the exit code if the program has ended, else None."""
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, once it has ended."""
+        """Wait for the program to end, and return its exit code."""
         code = self._ended(timeout)
         if code is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0)
@@ -91,7 +91,7 @@ class Program:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Everything it still says, once it has ended."""
+        """Wait for the program to end, and return its remaining output."""
         if self.stdin is not None:
             self.stdin.close()
         said: dict[int, str] = {}
@@ -116,7 +116,7 @@ class Program:
         self.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill it if it is still there, and close its streams."""
+        """Kill the program if it is still running, and close its streams."""
         self.kill()
         self.wait()
         for stream in (self.stdin, self.stdout, self.stderr):
@@ -132,7 +132,7 @@ def _read(number: int, stream: TextIO | None, into: dict[int, str]) -> None:
 
 
 class _Server:
-    """The forking process, started on first use and ended with this one."""
+    """The forking process, which starts on first use and ends with this process."""
 
     def __init__(self) -> None:
         self._ours, theirs = socket.socketpair()
@@ -146,7 +146,7 @@ class _Server:
         atexit.register(self._close)
 
     def fork(self, request: Mapping[str, Any], streams: Sequence[int]) -> tuple[int, int]:
-        """Have it fork a child with these streams; the child's id, and the pipe on which its exit code comes."""
+        """Fork a child with these streams. Return its process id, and a pipe that receives its exit code."""
         ours, theirs = os.pipe()
         body = json.dumps(request).encode()
         try:
@@ -190,7 +190,7 @@ def _fork(
 def start(
     arguments: Sequence[str | Path], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> Program:
-    """Start `python ARGUMENTS`, a script or `-m module` or `-c code`, with pipes for its streams."""
+    """Start `python ARGUMENTS` (a script, `-m module` or `-c code`) with pipes for its streams."""
     argv = [str(each) for each in arguments]
     theirs_in, ours_in = os.pipe()
     ours_out, theirs_out = os.pipe()
@@ -208,7 +208,7 @@ def start(
 def start_in_terminal(
     arguments: Sequence[str | Path], terminal: int, *, cwd: Path, env: Mapping[str, str]
 ) -> Program:
-    """Start `python ARGUMENTS` as the shell of a terminal would, which is all of its streams."""
+    """Start `python ARGUMENTS` in a terminal, which is its stdin, stdout and stderr."""
     argv = [str(each) for each in arguments]
     return Program(argv, *_fork(argv, cwd, env, (terminal,) * 3, terminal=True))
 
@@ -220,7 +220,7 @@ def run(
     env: Mapping[str, str] | None = None,
     stdin: bytes = b"",
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run `python ARGUMENTS` to its end, with this as its standard input."""
+    """Run `python ARGUMENTS` to its end with this standard input."""
     program = start(arguments, cwd=cwd, env=env)
     assert program.stdin is not None
     assert program.stdout is not None
@@ -260,10 +260,10 @@ def _serve(connection: socket.socket) -> None:
     import importlib
 
     for name in LOADED:
-        with contextlib.suppress(ImportError):  # without it only the programs that need it fail, and say why
+        with contextlib.suppress(ImportError):  # a missing module fails only the programs that import it
             importlib.import_module(name)
-    sys.path.pop(0)  # this script's folder
-    gc.freeze()  # a child that collects would copy every page it looks at
+    sys.path.pop(0)  # remove this script's folder
+    gc.freeze()  # a garbage collection in a child would copy every page it touches
     ended, wake = os.pipe()
     for each in (ended, wake):
         os.set_blocking(each, False)
@@ -295,7 +295,7 @@ def _serve(connection: socket.socket) -> None:
 
 
 def _reap(children: dict[int, int]) -> None:
-    """Tell of each child that has ended with which exit code."""
+    """Report the exit code of each child that has ended."""
     while children:
         child, status = os.waitpid(-1, os.WNOHANG)
         if not child:
@@ -305,7 +305,7 @@ def _reap(children: dict[int, int]) -> None:
 
 
 def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
-    """Become the program. Never returns."""
+    """Run the requested program in this child. Never returns."""
     import traceback
 
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""A real browser for the page's components, served as the server would serve them.
+"""A real browser that shows the page's components, served as the server would serve them.
 
 from support.browsers import browser
 from support.widgets import Widgets, opened, shown
@@ -82,12 +82,12 @@ def served() -> Generator[str]:
 
 
 class Widgets:
-    """A page that shows one component at a time. An unexpected error in the page fails the test."""
+    """A page that shows one component at a time, and fails the test on an unexpected error."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
         self.expected: list[str] = []
-        """Parts of the errors that the test causes on purpose."""
+        """Parts of the error messages that the test causes on purpose."""
         self._wrong: list[str] = []
         page.context.set_default_timeout(PATIENCE)
         page.on("pageerror", lambda error: self._wrong.append(str(error)))
@@ -107,11 +107,11 @@ class Widgets:
         self.page.evaluate("([name, props]) => window.show(name, props)", [component, props])
 
     def update(self, **props: Any) -> None:
-        """Give the shown component other props."""
+        """Replace the props of the component that is shown."""
         self.page.evaluate("(props) => window.show(null, props, {anew: false})", props)
 
     def said(self, name: str | None = None) -> list[Any]:
-        """Return what the component reported: all of it as [name, value], or the values of one name."""
+        """Return what the component reported: every [name, value] pair, or the values of one name."""
         said: list[list[Any]] = self.page.evaluate("window.said")
         return said if name is None else [value for each, value in said if each == name]
 
@@ -122,7 +122,7 @@ class Widgets:
         )
 
     def begin(self) -> None:
-        """Clear everything the previous test left."""
+        """Reset the page to its state before the previous test."""
         self.expected.clear()
         self._wrong.clear()
         self.page.set_viewport_size({"width": 1100, "height": 800})
@@ -131,7 +131,7 @@ class Widgets:
 
 @pytest.fixture(scope="module")
 def opened(browser: Browser) -> Iterator[Widgets]:
-    """Fixture: the test page in a browser, for all tests of a module."""
+    """Fixture: the test page in a browser, shared by all tests of a module."""
     with served() as url, contextlib.closing(browser.new_context(timezone_id="UTC")) as context:
         found = Widgets(context.new_page())
         found.page.goto(url)

@@ -13,7 +13,7 @@ PLAIN = "---\n---\nDo it."
 
 
 def folder(at: Path, tools: str = "", **workers: str) -> WorkerRegistry:
-    """Return a registry of these workers: `main="---..."`; `tools` is the text of tools.py."""
+    """Write workers (`main="---..."`) and the text of tools.py, and return their registry."""
     at.mkdir(parents=True, exist_ok=True)
     for name, text in workers.items():
         (at / f"{name}.md").write_text(textwrap.dedent(text).lstrip("\n"))
@@ -23,14 +23,14 @@ def folder(at: Path, tools: str = "", **workers: str) -> WorkerRegistry:
 
 
 def sound(at: Path, tools: str = "", **workers: str) -> WorkerRegistry:
-    """Return the same registry, after checking that it has no problems."""
+    """Return the registry of these workers, after checking that it has no problems."""
     registry = folder(at, tools, **workers)
     assert registry.check() == []
     return registry
 
 
 class Watched:
-    """A session and all its events."""
+    """A session with a record of all its events."""
 
     def __init__(self) -> None:
         self.session = Session(id="session")

@@ -34,7 +34,7 @@ class Point:
 
 
 def test_a_person_answers_by_kind():
-    """Each kind of question has its answer."""
+    """A person gives the prepared answer for the question's kind."""
     context = user_context({"pick": {"selected": "tea"}, "how many": 3})
     assert context.wait_for("pick", {}, Choice).wait() == Choice(selected="tea")
     assert context.wait_for("how many", {}, int).wait() == 3
@@ -55,7 +55,7 @@ def test_a_person_answers_by_kind():
     ],
 )
 def test_an_answer_is_taken_in_as_a_real_one(answer: Any, schema: Any, expected: Any):
-    """It is validated by the schema and returned as its type, falsy values included."""
+    """A prepared answer is validated by the schema and returned as its type, falsy values included."""
     got = user_context({"kind": answer}).wait_for("kind", {}, schema).wait()
     assert (got, type(got)) == (expected, type(expected))
 
@@ -71,7 +71,7 @@ def test_an_answer_is_taken_in_as_a_real_one(answer: Any, schema: Any, expected:
     ],
 )
 def test_an_answer_that_does_not_fit_is_refused(answer: Any, words: str):
-    """A test can't pass with an impossible answer."""
+    """A prepared answer that does not fit is refused, so that no test passes with an impossible one."""
     with pytest.raises(ToolValidationError, match=words):
         user_context({"pick": answer}).wait_for("pick", {}, Choice).wait()
     with pytest.raises(ToolValidationError, match=words):
@@ -79,21 +79,21 @@ def test_an_answer_that_does_not_fit_is_refused(answer: Any, words: str):
 
 
 def test_an_answer_may_be_a_function_of_the_payload():
-    """Such an answer stands for a person who reacts to what is shown."""
+    """A function as the answer gets the payload, for a person who reacts to what is shown."""
     context = user_context({"pick": lambda payload: {"selected": payload["choices"][-1]}})
     assert context.wait_for("pick", {"choices": ["a", "b"]}, Choice).wait().selected == "b"
 
 
 @pytest.mark.parametrize("error", [Declined("pick", "not today"), QuestionTimedOut("pick"), KeyError("odd")])
 def test_an_answer_may_be_an_error(error: Exception):
-    """Such an answer stands for a person who declines, or does not return."""
+    """An exception as the answer is raised, for a person who declines or does not return."""
     with pytest.raises(type(error)) as caught:
         user_context({"pick": error}).wait_for("pick", {}, Choice).wait()
     assert caught.value is error
 
 
 def test_a_question_without_an_answer_is_declined():
-    """It neither hangs nor invents an answer: the error names the kind."""
+    """A question without a prepared answer is declined, and the error names its kind."""
     with pytest.raises(Declined, match="no answer is laid out for 'pick'") as caught:
         user_context({"other": 1}).wait_for("pick", {}, Choice).wait()
     assert caught.value.question == "pick"
@@ -115,7 +115,7 @@ def test_a_model_replies_by_a_piece_of_the_prompt():
 
 
 def test_a_reply_may_be_a_function_of_the_prompt_or_an_error():
-    """Replies have the same forms as a person's answers."""
+    """A reply may be a function of the prompt or an exception, as a person's answer may."""
     context = agent_context({"loud": lambda prompt: {"selected": prompt.upper()}, "fail": KeyError("odd")})
     assert context.prompt_model("loud please", Choice).wait().selected == "LOUD PLEASE"
     with pytest.raises(KeyError, match="odd"):
@@ -144,7 +144,7 @@ def test_the_options_of_a_prompt_are_taken():
 
 
 def test_approvals_are_denied_unless_told_otherwise():
-    """A machine approves nothing: a test has to say so."""
+    """Approvals are denied unless the test approves them."""
     assert not headless_context().request_approval("delete it").wait()
     assert headless_context(approve=True).request_approval("delete it").wait()
     assert headless_context(approve=True).request_permission("fs.write").wait()
@@ -153,7 +153,7 @@ def test_approvals_are_denied_unless_told_otherwise():
 
 
 def test_calls_give_what_was_laid_out():
-    """A value becomes a result, a result is returned unchanged, and a function gets the arguments."""
+    """A prepared value becomes a result, a result is returned unchanged, and a function gets the arguments."""
     context = headless_context(
         results={"add": lambda given: given["a"] + given["b"], "no": ToolResult.error("broken"), "one": 1}
     )
@@ -165,7 +165,7 @@ def test_calls_give_what_was_laid_out():
 
 
 def test_a_worker_gives_its_value_or_raises():
-    """`call_worker` returns the value of a success and raises `CallFailed`, with the result, for a failure."""
+    """`call_worker` returns the value of a success, and raises `CallFailed` with the result of a failure."""
     context = headless_context(results={"worker": {"done": True}, "broken": ToolResult.error("no luck")})
     assert context.call_worker("worker", "input").wait() == {"done": True}
     with pytest.raises(CallFailed, match="broken failed: no luck") as caught:
@@ -204,7 +204,7 @@ def test_once_runs_once():
 
 
 def test_everything_done_is_recorded_in_order():
-    """Progress, events, approvals, questions, calls, effects and beats, each when it happens."""
+    """Progress, events, approvals, questions, calls, effects and beats are recorded when they happen."""
     context = user_context({"pick": {"selected": "tea"}}, results={"add": 3, "worker": 4})
     assert recorded(context) == Recorded()
     context.report_progress("begun")
@@ -241,7 +241,7 @@ def test_a_question_is_recorded_though_it_got_no_answer():
 
 
 def test_an_operation_not_awaited_is_not_recorded():
-    """The verbs are as lazy as the real ones."""
+    """An operation that is not awaited is not recorded, since the verbs are lazy."""
     context = headless_context(approve=True)
     operation = context.request_approval("sure?")
     assert recorded(context).approvals == []
@@ -249,7 +249,7 @@ def test_an_operation_not_awaited_is_not_recorded():
 
 
 def test_only_contexts_made_here_have_a_record():
-    """Asked about any other context, it raises an error."""
+    """`record` of a context that was not made here raises an error."""
     foreign: Any = object()
     with pytest.raises(NotSupported, match=r"Only contexts made by `handrail\.testing` keep a record"):
         recorded(ToolContext(foreign))
@@ -276,7 +276,7 @@ class Kept:
     ],
 )
 def test_a_member_that_was_not_given_says_how_to_give_it(member: str):
-    """Instead of a None that fails elsewhere, the error names the member and the fix."""
+    """Using a member that was not given raises an error that names the member and the fix."""
     with pytest.raises(NotSupported) as caught:
         getattr(headless_context(), member)
     assert str(caught.value) == (
@@ -288,7 +288,7 @@ def test_a_member_that_was_not_given_says_how_to_give_it(member: str):
 
 
 def test_session_files_and_limits_are_there_in_memory():
-    """A handler that uses only state and files needs no arguments; each context has its own."""
+    """A context has a session, files and limits in memory by default, separate for each context."""
     context, other = headless_context(), headless_context()
     heard: list[object] = []
     context.event_bus.subscribe(Kept, heard.append)
@@ -307,7 +307,7 @@ def test_session_files_and_limits_are_there_in_memory():
 
 @pytest.mark.parametrize("make", [user_context, agent_context, headless_context])
 def test_a_member_that_does_not_exist_is_refused_with_those_that_do(make: Any):
-    """A misspelt member is not silently accepted."""
+    """A misspelt member is refused, with the list of those that exist."""
     with pytest.raises(TypeError, match=r"no member 'filesytem'\. Members: adapter, .*filesystem.*signal"):
         make(filesytem=object())
 
@@ -323,7 +323,7 @@ def test_an_unknown_attribute_is_an_attribute_error():
 
 
 def test_made_on_a_loop_it_runs_there_and_made_in_a_script_on_the_shared_one():
-    """Its operations belong to the loop it was made on."""
+    """A context's operations run on the loop it was made on, or on the scripts' shared loop."""
 
     async def main() -> None:
         context = user_context({"pick": {"selected": "tea"}})
@@ -335,7 +335,7 @@ def test_made_on_a_loop_it_runs_there_and_made_in_a_script_on_the_shared_one():
 
 
 def test_contexts_are_independent():
-    """Ending one, or recording in one, does not affect another."""
+    """Ending one context, or recording in it, does not affect another."""
     one, two = headless_context(), headless_context()
     one.beat()
     expire(one)

@@ -1,4 +1,4 @@
-"""`handrail.testing.people`: the person, the stand-ins and the recorder used by other tests."""
+"""`handrail.testing.people`: the person, the stand-ins and the recorder that other tests use."""
 
 import asyncio
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def said(person: Person, question: Question) -> Answer:
     ],
 )
 def test_a_person_approves_by_rule(approve: Any, approved: bool, reason: str):
-    """Yes, no, no with a reason, or by a function."""
+    """A person approves always, never, with a reason, or by a function."""
     answer = said(Person(approve), asking("pay", "approval"))
     assert (answer.outcome, answer.value) == ("answered", {"approved": approved, "reason": reason})
     assert (answer.question_id, answer.digest, answer.by) == ("q1", "d" * 64, "ada")
@@ -61,14 +61,14 @@ def test_a_person_approves_by_rule(approve: Any, approved: bool, reason: str):
 
 @pytest.mark.parametrize("as_function", [True, False])
 def test_a_person_can_give_the_whole_answer(as_function: bool):
-    """The answer includes what is remembered; it is fixed, or a function of the question."""
+    """A person can give a complete answer, with what is remembered, fixed or as a function of the question."""
     whole = {"approved": True, "reason": "fine", "remember": "scope", "scope": "pay (any arguments)"}
     person = Person(approve=(lambda question: whole) if as_function else whole)
     assert said(person, asking("pay", "approval")).value == whole
 
 
 def test_a_person_who_was_told_nothing_says_no():
-    """It declines approvals and questions."""
+    """A person without prepared answers declines approvals and questions."""
     assert said(Person(), asking(kind="approval")).value["approved"] is False
     assert said(Person(), asking()).outcome == "declined"
     assert said(Person(), asking()).reason == "no answer is laid out for 'pick'"
@@ -86,20 +86,20 @@ def test_a_person_who_was_told_nothing_says_no():
     ],
 )
 def test_a_person_answers_by_kind(laid_out: Any, outcome: str, value: Any, reason: str):
-    """A value, a function of what is shown, or a way of not answering."""
+    """An answer for a kind may be a value, a function of what is shown, or a way of not answering."""
     answer = said(Person(answers={"pick": laid_out}), asking(payload=4))
     assert (answer.outcome, answer.value, answer.reason) == (outcome, value, reason)
 
 
 def test_another_exception_is_the_environments():
-    """It is raised where the person was asked."""
+    """Any other exception is raised where the person was asked."""
     with pytest.raises(OSError, match="line dead"):
         said(Person(answers={"pick": OSError("line dead")}), asking())
 
 
 @pytest.mark.parametrize("forge", ["digest", "principal", "question"])
 def test_a_forger_changes_that_and_nothing_else(forge: Any):
-    """A test then shows which check refuses it."""
+    """A forged answer differs in exactly one part, so that a test shows which check refuses it."""
     true, false = (
         said(Person(True), asking(kind="approval")),
         said(Person(True, forge=forge), asking(kind="approval")),
@@ -113,7 +113,7 @@ def test_a_forger_changes_that_and_nothing_else(forge: Any):
 
 
 def test_a_slow_person_waits_for_the_event_or_the_time():
-    """It has seen the question before."""
+    """A slow person sees the question at once, and answers after the event or the time."""
 
     async def main() -> None:
         event = asyncio.Event()
@@ -132,7 +132,7 @@ def test_a_slow_person_waits_for_the_event_or_the_time():
 
 
 def test_wrong_first_is_wrong_once_for_each_question():
-    """The prepared answer follows."""
+    """With `wrong_first`, each question gets one wrong answer before the prepared one."""
 
     async def main() -> list[Any]:
         person = Person(answers={"pick": 1}, wrong_first="x")
@@ -142,7 +142,7 @@ def test_wrong_first_is_wrong_once_for_each_question():
 
 
 def test_who_is_there():
-    """A person is a user; the others are not, and would approve if they were asked."""
+    """Only `Person` is a user; `Agent` and `Nobody` are not, and would approve if they were asked."""
     assert [each.run_mode for each in (Person(), Agent(), Nobody())] == ["user", "agent", "headless"]
     assert said(Agent(), asking(kind="approval")).value["approved"] is True
     assert said(Nobody(), asking(kind="approval")).value["approved"] is True
@@ -154,7 +154,7 @@ class Note:
 
 
 def test_the_recorder_keeps_everything_in_order():
-    """Events are found by type, by subclass, and by the calls' status; after closing it keeps what it has."""
+    """The recorder finds events by type, by subclass and by status, and keeps them after it is closed."""
 
     @tool(effect="staged")
     async def note(fail: bool, context: ToolContext) -> str:
@@ -199,7 +199,7 @@ END = ToolInvoked("c", "t", ("t",), "ok", ToolResult.ok(1), None, 0, 1, (), None
     ],
 )
 def test_pairs_are_checked(events: list[object], words: str | None):
-    """One start and, after it, one end; anything else fails with the name of the call."""
+    """Each call must have one start and, after it, one end; otherwise the check fails with the call's name."""
     seen = RecordingSubscriber(Session())
     seen.events.extend(events)
     if words is None:

@@ -1,4 +1,4 @@
-"""Simulations: runs crashed at every point, and what is reported about tools with wrong declarations."""
+"""Simulations: runs crashed at every point, and reports about tools with wrong declarations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ALL = DEEP or os.environ.get("HANDRAIL_POINTS") == "all"
 
 @pytest.fixture(autouse=True)
 def warm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork what a simulation starts from a process that has everything loaded; a deep run starts each anew."""
+    """Fork simulated processes from one that has everything loaded, except in a deep run."""
     if DEEP:
         return
     context = multiprocessing.get_context("forkserver")
@@ -49,7 +49,7 @@ def warm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def crashed(scenario: Scenario, **sampled: Any) -> Report:
-    """Crash at all points in a deep run, with a second crash after each; else at some of each kind."""
+    """Crash a scenario at all points in a deep run, with a second crash after each; else at some of each kind."""
     if not DEEP:
         return simulate(scenario, **sampled)
     simulate(scenario, jobs=2, overtaken_every=0, again=True).assert_kept()
@@ -59,7 +59,7 @@ def crashed(scenario: Scenario, **sampled: Any) -> Report:
 
 @pytest.mark.timeout(900)  # hundreds of processes, on a possibly busy machine
 def test_a_run_with_a_bit_of_everything_survives_a_crash_at_every_point():
-    """A nested agent, a question, an approval, files, a payment, a mail and a handoff."""
+    """A run with an agent, a question, an approval, files, a payment, a mail and a handoff survives any crash."""
     every = 1 if ALL else 4
     report = crashed(SHOPPING, write_every=every, step_every=30, overtaken_every=30)
     report.assert_kept()
@@ -78,7 +78,7 @@ def test_several_at_once_retries_threads_and_previews_survive_it_too():
 
 @pytest.mark.timeout(900)
 def test_what_is_decided_for_the_session_survives_it_too():
-    """An answer that covers later calls is recorded when it is given: nobody has to repeat it."""
+    """An answer that covers later calls is recorded when it is given, so nobody has to repeat it after a crash."""
     report = crashed(DECIDING, write_every=4, step_every=25, overtaken_every=20)
     report.assert_kept()
     assert report.tried["step"] > 4
@@ -87,7 +87,7 @@ def test_what_is_decided_for_the_session_survives_it_too():
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("scenario", [SHOPPING, ERRANDS, DECIDING], ids=lambda scenario: scenario.name)
 def test_a_run_parked_by_force_at_any_step_is_as_one_that_crashed_there(scenario: Scenario):
-    """A stopped server undoes nothing, ends nothing, and loses nothing."""
+    """A run that a stopped server parks by force at any step loses nothing, undoes nothing and ends nothing."""
     sampled: dict[str, Any] = {"write_every": 1000, "step_every": 1000, "overtaken_every": 0}
     report = simulate(scenario, **sampled, parked_every=17 if DEEP else 34)
     report.assert_kept()
@@ -98,7 +98,7 @@ KEY = "hunter2-of-the-simulation"
 
 
 def bank(stage: Stage) -> Play:
-    """A model that writes a secret into each of its calls."""
+    """Play a model that writes a secret into each of its calls."""
 
     @tool(effect="read")
     async def login(key: SecretStr) -> str:
@@ -144,7 +144,7 @@ def test_secrets_are_recorded_nowhere_and_never_used_from_a_record():
 
 
 def vault(stage: Stage) -> Play:
-    """A person is asked for a secret by each of its calls."""
+    """Play calls that each ask a person for a secret."""
 
     async def asked(context: ToolContext) -> None:
         assert context.wait_for is not None
@@ -202,11 +202,11 @@ VAULT = Scenario(
 
 @pytest.mark.timeout(900)
 def test_secrets_that_somebody_answers_with_are_recorded_nowhere_either():
-    """A handoff asks again, unless the act after the answer had begun."""
+    """A secret answer is recorded nowhere: a handoff asks again, unless the act after the answer had begun."""
     every: dict[str, Any] = (
         {} if DEEP else {"write_every": 1 if ALL else 3, "step_every": 16, "overtaken_every": 16}
     )
-    report = simulate(VAULT, connected=True, **every)  # a secret is answered where the run lives
+    report = simulate(VAULT, connected=True, **every)  # a secret is answered in the process that runs the run
     report.assert_kept()
     assert report.tried["before write"] > 5
 
@@ -226,7 +226,7 @@ def stage_adapter(stage: Stage, *said: Any) -> Adapter:
 
 
 def one_call(stage: Stage, made: Any) -> Play:
-    """A run that makes one call and ends."""
+    """Play a run that makes one call and ends."""
     adapter = stage_adapter(stage, ToolCall(made.name), "Done.")
     person = Person(approve=True, answers={"colour": {"name": "blue"}})
     return Play(adapter, Prompt("try", "You try.", tools=[made]), "Go.", person)
@@ -299,7 +299,7 @@ def wandering(stage: Stage) -> Play:
 
 
 def test_a_handler_that_does_not_do_the_same_again_is_caught():
-    """It is caught even without a crash: the run is parked, and its handler is rerun."""
+    """A handler that does something else when it is rerun is caught, even without a crash, by parking its run."""
     report = simulate(
         Scenario(name="wandering", play=wandering), write_every=4, step_every=50, overtaken_every=0
     )
@@ -376,7 +376,7 @@ def deadly(stage: Stage) -> Play:
 
 
 class Unloadable:
-    """Can be sent to another process, but not be unpickled there."""
+    """A value that can be sent to another process, but not be unpickled there."""
 
     def __reduce__(self) -> Any:
         return (exec, ("raise ImportError('no such module there')",))
@@ -406,7 +406,7 @@ def test_an_invalid_point_is_refused():
 
 @pytest.mark.parametrize("given", [{"write_every": 0}, {"step_every": -1}, {"jobs": 0}, {"parked_every": -1}])
 def test_invalid_counts_are_refused(given: dict[str, Any]):
-    """The error comes before a process is started."""
+    """Invalid counts are refused before a process is started."""
     with pytest.raises(DefinitionError, match="from 1 on"):
         simulate(Scenario(name="none", play=_never), **given)
 

@@ -1,4 +1,4 @@
-"""Virtual time: sleeping is free, order and timeouts are as in real time, and threads get a moment."""
+"""Virtual time: sleeping takes no real time, order and timeouts are kept, and threads get time to finish."""
 
 import asyncio
 import threading
@@ -29,7 +29,7 @@ def test_three_days_pass_in_no_time():
 
 
 def test_thirty_years_pass_as_well():
-    """No duration makes the loop spin or lose a timer, however short the next one is."""
+    """Sleeping for decades neither makes the loop spin nor loses a timer, however short the next one is."""
 
     async def main() -> float:
         await asyncio.sleep(1e9)
@@ -131,7 +131,7 @@ def test_a_thread_gets_a_moment_before_time_jumps():
 
 
 def test_a_thread_that_hangs_does_not_stop_time():
-    """After that moment time continues, so a timeout of a stuck handler can be tested."""
+    """A thread that hangs delays time only for a moment, so the timeout of a stuck handler can be tested."""
     release = threading.Event()
 
     async def main() -> float:
@@ -156,7 +156,7 @@ def test_a_thread_waits_in_virtual_time():
 
 
 def test_without_timers_it_waits_for_threads_in_real_time():
-    """With nothing to jump to, the loop simply waits to be woken."""
+    """Without timers, the loop waits in real time until a thread wakes it."""
 
     async def main() -> str:
         woken = asyncio.Event()
@@ -171,7 +171,7 @@ def test_without_timers_it_waits_for_threads_in_real_time():
 
 
 def test_time_can_be_moved_by_hand():
-    """`advance` fires what is due."""
+    """`advance` moves the time, and fires the timers that are due."""
 
     async def main() -> list[float]:
         loop = asyncio.get_running_loop()
@@ -187,7 +187,7 @@ def test_time_can_be_moved_by_hand():
 
 
 def test_the_virtual_clock_reads_the_loops_time():
-    """It starts in 2030 and follows the loop, both of its times together."""
+    """The virtual clock starts in 2030, and both of its times follow the loop."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -201,7 +201,7 @@ def test_the_virtual_clock_reads_the_loops_time():
 
 
 def test_a_clock_can_be_made_for_a_loop_that_does_not_run_yet():
-    """The clock can be used for setup before the run."""
+    """A clock can be made, and used for setup, before its loop runs."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         clock = VirtualClock(runner.get_loop())
         runner.run(asyncio.sleep(30))
@@ -209,7 +209,7 @@ def test_a_clock_can_be_made_for_a_loop_that_does_not_run_yet():
 
 
 def test_a_deadline_on_the_virtual_clock():
-    """A deadline of days, a person who takes a week, and its end, at once."""
+    """A deadline of days passes at once in virtual time, including a person who takes a week."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -229,7 +229,7 @@ def test_a_deadline_on_the_virtual_clock():
 
 
 def test_what_the_function_raises_comes_out():
-    """The loop is closed afterwards."""
+    """The function's exception is raised, and the loop is closed."""
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def main() -> None:

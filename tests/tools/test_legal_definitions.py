@@ -152,14 +152,14 @@ async def test_a_handler_may_be_any_callable(name: str):
 
 @pytest.mark.parametrize("name", ["awaitable", "coroutine", "either result", "annotated", "partial"])
 def test_annotations_say_the_types(name: str):
-    """The result may also be awaitable, a union, or annotated."""
+    """A handler's annotations give its types; the result may be awaitable, a union, or annotated."""
     made = any_tool("weather", "Tell the weather.", HANDLERS[name])
     assert made.result in (str, str | int)
     assert made.is_async == (name in ("awaitable", "coroutine"))
 
 
 async def test_a_handler_may_close_over_a_name_that_is_bound_later():
-    """On every Python: an empty cell is not an error."""
+    """A handler may close over a name that is bound later: an empty cell is not an error on any Python."""
 
     def tell(params: Params, *, context: ToolContext) -> ToolResult[str]:
         return ToolResult.ok(shout(params.city))
@@ -170,7 +170,7 @@ async def test_a_handler_may_close_over_a_name_that_is_bound_later():
 
 
 async def test_a_function_may_close_over_a_name_that_is_bound_later():
-    """The same for `@tool`, sync and async."""
+    """A function under `@tool` may close over a name that is bound later."""
 
     @tool
     async def weather(city: str) -> str:
@@ -182,7 +182,7 @@ async def test_a_function_may_close_over_a_name_that_is_bound_later():
 
 
 def test_a_description_may_be_of_any_length():
-    """Only an example's is limited, to 200 characters."""
+    """A tool's description may have any length; only an example's is limited, to 200 characters."""
     text = "Tell the weather. " * 400
     assert any_tool("weather", text, handler).description == text
     shown = ToolExample("a" * 201, Params(), "sunny")
@@ -191,7 +191,7 @@ def test_a_description_may_be_of_any_length():
 
 
 def test_a_docstring_may_be_of_any_length():
-    """Its first paragraph is the description, however long."""
+    """The first paragraph of a docstring is the description, however long it is."""
 
     def weather(city: str) -> str:
         return city
@@ -205,7 +205,7 @@ def test_a_docstring_may_be_of_any_length():
 
 @pytest.mark.parametrize("word", ["s3.write", "fs.writes", "proc.exe", "workers", "git-hub.push", "a.b.c.*"])
 def test_any_well_formed_capability_can_be_decided_on(word: str):
-    """A capability may resemble one of a built-in tool."""
+    """A policy can decide on any well-formed capability, even one that resembles a built-in tool's."""
     policy = CapabilityPolicy({word: "ask"})
     made = any_tool("do", "Do it.", handler, capabilities={word.removesuffix(".*")}, effect="idempotent")
     decision = policy.check(made, Params(), context=Any)  # pyright: ignore[reportArgumentType]  # not looked at
@@ -237,7 +237,7 @@ def test_any_well_formed_capability_can_be_decided_on(word: str):
     ids=range(15),
 )
 async def test_a_default_may_be_anything_of_its_type(annotation: Any, default: Any):
-    """It need not be JSON: a model never has to send it."""
+    """A default may be any value of its type, even one that is not JSON, since a model never has to send it."""
 
     def weather(days: Any = default) -> bool:
         return days == default
@@ -294,7 +294,7 @@ async def test_a_context_may_be_optional():
 
 
 def test_an_optional_context_can_require_a_person():
-    """The narrower type counts, with or without None."""
+    """An optional context type can require a person, as the type without None does."""
 
     @tool
     def weather(context: UserContext | None) -> str:
@@ -334,14 +334,14 @@ CONDITIONS: dict[str, Any] = {
 @pytest.mark.parametrize("name", CONDITIONS)
 @pytest.mark.parametrize("long", [True, False])
 def test_a_condition_may_be_any_callable(name: str, long: bool):
-    """It may read any field of the params, in any way."""
+    """A condition may be any callable, and may read any field of the params in any way."""
     section: Any = MarkdownSection[Trip]
     prompt = Prompt("p", ["Hello.", section("Trip", "trip", "$city", enabled=CONDITIONS[name])])
     assert ("Rome" in prompt.render(Trip("Rome", long)).text) == long
 
 
 def test_a_condition_may_close_over_a_name_that_is_bound_later():
-    """It is called when the prompt is rendered, not before."""
+    """A condition may close over a name that is bound later, since it is called only at rendering."""
 
     def enabled(params: Trip) -> bool:
         return params.long == wanted
@@ -352,7 +352,7 @@ def test_a_condition_may_close_over_a_name_that_is_bound_later():
 
 
 def test_a_condition_may_be_a_function_of_c():
-    """One without parameters is called with none."""
+    """A C function without parameters can be a condition, and is called with none."""
     event = threading.Event()
     lock = threading.Lock()
     prompt = Prompt("p", ["Hello.", any_section("A", "a", "A", enabled=event.is_set)])
@@ -362,16 +362,16 @@ def test_a_condition_may_be_a_function_of_c():
 
 
 def test_a_condition_that_takes_something_else_is_refused():
-    """Guards the tests above: what can't work is an error, at the latest when it is called."""
+    """A condition that can't work is an error, at the latest when it is called."""
     with pytest.raises(PromptDefinitionError, match=r"takes 'trip'. Write it as a function of `params`"):
         any_section("A", "a", "A", enabled=lambda trip: True)
-    # Since Python 3.13 its signature shows its parameters; before, it is refused when it is called.
+    # Since Python 3.13 the signature shows the parameters; before, the condition is refused when it is called.
     with pytest.raises((PromptDefinitionError, PromptRenderError), match="enabled"):
         Prompt("p", [any_section("A", "a", "A", enabled=operator.attrgetter("long"))]).render()
 
 
 async def test_any_keywords_get_the_session_too():
-    """`**given` receives both."""
+    """A condition that takes `**given` receives both the params and the session."""
     seen: dict[str, Any] = {}
 
     def enabled(**given: Any) -> bool:
@@ -384,6 +384,6 @@ async def test_any_keywords_get_the_session_too():
 
 
 def test_names_may_have_capitals():
-    """This applies to prompts and sections; only a tool's name must suit every provider."""
+    """Names of prompts and sections may have capitals; only a tool's name must suit every provider."""
     prompt = Prompt("TravelGuide", [any_section("A", "HowTo", "Text.")])
     assert prompt.render().text == "## A\n\nText."

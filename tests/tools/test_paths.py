@@ -180,7 +180,7 @@ def test_what_is_not_declared_is_no_path():
 
 
 def test_a_tool_without_params_has_no_paths():
-    """Without arguments there is nothing to find."""
+    """A tool without params has no paths."""
     made = Tool[None, Any]("look", "Look.")
     assert made.paths(None) == ()
 
@@ -194,7 +194,7 @@ def test_declared_says_what_occurs_anywhere():
 
 
 def test_paths_of_a_plain_function():
-    """`@tool` keeps the markers of its parameters."""
+    """A tool made with `@tool` keeps the markers of its parameters."""
 
     @tool
     def move(source: Read, targets: list[Write], dry: bool = False) -> None:
@@ -241,7 +241,7 @@ def test_the_schema_is_that_of_the_text():
 
 @pytest.mark.parametrize("effect", ["pure", "read"])
 def test_a_path_to_write_needs_an_effect_that_writes(effect: Any):
-    """A read-only tool may not declare a path to write, at any depth."""
+    """A read-only tool that declares a path to write, at any depth, is refused."""
     Tool("look", "Look.", params=Tree, effect=effect)
     with pytest.raises(ToolDefinitionError, match=r"PathArg\('write'\)\. Say effect='staged'"):
         Tool("look", "Look.", params=Box[list[Folder]], effect=effect)
@@ -249,12 +249,12 @@ def test_a_path_to_write_needs_an_effect_that_writes(effect: Any):
 
 @pytest.mark.parametrize("effect", ["staged", "idempotent", "irreversible"])
 def test_a_path_to_write_goes_with_effects_that_write(effect: Any):
-    """All other effects may declare a path to write."""
+    """Tools of every effect that writes may declare a path to write."""
     assert Tool("look", "Look.", params=Folder, effect=effect).effect == effect
 
 
 def test_path_args_are_values():
-    """Equal markers are equal, and immutable."""
+    """Markers are immutable and compared by value."""
     assert PathArg("read") == PathArg("read") != PathArg("write")
     marker: Any = PathArg("read")
     with pytest.raises(AttributeError):

@@ -38,7 +38,7 @@ def forecast(params: City, *, context: ToolContext) -> ToolResult[str]:
 
 
 def call(made: Tool[Any, Any], arguments: Any = "", context: ToolContext | None = None) -> ToolResult[Any]:
-    """Parse and run, as the gate does."""
+    """Parse the arguments and run the tool, as the gate does."""
     assert made.handler is not None
     result: Any = made.handler(made.parse(arguments), context=context or headless_context())
     assert made.is_async == inspect.iscoroutine(result)
@@ -105,12 +105,12 @@ class Guest(BaseModel):
     ],
 )
 def test_render_is_what_the_model_sees(result: ToolResult[Any], shown: str):
-    """The message and the rendered value, or whichever there is; never nothing."""
+    """A result renders as its message and its value, or as whichever there is, and never as nothing."""
     assert result.render() == shown
 
 
 def test_a_value_that_renders_itself_is_known():
-    """The protocol is one method."""
+    """A value with a `render` method satisfies the protocol."""
     assert isinstance(Spoken(), Renders)
     assert not isinstance(City("a"), Renders)
 
@@ -128,7 +128,7 @@ def test_a_tool_takes_its_types_from_the_handler():
 
 
 def test_the_defaults_of_a_tool():
-    """The defaults are the cautious choices."""
+    """A tool's defaults are the cautious choices."""
     made = Tool("forecast", "Tell the weather.", forecast)
     assert made.effect == "irreversible"
     assert made.accepts_overrides is True
@@ -138,7 +138,7 @@ def test_the_defaults_of_a_tool():
 
 
 def test_a_tool_is_a_frozen_value():
-    """Equal definitions are equal tools with equal hashes, and nothing can be set."""
+    """Equal definitions are equal tools with equal hashes, and no attribute can be set."""
     one = Tool("forecast", "Tell the weather.", forecast, capabilities=frozenset({"net"}))
     two = Tool("forecast", "Tell the weather.", forecast, capabilities=frozenset({"net"}))
     assert one == two
@@ -150,7 +150,7 @@ def test_a_tool_is_a_frozen_value():
 
 
 def test_a_copy_with_changes_is_checked_again():
-    """`replace` makes a new tool under the same rules."""
+    """`replace` makes a new tool, which is checked like any other."""
     made = Tool("forecast", "Tell the weather.", forecast)
     assert dataclasses.replace(made, description="Other.").params is City
     with pytest.raises(ToolDefinitionError, match="timeout is -1"):
@@ -158,7 +158,7 @@ def test_a_copy_with_changes_is_checked_again():
 
 
 def test_an_async_handler():
-    """An async handler is recognised as one."""
+    """A tool with an async handler is marked as async."""
 
     async def handler(params: City, *, context: ToolContext) -> ToolResult[City]:
         return ToolResult.ok(params)
@@ -169,14 +169,14 @@ def test_an_async_handler():
 
 
 def test_a_tool_without_handler_is_only_declared():
-    """It has a schema and parses, and can't be called."""
+    """A tool without a handler has a schema and parses arguments, but can't be called."""
     made = Tool[City, Any]("forecast", "Tell the weather.", params=City)
     assert made.handler is None
     assert made.parse('{"name": "Rome"}') == City("Rome")
 
 
 def test_types_are_named_where_the_handler_has_no_annotations():
-    """`params` and `result` stand in for annotations."""
+    """`params` and `result` give the types of a handler without annotations."""
     made = Tool("forecast", "Tell.", lambda params, *, context: ToolResult.ok(1), params=City, result=int)
     assert (made.params, made.result) == (City, int)
     assert call(made, {"name": "Rome"}).value == 1
@@ -215,7 +215,7 @@ def test_handlers_that_are_methods_partials_and_objects():
 
 
 def test_a_wrapped_handler_keeps_its_types():
-    """A decorator that uses `functools.wraps` is seen through."""
+    """A handler wrapped with `functools.wraps` keeps its types."""
 
     def logged(function: Any) -> Any:
         @functools.wraps(function)
@@ -234,7 +234,7 @@ def test_a_wrapped_handler_keeps_its_types():
     ("wanted", "needs"), [(ToolContext, set[str]()), (UserContext, {"user"}), (AgentContext, {"model"})]
 )
 def test_the_context_s_type_is_what_a_tool_needs(wanted: type[ToolContext], needs: set[str]):
-    """A handler and a plain function require a person or a model by their annotation."""
+    """A handler or function requires a person or a model by the annotation of its context."""
 
     def handler(params: None, *, context: wanted) -> ToolResult[None]:  # pyright: ignore[reportInvalidTypeForm]
         return ToolResult.ok(None)
@@ -255,7 +255,7 @@ NOTHING: list[Any] = ["", "  ", "{}", "{ }", " {} ", "null", " null\n", b"", b"{
 
 @pytest.mark.parametrize("arguments", NOTHING, ids=repr)
 def test_no_arguments_can_be_said_in_many_ways(arguments: Any):
-    """This applies to a tool without params, and to a function without parameters."""
+    """Arguments may be absent in many forms for a tool without params and a function without parameters."""
 
     @tool
     def now() -> str:
@@ -271,7 +271,7 @@ def test_no_arguments_can_be_said_in_many_ways(arguments: Any):
     "arguments", ['{"a":1}', {"a": 1}, "[]", "1", "nonsense", '{"context":{}}'], ids=repr
 )
 def test_a_tool_without_params_takes_none(arguments: Any):
-    """Any argument is refused, with what to send."""
+    """A tool without params refuses any argument, and says what to send."""
     with pytest.raises(ToolValidationError) as caught:
         Tool[None, Any]("now", "Say the time.").parse(arguments)
     assert str(caught.value) == "now takes no arguments. Call it with {}."
@@ -286,13 +286,13 @@ def test_a_tool_without_params_says_so_in_its_schema():
 
 @pytest.mark.parametrize("nothing", ["", "null", "{}", {}], ids=repr)
 def test_what_is_missing_is_named_when_nothing_is_sent(nothing: Any):
-    """A tool with params says what is required."""
+    """A tool with params that gets no arguments says which are required."""
     with pytest.raises(ToolValidationError, match=r"^name: required, and missing$"):
         Tool("forecast", "Tell.", forecast).parse(nothing)
 
 
 def test_parse_takes_text_bytes_and_mappings():
-    """All three give the same params, under the same rules."""
+    """Text, bytes and mappings give the same params, under the same rules."""
     made = Tool("forecast", "Tell.", forecast)
     assert made.parse('{"name":"Rome"}') == City("Rome")
     assert made.parse(b'{"name":"Rome"}') == City("Rome")
@@ -356,7 +356,7 @@ async def result_async(x: int) -> ToolResult[int]:
     ],
 )
 def test_tool_of_a_plain_function(made: FunctionTool[..., Any], is_async: bool, message: str):
-    """Sync and async, with a plain value or a result: each becomes a tool that returns a `ToolResult`."""
+    """Sync and async functions with a plain value or a result become tools that return a `ToolResult`."""
     assert made.is_async is is_async
     assert made.result is int
     assert made.description == "Double it."
@@ -370,12 +370,12 @@ def test_tool_of_a_plain_function(made: FunctionTool[..., Any], is_async: bool, 
 
 
 def test_the_function_stays_reachable():
-    """`function` is the decorated function."""
+    """`function` returns the decorated function."""
     assert plain.function(4) == 8
 
 
 def test_a_failed_result_of_a_function_is_kept():
-    """A function may report a failure."""
+    """A function may return a failed result, which is kept."""
 
     @tool
     def fail() -> ToolResult[int]:
@@ -386,7 +386,7 @@ def test_a_failed_result_of_a_function_is_kept():
 
 
 def test_a_function_that_returns_nothing():
-    """None is a success without a value."""
+    """A function that returns None succeeds without a value."""
 
     @tool
     def nothing() -> None:
@@ -428,7 +428,7 @@ def test_options_of_tool_reach_the_tool():
 
 
 def test_tool_with_empty_parentheses():
-    """`@tool()` is `@tool`."""
+    """`@tool()` is the same as `@tool`."""
 
     @tool()
     def now() -> str:
@@ -491,7 +491,7 @@ def test_tools_of_methods_partials_and_objects():
 
 
 def test_parameters_with_names_of_every_kind():
-    """Names that classes use themselves are valid parameters."""
+    """Parameters may have names that classes use themselves."""
 
     @tool
     def odd(
@@ -541,7 +541,7 @@ def test_local_classes_as_parameters_and_results():
 
 
 def test_defaults_are_shown_in_the_schema():
-    """Plain, mutable and structured defaults, as JSON."""
+    """Plain, mutable and structured defaults are in the schema, as JSON."""
 
     @tool
     def search(
@@ -664,7 +664,7 @@ def test_docstrings_describe_tool_and_parameters(style: str):
 
 
 def test_a_docstring_without_parameters_describes_none():
-    """Prose without a section leaves parameters undescribed."""
+    """A docstring without a section for parameters leaves them undescribed."""
 
     @tool
     def weather(city: str) -> str:
@@ -679,7 +679,7 @@ def test_a_docstring_without_parameters_describes_none():
 
 
 def test_a_description_in_the_annotation_wins():
-    """`Field(description=...)` is nearer than the docstring; other metadata leaves the docstring's."""
+    """`Field(description=...)` wins over the docstring; other metadata leaves the docstring's text."""
 
     @tool
     def weather(
@@ -709,7 +709,7 @@ def test_a_description_in_the_annotation_wins():
 
 
 def test_a_given_description_stands_for_the_docstring_s():
-    """The parameters still get the docstring's lines."""
+    """A given description replaces the docstring's, but parameters still get the docstring's lines."""
 
     @tool(description="Given.")
     def weather(city: str) -> str:
@@ -762,7 +762,7 @@ def test_the_context_is_injected_and_never_shown():
 
 
 def test_a_narrower_context_has_its_verb():
-    """The verb that the annotation requires is available."""
+    """A function whose context annotation requires a verb can use the verb."""
 
     @tool
     async def ask(context: UserContext) -> int:
@@ -789,7 +789,7 @@ def test_a_narrower_context_has_its_verb():
 
 
 def test_a_marked_function_is_still_the_function():
-    """The mark changes nothing about calling it."""
+    """A function marked with `tool_context` can be called as before."""
 
     @tool_context
     def marked(x: int, ctx: Any) -> tuple[int, Any]:
@@ -815,13 +815,13 @@ def test_examples_that_fit_are_kept():
 
 
 def test_examples_of_a_tool_without_params():
-    """None or an empty mapping means no arguments."""
+    """In an example, None or an empty mapping means no arguments."""
     examples = (ToolExample("One.", None, 1), ToolExample("Two.", {}, "any"))
     assert Tool[None, Any]("now", "Say the time.", examples=examples).examples == examples
 
 
 def test_examples_are_checked_by_what_a_model_may_send():
-    """Aliases, and fields that can't be sent, are no obstacle for an instance."""
+    """An instance is accepted as an example's input, despite aliases and fields that can't be sent."""
 
     @dataclass
     class Letter:
@@ -836,7 +836,7 @@ def test_examples_are_checked_by_what_a_model_may_send():
 
 
 def test_a_legacy_handler_is_called_without_context():
-    """Sync and async ones keep their types; each warns once, at the definition."""
+    """Sync and async legacy handlers keep their types, and each warns once, at the definition."""
 
     def old(params: City) -> ToolResult[str]:
         return ToolResult.ok(params.name)
@@ -871,7 +871,7 @@ def test_a_legacy_handler_without_annotations_takes_given_params():
 
 # --- effects -------------------------------------------------------------------------------------
 
-# SPEC part 1, row by row: retried, after a crash, previewed, under CapabilityPolicy.
+# SPEC part 1, row by row: whether retried, after a crash, previewed, and under CapabilityPolicy.
 EFFECT_TABLE: dict[str, tuple[bool, str, bool, str]] = {
     "pure": (True, "run again", False, "allow"),
     "read": (True, "run again", False, "allow"),
@@ -883,7 +883,7 @@ EFFECT_TABLE: dict[str, tuple[bool, str, bool, str]] = {
 
 
 def test_effects_are_those_of_the_specification():
-    """The same six in the same order, with each cell as in the table."""
+    """There are the specification's six effects, in its order, with each cell as in its table."""
     found = {
         effect: (rules.retried, rules.after_crash, rules.previewed, rules.policy)
         for effect, rules in EFFECTS.items()
@@ -893,12 +893,12 @@ def test_effects_are_those_of_the_specification():
 
 
 def test_only_pure_and_read_may_not_write():
-    """Which effects may change state and files."""
+    """Only `pure` and `read` tools may not change state and files."""
     assert [effect for effect, rules in EFFECTS.items() if not rules.writes] == ["pure", "read"]
 
 
 def test_only_three_effects_are_all_inside_the_transaction():
-    """Which effects may not use `once`, nor anything stronger."""
+    """Pure, read and staged tools may use neither `once` nor anything stronger."""
     assert [effect for effect, rules in EFFECTS.items() if rules.transactional] == ["pure", "read", "staged"]
 
 
@@ -919,12 +919,12 @@ def test_effects_compose(outer: Effect, inner: Effect):
 
 @pytest.mark.parametrize("effect", ["idempotent", "compensable", "irreversible"])
 def test_what_is_outside_the_transaction_may_use_anything(effect: Effect):
-    """They may use any inner effect."""
+    """Tools whose effects are outside the transaction may use any inner effect."""
     assert [refusal(effect, inner) for inner in EFFECTS] == [None] * 6
 
 
 def test_a_probe_goes_with_what_is_probed():
-    """Compensable and irreversible tools may have one."""
+    """Compensable and irreversible tools may have a probe."""
 
     def undo(params: City, value: str, *, context: ToolContext) -> None:
         pass
@@ -938,7 +938,7 @@ def test_a_probe_goes_with_what_is_probed():
 
 
 def test_a_coroutine_is_what_an_async_tool_gives():
-    """The handler of an async function is async itself, so that the gate can await it."""
+    """The handler made of an async function is async, so that the gate can await it."""
     assert plain_async.handler is not None
     outcome = plain_async.handler(plain_async.parse({"x": 1}), context=headless_context())
     assert isinstance(outcome, Coroutine)

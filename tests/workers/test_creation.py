@@ -1,4 +1,4 @@
-"""Workers created by a model: approved every time, limited to their session, never with more rights than their maker."""
+"""Workers created by a model: each is approved, limited to its session, and has no more rights than its maker."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def told(model: ScriptedModel, request: int = 1) -> str:
 async def test_a_created_worker_runs_with_what_its_maker_gave_it(
     registry: WorkerRegistry, tmp_path: Path
 ) -> None:
-    """Its tools work, its template is rendered, and nothing was written into the folder."""
+    """A created worker has the tools and template its maker gave it, and nothing is written into the folder."""
     before = {path for path in tmp_path.iterdir() if path.name != "__pycache__"}
     adder = ScriptedModel([ToolCall("add", {"a": 1, "b": 2}), "three"])
     calls = [wanted(tools=["add"]), ToolCall("call_worker", {"name": "adder", "input": "1 and 2"}), "end"]
@@ -97,7 +97,7 @@ async def test_a_created_worker_runs_with_what_its_maker_gave_it(
 
 
 async def test_it_is_asked_about_with_all_that_it_is(registry: WorkerRegistry) -> None:
-    """The person sees the whole file; a denial leaves nothing, and the model is told the reason."""
+    """The person sees the complete file of the new worker; a denial leaves nothing, and the model gets the reason."""
     person = Person(approve="too many agents")
     session = Session()
     main = await run(registry, [wanted(), "end"], session, approvals=None, environment=person)
@@ -135,7 +135,7 @@ async def test_it_is_asked_about_with_all_that_it_is(registry: WorkerRegistry) -
 async def test_what_its_maker_may_not_do_no_worker_of_its_may(
     registry: WorkerRegistry, more: dict[str, Any], said: str
 ) -> None:
-    """Refused with a reason before anybody is asked."""
+    """A worker with more rights than its maker is refused with a reason, before anybody is asked."""
     person, session = Person(approve=True), Session()
     main = await run(registry, [wanted(**more), "end"], session, approvals=None, environment=person)
     assert said in told(main)
@@ -148,7 +148,7 @@ async def test_what_its_maker_may_not_do_no_worker_of_its_may(
     ["x\n---\ncreate: true\n---", 'a"\ntools: [secret]', "*a", "!!python/none", "\U0001f600 \u2028"],
 )
 async def test_what_a_model_writes_stays_one_value(registry: WorkerRegistry, description: str) -> None:
-    """None of its text becomes front matter."""
+    """No text that a model writes becomes front matter of the created worker."""
     session = Session()
     await run(
         registry,
@@ -164,7 +164,7 @@ async def test_what_a_model_writes_stays_one_value(registry: WorkerRegistry, des
 async def test_what_is_left_out_comes_from_the_defaults_and_limits_are_the_tighter(
     registry: WorkerRegistry,
 ) -> None:
-    """Tools from `creation_defaults`, the lower of both limits, and the maker's model and policies."""
+    """A created worker has tools from `creation_defaults`, the lower of both limits, and its maker's model."""
     session = Session()
     await run(registry, [wanted(), "end"], session)
     (made,) = session[WorkerCreated].all()
@@ -175,7 +175,7 @@ async def test_what_is_left_out_comes_from_the_defaults_and_limits_are_the_tight
 
 
 async def test_it_is_found_in_its_session_only(registry: WorkerRegistry) -> None:
-    """The next turn of the same session finds it; another session or another worker does not."""
+    """A created worker is found by later turns of its session, but not by other sessions or other workers."""
     session = Session()
     calling = ToolCall("call_worker", {"name": "adder", "input": "x"})
     await run(registry, [wanted(), "end"], session)
@@ -190,7 +190,7 @@ async def test_it_is_found_in_its_session_only(registry: WorkerRegistry) -> None
 
 
 async def test_it_goes_with_the_session_when_that_is_saved(registry: WorkerRegistry) -> None:
-    """A session loaded from its JSON still has it."""
+    """A created worker is saved and loaded with its session."""
     session = Session()
     await run(registry, [wanted(), "end"], session)
     loaded = load(save(session))
@@ -203,7 +203,7 @@ async def test_it_goes_with_the_session_when_that_is_saved(registry: WorkerRegis
 async def test_an_unlocked_worker_is_shadowed_in_the_session_and_stays_as_it_is(
     registry: WorkerRegistry,
 ) -> None:
-    """The maker's calls reach the new one; other callers get the folder's."""
+    """A created worker shadows an unlocked one for its maker's calls; other callers get the folder's."""
     session = Session()
     helper = ScriptedModel(lambda request: request.system)
     calls = [wanted("helper", instructions="You are another."), ToolCall("helper", {"input": "x"}), "end"]
@@ -217,7 +217,7 @@ async def test_an_unlocked_worker_is_shadowed_in_the_session_and_stays_as_it_is(
 
 
 async def test_a_failed_call_leaves_no_worker(registry: WorkerRegistry) -> None:
-    """It is made and used inside a call, and rolled back with it."""
+    """A worker made inside a call that fails is rolled back with the call."""
     session = Session()
     calling = ToolCall("call_worker", {"name": "lost", "input": "x"})
     lost = ScriptedModel(["here", "again"])
@@ -231,7 +231,7 @@ async def test_a_failed_call_leaves_no_worker(registry: WorkerRegistry) -> None:
 
 
 async def test_a_second_of_one_name_takes_the_place_of_the_first(registry: WorkerRegistry) -> None:
-    """Created workers are not locked."""
+    """A second created worker of the same name replaces the first, since created workers are not locked."""
     adder = ScriptedModel(lambda request: request.system)
     calls = [
         wanted(instructions="One."),
@@ -259,7 +259,7 @@ async def test_a_second_of_one_name_takes_the_place_of_the_first(registry: Worke
     ],
 )
 async def test_a_session_that_was_tampered_with_gives_no_rights(registry: WorkerRegistry, text: str) -> None:
-    """Rights are checked again when a created worker is used, whoever wrote it into the session."""
+    """Rights are checked again when a created worker is used, no matter who wrote it into the session."""
     session = Session()
     policies = "policies: [capability: {allow: [own, fs.read]}]\n" if "policies" not in text else ""
     session.dispatch(WorkerCreated("main", "adder", text.replace("---\nname", f"---\n{policies}name", 1)))
@@ -275,7 +275,7 @@ async def test_a_session_that_was_tampered_with_gives_no_rights(registry: Worker
 
 
 async def test_a_locked_worker_is_not_shadowed_by_what_a_session_holds(registry: WorkerRegistry) -> None:
-    """This holds even if a worker of its name was written into the session."""
+    """A worker written into a session does not shadow a locked one of its name."""
     session = Session()
     text = "---\nname: fixed\npolicies: [capability: {allow: [own, fs.read]}]\nlimits: {requests: 1, seconds: 1}\n---\nNew."
     session.dispatch(WorkerCreated("main", "fixed", text))
@@ -285,7 +285,7 @@ async def test_a_locked_worker_is_not_shadowed_by_what_a_session_holds(registry:
 
 
 async def test_only_workers_that_may_create_have_the_tools(registry: WorkerRegistry) -> None:
-    """Without `create: true` it has neither tool, and `context.call` finds none either."""
+    """Without `create: true` a worker has neither creation tool, and `context.call` does not find them."""
     names = {name: {each.name for each in registry[name].prompt.tools} for name in registry.names}
     assert {name for name, tools in names.items() if "create_worker" in tools} == {"main", "nosy"}
 
@@ -327,6 +327,6 @@ async def test_no_answer_covers_a_second_creation(tmp_path: Path, remember: str,
     await run(registry, given, session, approvals=None, environment=Person(decide))
     times = 4 if asks else 2
     assert len({question.id for question in seen}) == times
-    assert len(seen) == 2 * times  # each was asked separately: the first answer does not cover it
+    assert len(seen) == 2 * times  # each creation is asked about separately
     assert not any("scopes" in question.payload for question in seen)
     assert approvals_of(session).list() == ()

@@ -113,7 +113,7 @@ def test_problems_are_reported_with_file_line_and_fix(
 
 
 def test_names_that_collide_are_refused_with_both_files(tmp_path: Path) -> None:
-    """Two files of one name; a worker and a function of tools.py; each problem names the other place."""
+    """Files or functions with the same worker name are refused, and each problem names the other place."""
     registry = folder(
         tmp_path, TOOLS, one="---\nname: same\n---\nGo.", two="---\nname: same\n---\nGo.", hello=PLAIN
     )
@@ -142,7 +142,7 @@ def test_names_that_collide_are_refused_with_both_files(tmp_path: Path) -> None:
 def test_errors_in_tools_py_name_the_file_and_the_line(
     tmp_path: Path, tools: str, line: int, said: str
 ) -> None:
-    """Whatever prevents it from loading, or a listed function from being a tool."""
+    """Errors that prevent tools.py from loading, or a listed function from being a tool, have file and line."""
     registry = folder(tmp_path, tools, main="---\ntools: [hello]\n---\nGo.", plain=PLAIN)
     (problem,) = registry.check()
     assert (problem.file, problem.line) == (str(tmp_path / "tools.py"), line)
@@ -153,7 +153,7 @@ def test_errors_in_tools_py_name_the_file_and_the_line(
 
 
 async def test_tools_py_is_loaded_once_and_is_a_module_of_its_own(tmp_path: Path) -> None:
-    """Two folders stay separate, its classes resolve, and decorated tools are unchanged."""
+    """tools.py is loaded once, as a module of its own: two folders stay separate, and its classes resolve."""
     text = '''
     from __future__ import annotations
     from dataclasses import dataclass
@@ -204,7 +204,7 @@ def test_which_files_are_workers(tmp_path: Path) -> None:
 
 
 def test_bytes_that_are_no_text_and_files_too_large(tmp_path: Path) -> None:
-    """Both are reported; a file with Windows line ends and a byte order mark is read like any other."""
+    """Bytes that are not text and files that are too large are reported; Windows line ends are accepted."""
     (tmp_path / "bad.md").write_bytes(b"---\n---\n\xff")
     (tmp_path / "big.md").write_bytes(b"---\n---\n" + b"x" * 300_000)
     (tmp_path / "windows.md").write_bytes("\ufeff---\r\nlocked: true\r\n---\r\nHello\r\nyou".encode())
@@ -246,7 +246,7 @@ def rendered(text: str, **values: Any) -> str:
 
 
 def test_templates_say_what_they_are_given() -> None:
-    """Values, conditions, loops and filters; inserted text is never treated as a template."""
+    """Templates have values, conditions, loops and filters; inserted text is never treated as a template."""
     assert rendered("{{ worker }}: {{ input|upper }}") == "main: IN"
     assert rendered("{{ input }}", input="{{ 7 * 7 }} $x") == "{{ 7 * 7 }} $x"
     text = "{% for a in attachments %}{{ loop.index }}. {{ a }}\n{% else %}none{% endfor %}"
@@ -288,7 +288,7 @@ def test_templates_say_what_they_are_given() -> None:
     ],
 )
 def test_templates_fail_with_their_line_and_are_bounded(text: str, said: str) -> None:
-    """Missing values, unsafe expressions, and templates that take too long or produce too much."""
+    """Missing values, unsafe expressions and templates that take too long or produce too much are errors."""
     with pytest.raises(WorkerError) as raised:
         rendered(text, input="x" * 3000)
     assert said in str(raised.value)
@@ -393,7 +393,7 @@ def test_an_output_schema_takes_what_fits_and_nothing_else(schema: dict[str, Any
 
 
 def test_without_the_extra_the_error_says_how_to_get_it(tmp_path: Path) -> None:
-    """In a process without jinja2 and yaml, importing works, and using it says what to install."""
+    """Without jinja2 and yaml, workers can be imported, and using them says what to install."""
     (tmp_path / "main.md").write_text(PLAIN)
     program = (
         "import sys; sys.modules['yaml'] = sys.modules['jinja2'] = None\n"

@@ -1,4 +1,4 @@
-"""Workers through five levels: usage, cost, budgets, depth, cancelling, and what *strict* prevents."""
+"""Workers through five levels: usage, cost, budgets, depth, cancellation, and what *strict* prevents."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PRICED = Traits(Price(Decimal(1_000_000), Decimal(10_000_000)), native_output=Tr
 
 
 def tower(at: Path, **front: str) -> WorkerRegistry:
-    """Workers w0 to w5, each of which may call the next; `front` adds front matter by name."""
+    """Make workers w0 to w5, each of which may call the next; `front` adds front matter by name."""
     texts = {
         f"w{level}": f"---\nworkers: {[f'w{level + 1}'] if level < LEVELS else []}\n{front.get(f'w{level}', '')}\n---\nGo."
         for level in range(LEVELS + 1)
@@ -40,12 +40,12 @@ def tower(at: Path, **front: str) -> WorkerRegistry:
 
 
 def used(level: int, request: int) -> Usage:
-    """The usage of a request, chosen so that no two sums are equal by accident."""
+    """Return the usage of a request, chosen so that no two sums are equal by accident."""
     return Usage(input=7**level + request, output=11**level, requests=1)
 
 
 def scripts() -> dict[str, ScriptedModel]:
-    """Each calls the next and then reports it; the last only answers."""
+    """Make models that each call the next worker and report its answer; the last one only answers."""
     found: dict[str, ScriptedModel] = {}
     for level in range(LEVELS + 1):
         call = ToolCall(f"w{level + 1}", {"input": f"from {level}"})
@@ -82,7 +82,7 @@ async def test_usage_and_cost_are_summed_exactly_at_every_level(tmp_path: Path) 
 
 @pytest.mark.parametrize("most", range(2 * LEVELS + 1))
 async def test_a_budget_of_n_requests_stops_at_the_nth_at_any_level(tmp_path: Path, most: int) -> None:
-    """Exactly that many were made, whichever level was active; the run ends, and every call has its end."""
+    """A budget of n requests allows exactly n, whichever level makes them; then the run ends."""
     registry, models, watched = tower(tmp_path), scripts(), Watched()
     with pytest.raises(PromptEvaluationError, match="requests is spent"):
         await registry.run("w0", "go", models=models, session=watched.session, budget=Budget(requests=most))
@@ -94,7 +94,7 @@ async def test_a_budget_of_n_requests_stops_at_the_nth_at_any_level(tmp_path: Pa
 
 @pytest.mark.parametrize("share", range(1, 5))
 async def test_a_share_that_is_spent_ends_its_own_level_only(tmp_path: Path, share: int) -> None:
-    """The limits of w3 stop w3 and everything below; w2 is told and continues, and all is counted."""
+    """Limits of w3 stop w3 and everything below; w2 is told and continues, and all usage is counted."""
     registry = tower(tmp_path, w3=f"limits: {{requests: {share}}}")
     models = scripts()
     response = await registry.run("w0", "go", models=models)
@@ -113,7 +113,7 @@ async def test_money_is_bounded_through_the_levels(tmp_path: Path) -> None:
 
 
 async def test_the_depth_limit_is_reported_with_its_path(tmp_path: Path) -> None:
-    """Cycles are allowed until then: the call that is too deep fails, with its path."""
+    """A call beyond the depth limit fails with its path; until then, cycles are allowed."""
     registry = sound(tmp_path, ping="---\nworkers: [pong]\n---\nGo.", pong="---\nworkers: [ping]\n---\nGo.")
     watched = Watched()
     following = {"ping": "pong", "pong": "ping"}
@@ -144,7 +144,7 @@ async def test_the_depth_limit_is_reported_with_its_path(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("level", range(LEVELS + 1))
 async def test_a_cancel_ends_all_levels(tmp_path: Path, level: int) -> None:
-    """At any point, each call has exactly one end and one result, and nothing is left running."""
+    """After a cancel at any point, each call has exactly one end and one result, and nothing is left running."""
     registry, models, watched = tower(tmp_path), scripts(), Watched()
     reached = asyncio.Event()
 
@@ -225,7 +225,7 @@ HELPER = f"---\ntools: [burn]\n{OWN}\n---\nHelp."
 
 
 def every_path() -> list[Any]:
-    """What a model tries: each tool, the worker as a tool, creating a worker and calling it."""
+    """Return the model's attempts: each tool, the worker as a tool, and creating a worker and calling it."""
     created = {"name": "pyro", "description": "Burns.", "instructions": "Burn.", "tools": ["burn"]}
     calls = [ToolCall(name, {}) for name in PATHS]
     calls += [ToolCall("helper", {"input": "burn"}), ToolCall("create_worker", created)]
@@ -238,7 +238,7 @@ def every_path() -> list[Any]:
 
 
 def burning(request: Any) -> Any:
-    """The model of any other worker: it tries to burn, then reports the result."""
+    """Answer as the model of any other worker: try to burn, then report the result."""
     return ToolCall("burn", {}) if len(request.messages) == 1 else request.messages[-1].text
 
 
@@ -256,7 +256,7 @@ def burning(request: Any) -> Any:
 async def test_under_strict_nothing_that_needs_asking_ran_by_any_path(
     tmp_path: Path, approvals: Any, environment: Any, burns: bool
 ) -> None:
-    """Model call, context.call, call_worker, worker as tool, tools.py function, create_worker: all tried."""
+    """Under `strict` nothing that needs approval runs, whether a model, a tool, a worker or tools.py calls it."""
     registry = sound(tmp_path, TOOLS, main=MAIN, helper=HELPER)
     watched = Watched()
     models = {name: ScriptedModel(burning) for name in ("helper", "pyro", "arsonist")}
@@ -268,7 +268,7 @@ async def test_under_strict_nothing_that_needs_asking_ran_by_any_path(
     assert (tmp_path / "burnt").exists() is burns
     of_burn = [path for path, status in watched.ended if path.endswith("burn") and status == "ok"]
     made = [path for path, status in watched.ended if path.endswith("create_worker") and status == "ok"]
-    if burns:  # the same paths without strict, to show that each of them works
+    if burns:  # the same attempts without strict, to show that each of them works
         assert sorted(of_burn) == [
             "burn",
             "by_call > burn",

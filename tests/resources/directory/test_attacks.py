@@ -1,4 +1,4 @@
-"""Escapes from a folder: paths, links, races, odd names. None succeeds, with either way of opening paths."""
+"""Escapes from a folder by paths, links, races and odd names: none succeeds, with either way of opening paths."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ SECRET = "the secret outside"
 
 @pytest.fixture(params=["openat2", "by steps"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways of opening paths."""
+    """Fixture: each of the two ways of opening paths."""
     if request.param == "openat2":
         if not jail.has_openat2:
             pytest.skip("this kernel has no openat2")
@@ -152,7 +152,7 @@ def attack(world: World, files: Any, path: str, verb: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS, ids=[f"{number}" for number in range(len(PATHS))])
 def test_a_path_out_is_refused(world: World, path: str):
-    """Every verb refuses it with an error that names the path, without accessing the disk."""
+    """Every verb refuses a path that leads outside without accessing the disk, and the error names the path."""
     for verb, do in VERBS.items():
         if "glob" in verb or "grep" in verb or "inside" in verb or verb in ("mkdir", "move in", "move out"):
             continue
@@ -165,7 +165,7 @@ def test_a_path_out_is_refused(world: World, path: str):
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("link", LINKS)
 def test_a_link_out_is_not_followed(world: World, link: str, verb: str):
-    """Whatever it points to; deleting or moving it deletes or moves the link itself."""
+    """A link that leads outside is never followed; deleting or moving its path affects the link itself."""
     (world.root.parent / f"{world.root.name}-other").mkdir()
     (world.root.parent / f"{world.root.name}-other" / "secret.txt").write_text(SECRET)
     world.link("link", LINKS[link].format(outside=world.outside, root=world.root))
@@ -178,7 +178,7 @@ def test_a_link_out_is_not_followed(world: World, link: str, verb: str):
 
 @pytest.mark.parametrize("verb", ["read", "write", "list", "append"])
 def test_a_link_out_says_so(world: World, verb: str):
-    """The error names the given path, not the link's target."""
+    """The error for a link that leads outside names the given path, not the link's target."""
     world.link("link", "../outside")
     with pytest.raises(PathRefused, match=r"'link.*': a link in it leads out of the root") as caught:
         VERBS[verb](world.files.fork("call"), "link" if verb == "list" else "link/secret.txt")
@@ -186,7 +186,7 @@ def test_a_link_out_says_so(world: World, verb: str):
 
 
 def test_links_that_stay_inside_work(world: World):
-    """Relative and absolute, to files and folders, through each other; writes go to the target."""
+    """Links that stay inside work, relative or absolute, to files or folders, and through each other."""
     world.link("file", "d/x.txt")
     world.link("folder", "d")
     world.link("absolute", str(world.root / "d" / "e"))
@@ -210,7 +210,7 @@ def test_links_that_stay_inside_work(world: World):
 
 
 def test_a_link_that_was_followed_was_read(world: World):
-    """Changing the link's target makes the call stale."""
+    """Changing the target of a link that a call followed makes the call stale."""
     world.link("link", "ok.txt")
     fork = world.files.fork("call")
     fork.read("link")
@@ -220,7 +220,7 @@ def test_a_link_that_was_followed_was_read(world: World):
 
 
 def test_links_in_a_circle_end(world: World):
-    """They are refused, not followed for ever, and a search skips them."""
+    """Links in a cycle are refused, and a search skips them."""
     world.link("a", "b")
     world.link("b", "a")
     world.link("d/round", "..")
@@ -231,7 +231,7 @@ def test_links_in_a_circle_end(world: World):
 
 
 def test_pipes_sockets_and_devices_are_not_opened(world: World):
-    """They exist, but nothing waits for them or reads from them."""
+    """Pipes, sockets and devices are listed, but never opened."""
     os.mkfifo(world.root / "pipe")
     with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"{short}/s")
@@ -245,7 +245,7 @@ def test_pipes_sockets_and_devices_are_not_opened(world: World):
 
 
 def test_names_that_can_not_be_said_are_left_alone(world: World):
-    """They are not listed or found, but are deleted and moved with their folder."""
+    """Files with unsupported names are not listed or found, but are deleted and moved with their folder."""
     odd = [b"latin\xe9", b"new\nline", b"back\\slash", b"tab\t"]
     for name in odd:
         (Path(os.fsdecode(bytes(world.root) + b"/d/" + name))).write_text("odd")
@@ -267,7 +267,7 @@ def test_names_that_can_not_be_said_are_left_alone(world: World):
 
 
 def test_the_longest_paths_are_no_trouble(world: World):
-    """Up to Handrail's own limit, which is one byte more than the kernel accepts at once."""
+    """Paths up to Handrail's own limit work, although that is one byte more than the kernel accepts at once."""
     longest = "/".join(["n" * 254] * 16) + "/" + "m" * 16
     assert len(longest) == 4096
     world.files.write(longest, "deep")
@@ -290,7 +290,7 @@ while True:  # the folder and a link out of it trade places as fast as they can
 
 
 def test_no_race_between_a_check_and_a_use_leads_out(world: World):
-    """A second process keeps swapping a folder for a link that leads outside: nothing outside is read or changed."""
+    """While another process keeps swapping a folder for a link outside, nothing outside is read or changed."""
     (world.root / "race").mkdir()
     (world.root / "race" / "secret.txt").write_text("inside")
     racer = subprocess.Popen(
@@ -324,7 +324,7 @@ def test_no_race_between_a_check_and_a_use_leads_out(world: World):
 
 
 def test_the_folder_may_be_named_by_a_link(world: World, tmp_path: Path):
-    """The caller may open a folder through a link; only paths inside are confined to it."""
+    """The root itself may be opened through a link; only paths inside it are confined."""
     (tmp_path / "alias").symlink_to(world.root)
     files = DirectoryFilesystem(tmp_path / "alias")
     assert files.read("ok.txt") == "ok"

@@ -31,7 +31,7 @@ from support.filesystems import Folders, aside, commit, fill, marks, tree
 
 
 def committed(files: DirectoryFilesystem, call_id: str, *deeds: Callable[[DirectoryFork], Any]) -> None:
-    """Commit a call that did this, as the gate does."""
+    """Commit a call that makes these changes, as the gate does."""
     fork = files.fork("call")
     for deed in deeds:
         deed(fork)
@@ -53,7 +53,7 @@ def test_it_is_a_filesystem_that_can_be_forked(folders: Folders):
 
 
 def test_reading_makes_nothing_beside_the_folder(folders: Folders):
-    """Only the first write creates the staging folder; reads and dropped writes leave no trace."""
+    """Only the first write creates the staging folder; reads leave no trace, and dropped writes no content."""
     files = folders({"a": "1"})
     fork = files.fork("call")
     assert (fork.read("a"), fork.list()[0].path, fork.glob("**")) == ("1", "a", ("a",))
@@ -85,7 +85,7 @@ def test_a_read_walks_nothing(folders: Folders, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_modes_and_times_keep(folders: Folders):
-    """A file keeps its mode when rewritten, and mode and time when moved; so does a folder."""
+    """A file keeps its mode when rewritten, and files and folders keep mode and time when moved."""
     files = folders({"run.sh": "a", "secret": "b", "shut/x": "c"})
     for name, mode in (("run.sh", 0o755), ("secret", 0o600), ("shut", 0o700), ("shut/x", 0o640)):
         (files.root / name).chmod(mode)
@@ -108,7 +108,7 @@ def test_modes_and_times_keep(folders: Folders):
 
 
 def test_a_file_that_is_moved_is_not_copied(folders: Folders):
-    """However large, it is the same file at another path, even through nested forks."""
+    """A moved file is not copied, however large it is: it keeps its inode, even through nested forks."""
     files = folders({"big": "x"})
     os.truncate(files.root / "big", 1 << 33)
     inode = (files.root / "big").stat().st_ino
@@ -124,7 +124,7 @@ def test_a_file_that_is_moved_is_not_copied(folders: Folders):
 
 
 def test_only_what_was_touched_is_touched(folders: Folders):
-    """Every other path keeps its inode and time; a rewritten file is a new one."""
+    """Paths that a commit does not touch keep their inode and time; a rewritten file gets a new inode."""
     files = folders({"a": "1", "b": "1", "d/x": "1", ".venv/lib/y": "1"})
     before = marks(files.root)
     fork = files.fork("call")
@@ -150,7 +150,7 @@ def test_a_delete_takes_only_what_was_seen(folders: Folders):
 
 
 class MeddlingDisk(Disk):
-    """Changes a file right before a rename, after everything has been checked."""
+    """A disk that changes a file right before a rename, after everything has been checked."""
 
     def __init__(self, meddle: Callable[[str], None]) -> None:
         self._meddle = meddle
@@ -179,7 +179,7 @@ MEDDLING: dict[str, tuple[str, Callable[[Path], Any]]] = {
 
 @pytest.mark.parametrize("case", MEDDLING)
 def test_what_somebody_changes_in_the_last_moment_stays(folders: Folders, case: str):
-    """It is a conflict, everything else is swapped back, and only the foreign change remains."""
+    """An edit at the last moment is a conflict: the edit stays, and everything else is swapped back."""
     name, change = MEDDLING[case]
     meddled: list[str] = []
 
@@ -238,7 +238,7 @@ def test_a_disk_that_refuses_half_way_changes_nothing(folders: Folders):
 def test_where_nothing_can_be_exchanged_it_is_linked_and_replaced(
     folders: Folders, monkeypatch: pytest.MonkeyPatch
 ):
-    """On disks without that rename, commits and undo work, and a foreign edit is still detected."""
+    """On disks that can't exchange names, commits and undo still work, and a foreign edit is still detected."""
     from handrail.resources.directory import disk, jail
 
     def refuse(*args: Any) -> None:
@@ -256,7 +256,7 @@ def test_where_nothing_can_be_exchanged_it_is_linked_and_replaced(
 
 
 def test_what_was_read_can_be_read_again(folders: Folders):
-    """The bytes of a read file stay available; a file that was only listed may be missing later."""
+    """A file that was read can be read again; reading one that was only listed and has changed is a conflict."""
     files = folders({"read": "1", "seen": "1"})
     fork = files.fork("call")
     assert (fork.read("read"), fork.stat("seen").size) == ("1", 1)
@@ -268,7 +268,7 @@ def test_what_was_read_can_be_read_again(folders: Folders):
 
 
 def test_a_listing_depends_on_names_alone(folders: Folders):
-    """File contents may change; a name that is added, removed or turned into a folder makes it stale."""
+    """A listing is stale after a name is added, removed or turned into a folder, but not after a content change."""
     files = folders({"d/a": "1", "d/b": "1"})
     fork = files.fork("call")
     assert fork.glob("d/*") == ("d/a", "d/b")
@@ -280,7 +280,7 @@ def test_a_listing_depends_on_names_alone(folders: Folders):
 
 
 def test_limits_hold_for_what_one_call_changes(folders: Folders):
-    """Existing files do not count, since they are never enumerated."""
+    """Limits apply to what one call changes; existing files do not count, since they are never enumerated."""
     files = folders({f"f{n}": "x" * 10 for n in range(5)}, limits=FileLimits(20, 2, 30))
     fork = files.fork("call")
     with pytest.raises(FileLimitReached, match="would be 21 bytes and the limit for a file is 20"):
@@ -308,7 +308,7 @@ DEEDS: list[Callable[[Any], Any]] = [
 
 
 def test_undo_gives_everything_back(folders: Folders):
-    """The very same files with inodes, times and modes; a second undo is refused."""
+    """Undo restores the same files, with their inodes, times and modes; a second undo is refused."""
     files = folders(FILES)
     (files.root / "a").chmod(0o750)
     before, was = marks(files.root), tree(files)
@@ -334,7 +334,7 @@ def test_undo_gives_everything_back(folders: Folders):
     ],
 )
 def test_undo_is_refused_where_something_newer_was_done(folders: Folders, change: Any, places: Any):
-    """The paths are named, and nothing is changed."""
+    """Undo is refused if something newer changed the same paths; the error names them, and nothing is changed."""
     files = folders(FILES)
     committed(files, "call", *DEEDS)
     change(files.root)
@@ -346,7 +346,7 @@ def test_undo_is_refused_where_something_newer_was_done(folders: Folders, change
 
 
 def test_undo_goes_back_call_by_call(folders: Folders):
-    """The later call first; then the earlier one's files are as it left them, and it can be undone too."""
+    """Undoing the later of two calls restores the earlier one's files; then that call can be undone too."""
     files = folders({"a": "1"})
     committed(files, "one", lambda f: f.write("a", "2"))
     committed(files, "two", lambda f: f.write("a", "3"))
@@ -359,7 +359,7 @@ def test_undo_goes_back_call_by_call(folders: Folders):
 
 
 def test_a_folder_that_others_use_stays_when_it_is_undone(folders: Folders):
-    """The call's files are removed; a folder with others' files stays."""
+    """Undo removes the call's files, but keeps a folder that contains other files."""
     files = folders()
     committed(files, "call", lambda f: f.write("n/mine", ""))
     fill(files.root, {"n/theirs": "t"})
@@ -368,7 +368,7 @@ def test_a_folder_that_others_use_stays_when_it_is_undone(folders: Folders):
 
 
 def test_undo_waits_for_nobody(folders: Folders):
-    """A path that a prepared call is about to change is refused."""
+    """Undo refuses a path that a prepared call is about to change, instead of waiting for the call."""
     files = folders({"a": "1"})
     committed(files, "call", lambda f: f.write("a", "2"))
     fork = files.fork("other")
@@ -380,7 +380,7 @@ def test_undo_waits_for_nobody(folders: Folders):
 
 
 def test_undo_outlives_the_process(folders: Folders):
-    """A later process that opens the folder finds the kept data."""
+    """A later process that opens the folder can undo an earlier one's calls."""
     files = folders({"a": "1"})
     committed(files, "call", lambda f: f.write("a", "2"))
     files.close()
@@ -391,7 +391,7 @@ def test_undo_outlives_the_process(folders: Folders):
 
 
 def test_what_is_kept_is_bounded(folders: Folders):
-    """Kept data is limited by number of calls and by bytes, oldest first; the folder itself is unaffected."""
+    """Data kept for undo is limited in calls and bytes, oldest removed first; the folder itself is unaffected."""
     files = folders({"a": "x" * 1000}, keep_calls=3, keep_bytes=5000)
     for number in range(6):
         committed(files, f"call{number}", lambda f, number=number: f.write("a", str(number) * 1000))
@@ -408,7 +408,7 @@ def test_what_is_kept_is_bounded(folders: Folders):
 
 
 def test_the_staging_folder_can_lie_elsewhere(folders: Folders, tmp_path: Path):
-    """It may be inside the folder itself, where it is invisible and can't be written."""
+    """The staging folder may be inside the folder itself, where it is invisible and can't be written."""
     files = folders({"a": "1"}, staging=tmp_path / "aside")
     files.write("a", "2")
     assert (tmp_path / "aside" / "done").is_dir()
@@ -441,14 +441,14 @@ def test_the_staging_folder_can_lie_elsewhere(folders: Folders, tmp_path: Path):
     ],
 )
 def test_a_folder_that_can_not_be_used_is_said_so(tmp_path: Path, root: str, staging: str | None, words: str):
-    """The error is raised when it is opened, and says how to fix it."""
+    """A folder that can't be used is refused when it is opened, with an error that says how to fix it."""
     fill(tmp_path, {"file": "", "root/a/x": ""})
     with pytest.raises(DefinitionError, match=words):
         DirectoryFilesystem(tmp_path / root, staging=None if staging is None else tmp_path / staging)
 
 
 def test_a_staging_folder_on_another_disk_is_refused(folders: Folders):
-    """The first write says how to fix it; reading still works."""
+    """A staging folder on another disk is refused at the first write; reading still works."""
     shm = Path("/dev/shm")
     if not shm.is_dir() or shm.stat().st_dev == Path("/tmp").stat().st_dev:
         pytest.skip("no second disk")
@@ -462,7 +462,7 @@ def test_a_staging_folder_on_another_disk_is_refused(folders: Folders):
 
 
 def test_a_read_only_folder_is_said_so(tmp_path: Path):
-    """Reading works; the first write says that the folder is read-only."""
+    """In a read-only folder reading works, and the first write says that the folder is read-only."""
     fill(tmp_path, {"root/a": "1"})
     script = textwrap.dedent("""
         import sys
@@ -487,7 +487,7 @@ def test_a_read_only_folder_is_said_so(tmp_path: Path):
 
 
 def test_a_folder_that_ignores_case_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Detected by its flag when opened, or by a probe at the first write; two links are not two spellings."""
+    """A case-insensitive folder is refused, by its flag when opened or by a probe at the first write."""
     fill(tmp_path, {"root/a": "1"})
     os.link(tmp_path / "root" / "a", tmp_path / "root" / "A")
     files = DirectoryFilesystem(tmp_path / "root")
@@ -502,7 +502,7 @@ def test_a_folder_that_ignores_case_is_refused(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_folder_nobody_may_write_in_is_said_so(folders: Folders):
-    """The error names the folder before anything is renamed, if the user is not root."""
+    """A folder that the user may not write is refused by name before anything is renamed."""
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
     files = folders({"shut/a": "1", "b": "1"})
@@ -518,7 +518,7 @@ def test_a_folder_nobody_may_write_in_is_said_so(folders: Folders):
 
 
 def test_what_a_dead_process_left_is_cleared_away(folders: Folders):
-    """Forks of an ended process are removed, those of a live one stay, and an unfinished commit is completed."""
+    """Forks of a dead process are removed, those of a live one stay, and an unfinished commit is completed."""
     files = folders({"a": "1", "b": "1"})
     script = textwrap.dedent("""
         import os, sys
@@ -549,7 +549,7 @@ def test_what_a_dead_process_left_is_cleared_away(folders: Folders):
 
 
 def test_a_fork_is_staged_only_when_prepared(folders: Folders):
-    """Staging happens only when committing."""
+    """A fork is staged only when it is prepared for its commit."""
     fork = folders({"a": "1"}).fork("call")
     fork.write("a", "2")
     with pytest.raises(ContextError, match="is not prepared, so it can't be staged"):
@@ -557,7 +557,7 @@ def test_a_fork_is_staged_only_when_prepared(folders: Folders):
 
 
 def test_areas_are_numbered_apart(folders: Folders):
-    """Two filesystems on one folder, as of two processes, never use each other's area."""
+    """Two filesystems on one folder, such as two processes open, never use each other's staging area."""
     files = folders({"a": "1"})
     other = DirectoryFilesystem(files.root)
     parts: list[Area] = [files._ground.area, other._ground.area]
@@ -575,7 +575,7 @@ def test_areas_are_numbered_apart(folders: Folders):
 
 
 def test_diff_says_what_a_commit_changes(folders: Folders):
-    """Text as a unified diff, the rest by name: binary files, modes, moves, links, folders, additions, removals."""
+    """A diff shows text as a unified diff, and everything else by name."""
     files = folders({"a.py": "one\ntwo\nthree\n", "bin": b"\0", "old": "moved\n", "gone": "bye\n", "d/x": ""})
     (files.root / "link").symlink_to("a.py")
     fork = files.fork("call")
@@ -632,7 +632,7 @@ def test_diff_says_what_a_commit_changes(folders: Folders):
 
 
 def test_diff_in_memory_is_the_same_words(new_files: Any):
-    """Both kinds of files describe a text change alike; what is too large to read is only named."""
+    """Filesystems in memory and on disk describe a text change alike; a file too large to read is only named."""
     fork = new_files({"a": "1\n", "b": "1\n"}).fork("call")
     fork.write("a", "2\n")
     fork.delete("b")

@@ -28,7 +28,7 @@ def mounted(found: Layers, script: str, at: Path) -> subprocess.CompletedProcess
 
 
 def command(fork: DirectoryFork, script: str, at: Path) -> tuple[str, tuple[str, ...]]:
-    """Run a script on a fork and collect its writes. Returns the output and the paths."""
+    """Run a script on a fork and collect its writes; return the output and the changed paths."""
     found = fork.layers()
     ran = mounted(found, script, at)
     assert ran.returncode == 0, ran.stderr
@@ -37,7 +37,7 @@ def command(fork: DirectoryFork, script: str, at: Path) -> tuple[str, tuple[str,
 
 @pytest.fixture
 def at(tmp_path: Path) -> Path:
-    """A place where an overlay can be mounted; skips if there is none."""
+    """Fixture: a mount point for an overlay; skips the test if overlays can't be mounted."""
     for name in ("lower", "upper", "work"):
         (tmp_path / "probe" / name).mkdir(parents=True)
     probe = Layers((tmp_path / "probe/lower",), tmp_path / "probe/upper", tmp_path / "probe/work", 0)
@@ -50,7 +50,7 @@ FILES = {"a": "1\n", "d/x": "x\n", "d/y": "y\n", "keep/z": "z\n"}
 
 
 def test_a_command_sees_the_fork_and_writes_into_it(folders: Folders, at: Path):
-    """It sees earlier writes, deletions, moves and folders, and everything it does becomes part of the fork."""
+    """A command sees the fork's writes, deletions, moves and folders, and its changes become part of the fork."""
     files = folders(FILES)
     fork = files.fork("call")
     fork.write("a", "2\n")
@@ -99,7 +99,7 @@ SCRIPTS: dict[str, tuple[str, dict[str, str | None]]] = {
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("case", SCRIPTS)
 def test_what_a_command_did_is_committed(folders: Folders, at: Path, case: str, nested: bool):
-    """The folder is then as the command left it, even through an intermediate fork."""
+    """After the commit the folder is as the command left it, even through an intermediate fork."""
     script, expected = SCRIPTS[case]
     files = folders(FILES)
     outer = files.fork("outer")
@@ -142,7 +142,7 @@ def test_modes_links_and_odd_names_come_along(folders: Folders, at: Path):
 
 
 def test_several_commands_and_writes_take_turns(folders: Folders, at: Path):
-    """Each sees the earlier ones, through the fork, a command or an inner fork."""
+    """Commands, writes and inner forks each see the changes of those before them."""
     files = folders({"log": ""})
     fork = files.fork("call")
     for number in range(layer_stack.MOST + 4):
@@ -162,7 +162,7 @@ def test_several_commands_and_writes_take_turns(folders: Folders, at: Path):
 
 
 def test_many_layers_are_made_one(folders: Folders, at: Path):
-    """A mount accepts a limited number; beyond it they are merged, with the same files."""
+    """Layers beyond the number that a mount accepts are merged, with the same files as a result."""
     files = folders({"a": "0"})
     fork = files.fork("call")
     for number in range(layer_stack.MOST * 2):
@@ -176,7 +176,7 @@ def test_many_layers_are_made_one(folders: Folders, at: Path):
 
 
 def test_what_others_changed_since_the_mount_is_a_conflict(folders: Folders, at: Path):
-    """The command may have seen either version, so nothing of it is kept; unrelated changes do not matter."""
+    """If a file that the command changed also changed after the mount, nothing of the command is kept."""
     files = folders(FILES)
     for change, script, places in (
         (lambda: (files.root / "a").write_text("theirs"), "echo mine >> a", ["a"]),
@@ -200,7 +200,7 @@ def test_what_others_changed_since_the_mount_is_a_conflict(folders: Folders, at:
 
 
 def test_what_a_sibling_committed_since_the_mount_is_a_conflict(folders: Folders, at: Path):
-    """The same applies when the parent is itself a fork."""
+    """If a sibling fork commits a file after the mount, the command's changes to that file are a conflict."""
     outer = folders(FILES).fork("outer")
     fork, sibling = outer.fork("call"), outer.fork("sibling")
     found = fork.layers()
@@ -212,7 +212,7 @@ def test_what_a_sibling_committed_since_the_mount_is_a_conflict(folders: Folders
 
 
 def test_a_commit_before_the_mount_is_no_conflict(folders: Folders, at: Path):
-    """This holds even immediately before the mount: successive calls do not disturb each other."""
+    """A commit immediately before the mount is not a conflict."""
     files = folders({"a": "0\n"})
     for number in range(20):
         files.write("a", f"{number}\n")
@@ -223,7 +223,7 @@ def test_a_commit_before_the_mount_is_no_conflict(folders: Folders, at: Path):
 
 
 def test_a_fork_that_may_not_write_takes_nothing(folders: Folders, at: Path):
-    """A command may run in it, but its writes are refused by name."""
+    """A command may run on a read-only fork, but its writes are refused by name."""
     fork = folders(FILES).fork("peek", writable=False)
     assert command(fork, "cat a", at) == ("1\n", ())
     found = fork.layers()
@@ -233,7 +233,7 @@ def test_a_fork_that_may_not_write_takes_nothing(folders: Folders, at: Path):
 
 
 def test_nothing_is_left_of_a_dropped_fork(folders: Folders, at: Path):
-    """Its layers are removed with it, even unreadable ones, and it has none afterwards."""
+    """Dropping a fork removes its layers, even unreadable ones; afterwards it has none."""
     files = folders(FILES)
     outer = files.fork("outer")
     inner = outer.fork("inner")
@@ -257,7 +257,7 @@ def test_nothing_is_left_of_a_dropped_fork(folders: Folders, at: Path):
 def test_where_no_device_can_be_made_a_mark_stands_for_it(
     folders: Folders, at: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The other form of a whiteout, which newer kernels accept, is read and written too."""
+    """Whiteouts in the form of an attribute, which newer kernels accept, are read and written too."""
 
     def refuse(*args: Any) -> None:
         raise PermissionError(1, "not here")

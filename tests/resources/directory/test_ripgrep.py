@@ -1,4 +1,4 @@
-"""Searches find the same with ripgrep and without it."""
+"""Searches find the same matches with ripgrep and without it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = ("one", "two", "One", "naïve", "a.b", "x", " ", "\t", "\r", "\0", "#", 
 
 @pytest.fixture
 def rg(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """ripgrep, from the environment that runs the tests."""
+    """Fixture: ripgrep from the environment that runs the tests."""
     here = Path(sys.executable).parent / "rg"
     assert here.exists(), "ripgrep is missing: run scripts/venv"
     monkeypatch.setenv("PATH", f"{here.parent}:/usr/bin:/bin")
@@ -76,7 +76,7 @@ def test_it_changes_nothing_but_the_time(
 def test_it_is_asked_for_plain_text_in_many_files(
     rg: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is used when enough files are on disk, and only files that contain the text are read."""
+    """ripgrep is used if enough files are on disk, and then only files that contain the text are read."""
     fill(tmp_path, [b"here\n" if number == 7 else b"nothing\n" for number in range(100)])
     asked: list[tuple[str, int]] = []
     real = links.files_holding
@@ -94,7 +94,7 @@ def test_it_is_asked_for_plain_text_in_many_files(
 
 
 def test_what_it_passed_over_counts_as_read(rg: str, tmp_path: Path) -> None:
-    """A file without the text is part of the result: if it changes, the search is stale."""
+    """A file without the text counts as read: if it changes, the search is stale."""
     fill(tmp_path, [b"nothing\n"] * 50)
     files = DirectoryFilesystem(tmp_path)
     fork = files.fork("reader")
@@ -106,7 +106,7 @@ def test_what_it_passed_over_counts_as_read(rg: str, tmp_path: Path) -> None:
 
 
 def test_a_ripgrep_that_fails_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broken ripgrep makes a search slower, not wrong."""
+    """If ripgrep fails, the search is slower but has the same result."""
     fill(tmp_path, [b"here\n"] * 40)
     broken = tmp_path / "rg"
     broken.write_text("#!/bin/sh\nexit 2\n")
@@ -116,6 +116,6 @@ def test_a_ripgrep_that_fails_is_done_without(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_bad_pattern_is_refused_first(tmp_path: Path) -> None:
-    """An invalid regular expression is reported, whichever program would search."""
+    """An invalid regular expression is reported, whether or not ripgrep would be used."""
     with pytest.raises(FileError, match="not a valid Python regular expression"):
         DirectoryFilesystem(tmp_path).grep("(")

@@ -1,7 +1,7 @@
-"""Any interleaving of calls and people on a real folder: the commits could have run one after another.
+"""Any interleaving of calls and people on a real folder: the commits are equivalent to some serial order.
 
-The state machine for files in memory, on a real folder: concurrent and nested calls, and a person who edits
-the folder without Handrail. In addition, every untouched path keeps its inode and time, and ignored files
+This is the state machine for files in memory, run on a real folder: concurrent and nested calls, and a person who
+edits the folder without Handrail. In addition, every untouched path keeps its inode and time, and ignored files
 survive.
 """
 
@@ -20,7 +20,7 @@ from support.filesystems import fill, marks, outcome, tree
 
 
 def by_hand(folder: Path, verb: str, *args: str) -> None:
-    """Return what a person may do with an editor and a shell; only possible actions."""
+    """Make a change as a person with an editor and a shell would. The change must be possible."""
     at = folder / args[0]
     if verb == "write":
         at.write_text(args[1])
@@ -39,7 +39,7 @@ def by_hand(folder: Path, verb: str, *args: str) -> None:
 
 
 class DirectoryTransactions(Transactions):
-    """The same on a real folder, with a person editing it too."""
+    """Transactions on a real folder, which a person edits at the same time."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 @pytest.fixture(params=WALLS)
 def walls(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both kinds of walls, whichever this machine would choose."""
+    """Fixture: each kind of walls, whichever this machine would choose."""
     found = probe(tmp_path)
     if not found.contained:
         pytest.skip("; ".join(found.missing))
@@ -73,11 +73,11 @@ OUTSIDE = [
 
 @pytest.mark.usefixtures("walls")
 def test_nothing_outside_the_folder_can_be_written(folder: Folder, backend: str):
-    """No file can be created in any existing folder, and none can be changed."""
+    """A command can neither create a file in any folder outside nor change one there."""
     places = [place for place in OUTSIDE if os.path.isdir(place)]
     script = "".join(f"touch {place}/handrail-escape 2>/dev/null && echo {place}\n" for place in places)
     finished = folder.sh(anything(backend), script + "echo x >> /etc/passwd; chmod 777 /etc; true")
-    refused = ("Read-only file system", "Permission denied")  # the second where even we have no access
+    refused = ("Read-only file system", "Permission denied")  # the second where the tests lack access too
     assert sum(finished.output.count(words) for words in refused) == 2
     assert not [line for line in finished.output.splitlines() if line.startswith("/")]
     assert not [place for place in places if os.path.exists(f"{place}/handrail-escape")]
@@ -85,7 +85,7 @@ def test_nothing_outside_the_folder_can_be_written(folder: Folder, backend: str)
 
 @pytest.mark.parametrize("place", ["/tmp", "/dev/shm", "/var/tmp", "/run"])
 def test_its_temporary_folders_are_its_own(folder: Folder, backend: str, place: str):
-    """Writes are invisible outside, outside files are invisible inside, and both end with the command."""
+    """A command's temporary folders are private to it and end with it; neither side sees the other's files."""
     if not os.access(place, os.W_OK):
         pytest.skip(f"only root may write in {place}")
     shell = anything(backend)
@@ -121,7 +121,7 @@ def test_a_stray_device_file_can_not_be_opened(backend: str):
 
 
 def test_a_folder_outside_tmp_is_held_the_same(backend: str):
-    """The folder need not be below one of the command's private folders."""
+    """A folder that is not below one of the command's private folders is contained in the same way."""
     with tempfile.TemporaryDirectory(dir=outside_tmp(), prefix=".shell-") as place:
         folder = Folder(Path(place))
         folder.add("kept.txt", "kept\n")
@@ -143,7 +143,7 @@ def test_a_folder_outside_tmp_is_held_the_same(backend: str):
 
 
 def test_the_environment_is_clean(folder: Folder, backend: str, monkeypatch: pytest.MonkeyPatch):
-    """It has only harmless names and those passed on purpose; visible processes have no others either."""
+    """The environment has only harmless variables and those passed on purpose, and so do visible processes."""
     for name in (
         "OPENAI_API_KEY",
         "GITHUB_TOKEN",
@@ -165,7 +165,7 @@ def test_the_environment_is_clean(folder: Folder, backend: str, monkeypatch: pyt
 
 
 def test_the_usual_places_of_secrets_are_empty(folder: Folder, backend: str, monkeypatch: pytest.MonkeyPatch):
-    """Keys and credentials of the home folder, the configured paths, and a link to one."""
+    """Keys and credentials in the home folder and at configured paths are empty for a command."""
     for path in ("home/.ssh/id", "home/.netrc", "home/.config/gh/hosts.yml", "home/plain", "mine/.env"):
         folder.add(path, "hunter2")
     before = folder.real()
@@ -189,7 +189,7 @@ def test_the_usual_places_of_secrets_are_empty(folder: Folder, backend: str, mon
 
 @pytest.mark.usefixtures("walls")
 def test_it_sees_no_processes_but_its_own(folder: Folder, backend: str):
-    """It can't signal any other either."""
+    """A command sees only its own processes, and can't signal others."""
     finished = folder.sh(anything(backend), f"ls -d /proc/[0-9]* | wc -l; kill -0 {os.getpid()} || echo none")
     assert int(finished.output.split()[0]) <= 5
     assert finished.output.splitlines()[-1] == "none"
@@ -197,7 +197,7 @@ def test_it_sees_no_processes_but_its_own(folder: Folder, backend: str):
 
 @pytest.mark.usefixtures("walls")
 def test_it_sees_no_shared_memory_but_its_own(folder: Folder, backend: str):
-    """System V queues and segments of others are invisible."""
+    """A command can't see System V queues and segments of other processes."""
     libc = ctypes.CDLL(None, use_errno=True)
     queue = libc.msgget(0, 0o1666)
     assert queue >= 0
@@ -209,13 +209,13 @@ def test_it_sees_no_shared_memory_but_its_own(folder: Folder, backend: str):
 
 
 def test_it_has_no_descriptors_but_three(folder: Folder, backend: str):
-    """No descriptor of Handrail or the keeper is left open in it."""
+    """A command has only the three standard descriptors; none of Handrail's or the keeper's is open."""
     code = "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd'))[:-1], os.getsid(0) == os.getpid())"
     assert folder.run(anything(backend), PYTHON, "-c", code).output == "[0, 1, 2] True\n"
 
 
 def test_processes_are_bounded(folder: Folder):
-    """A fork bomb hits its own limit, not the machine's."""
+    """A fork bomb reaches the command's own process limit, not the machine's."""
     release = tuple(int(part) for part in os.uname().release.split(".")[:2])
     if release < (6, 14) and os.geteuid() == 0:
         pytest.skip("this kernel does not count root's processes by namespace")
@@ -280,7 +280,7 @@ socket.create_connection(server.getsockname()); print("own loopback")
 
 @pytest.mark.usefixtures("walls")
 def test_the_network_is_off(folder: Folder, backend: str, listener: Listener):
-    """Even the machine's loopback, abstract sockets and sockets in /run are unreachable; its own loopback works."""
+    """A command can reach only its own loopback: no machine loopback, abstract sockets or sockets in /run."""
     arguments = [str(listener.port), f"handrail-{os.getpid()}", listener.path.getsockname()]
     finished = folder.run(anything(backend), PYTHON, "-c", CONNECT, *arguments)
     assert (
@@ -289,7 +289,7 @@ def test_the_network_is_off(folder: Folder, backend: str, listener: Listener):
 
 
 def test_the_network_can_be_switched_on(folder: Folder, backend: str, listener: Listener):
-    """Then it is the machine's network with abstract sockets; sockets in /run stay hidden."""
+    """With the network on, a command has the machine's network and abstract sockets, but no sockets in /run."""
     arguments = [str(listener.port), f"handrail-{os.getpid()}", listener.path.getsockname()]
     finished = folder.run(anything(backend, network=True), PYTHON, "-c", CONNECT, *arguments)
     assert finished.output == "connected\nconnected\nFileNotFoundError\nown loopback\n"
@@ -299,7 +299,7 @@ def test_the_network_can_be_switched_on(folder: Folder, backend: str, listener: 
 
 SYSCALL = "import ctypes, os, sys; libc = ctypes.CDLL(None, use_errno=True); "
 
-# Each succeeds (exit code 0) only if it escapes, or gains a right that would let it.
+# Each script succeeds (exit code 0) only if it escapes, or gains a right that would let it.
 ESCAPES = {
     "remount the root": "mount -o remount,rw / && touch /etc/handrail-escape",
     "remount a folder": "mount -o remount,bind,rw /etc && touch /etc/handrail-escape",
@@ -375,7 +375,7 @@ ESCAPES = {
 @pytest.mark.usefixtures("walls")
 @pytest.mark.parametrize("escape", ESCAPES)
 def test_there_is_no_way_out(folder: Folder, escape: str):
-    """Each of these escapes weaker walls; none escapes these, and nothing real changes."""
+    """None of these escapes, which weaker walls allow, succeeds, and nothing real changes."""
     text = ESCAPES[escape]
     before = {place: sorted(os.listdir(place)) for place in ("/etc", "/mnt")}
     hostname = Path("/etc/hostname").read_bytes()
@@ -420,7 +420,7 @@ print(list((place / "work").iterdir()))
     os.geteuid() != 0 or not os.path.exists("/usr/bin/python3"), reason="needs root and a common Python"
 )
 def test_an_ordinary_user_is_held_the_same(backend: str, tmp_path: Path):
-    """It runs under its own id without any capability, where the kernel allows it."""
+    """An ordinary user's command runs under its own id without capabilities, where the kernel allows that."""
     packages = [path for path in sys.path if path.endswith("site-packages")]
     version = subprocess.run(
         ["/usr/bin/python3", "-c", "import sys; print(*sys.version_info[:2])"],
@@ -464,7 +464,7 @@ def test_an_ordinary_user_is_held_the_same(backend: str, tmp_path: Path):
 
 
 def test_the_probe_finds_what_the_machine_has(tmp_path: Path):
-    """If util-linux can do it here, so can we; otherwise all of these tests would be skipped."""
+    """The probe finds every ability that util-linux finds; otherwise all of these tests would be skipped."""
     folder = Folder(tmp_path)
     options = f"lowerdir={folder.root},upperdir={folder.upper},workdir={folder.layers.work},userxattr"
     command = [
@@ -488,7 +488,7 @@ def test_the_probe_finds_what_the_machine_has(tmp_path: Path):
 
 
 def test_the_probe_says_what_is_missing(tmp_path: Path):
-    """If user namespaces are forbidden to an ordinary user, nothing is promised and the reason is given."""
+    """If ordinary users may not create user namespaces, the probe promises nothing and says why."""
     if os.geteuid() != 0 or probe(tmp_path).isolation != "user":
         pytest.skip("needs root and user namespaces, to forbid them")
     folder = Folder(tmp_path)
@@ -512,7 +512,7 @@ def test_the_probe_says_what_is_missing(tmp_path: Path):
 
 
 def test_shells_in_many_threads_share_one_keeper(folder: Folder):
-    """Loops in different threads run commands at the same time."""
+    """Event loops in several threads run commands at the same time with one keeper."""
     said: list[str] = []
 
     def work(number: int) -> None:

@@ -1,4 +1,4 @@
-"""How commands end: by themselves, by timeout, cancelled, with us, with the keeper; and never halfway."""
+"""How commands end: by themselves, by timeout, by cancellation, with this process or with the keeper."""
 
 import asyncio
 import os
@@ -44,7 +44,7 @@ while True: time.sleep(1000)
 
 
 class Line:
-    """The server that commands connect to. A connection ends when every process that holds it has died."""
+    """A server that commands connect to. A connection ends when every process that holds it has died."""
 
     def __init__(self) -> None:
         self.server = socket.create_server(("127.0.0.1", 0))
@@ -96,7 +96,7 @@ def read_until(connection: socket.socket, size: int) -> None:
 
 
 def assert_gone(line: Line, connection: socket.socket) -> None:
-    """Every process that held the connection is already dead, not just dying."""
+    """Assert that every process that held the connection is already dead, not just dying."""
     connection.setblocking(False)
     while connection.recv(1000):
         pass
@@ -104,7 +104,7 @@ def assert_gone(line: Line, connection: socket.socket) -> None:
 
 
 def test_a_command_out_of_time_is_gone_with_all_it_started(folder: Folder, shells: str, line: Line):
-    """Even daemons in their own sessions that ignore every signal are dead when it returns; output is kept."""
+    """After a timeout every process of the command is dead, even a daemon that ignores signals; output is kept."""
     shell = anything(shells, network=True, contained=False, timeout=3)
     finished = folder.run(shell, PYTHON, "-c", STUBBORN, line.port, "stubborn")
     assert (finished.timed_out, finished.exit_code, finished.signal) == (True, None, 9)
@@ -115,7 +115,7 @@ def test_a_command_out_of_time_is_gone_with_all_it_started(folder: Folder, shell
 
 
 def test_daemons_end_with_their_command(folder: Folder, shells: str, line: Line):
-    """A finished command leaves nothing behind, and is not waited for longer because of it."""
+    """A finished command leaves no daemon behind, and daemons do not delay its end."""
     code = """
         import os, sys
         reader, writer = os.pipe()
@@ -131,13 +131,13 @@ def test_daemons_end_with_their_command(folder: Folder, shells: str, line: Line)
 
 
 def test_a_timeout_of_one_run_counts_for_it(folder: Folder):
-    """The shell's own timeout is only the default."""
+    """A timeout given to one run replaces the shell's own, which is only the default."""
     assert folder.run(anything(timeout=50), "sleep", "40", timeout=0.1).timed_out
     assert not folder.run(anything(timeout=0.1), "sleep", "0.2", timeout=50).timed_out
 
 
 def test_cancelling_ends_the_command_first(folder: Folder, shells: str, line: Line):
-    """When the cancellation arrives, nothing of the command remains, and the folder is unchanged."""
+    """When a cancellation is raised, the command has ended completely, and the folder is unchanged."""
     shell = anything(shells, network=True, contained=False)
     before = folder.real()
 
@@ -148,7 +148,7 @@ def test_cancelling_ends_the_command_first(folder: Folder, shells: str, line: Li
         await asyncio.to_thread(read_until, connection, 4)
         task.cancel()
         await asyncio.sleep(0)
-        task.cancel()  # a second cancel changes nothing
+        task.cancel()  # a second cancel has no effect
         with pytest.raises(asyncio.CancelledError):
             await task
         assert_gone(line, connection)
@@ -160,7 +160,7 @@ def test_cancelling_ends_the_command_first(folder: Folder, shells: str, line: Li
 
 
 def test_a_cancelled_copy_is_not_made_to_its_end(folder: Folder, monkeypatch: pytest.MonkeyPatch):
-    """A large folder is not copied for a cancelled command."""
+    """Copying a large folder stops when its command is cancelled."""
     for number in range(50):
         folder.add(f"{number}/file", "x")
     copied: list[str] = []
@@ -197,7 +197,7 @@ WAIT = "import socket, sys; c = socket.create_connection(('127.0.0.1', int(sys.a
 
 
 def test_shells_on_different_layers_run_at_the_same_time(tmp_path: Path, line: Line):
-    """Both have begun before either may end."""
+    """Commands on different layers run at the same time."""
     shell = anything(network=True)
     one, two = Folder(tmp_path / "one"), Folder(tmp_path / "two")
 
@@ -215,7 +215,7 @@ def test_shells_on_different_layers_run_at_the_same_time(tmp_path: Path, line: L
 
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_a_command_ends_while_others_go_on(tmp_path: Path, line: Line, first: int):
-    """Of three concurrent commands, the end of whichever finishes first is noticed at once."""
+    """When one of three concurrent commands ends, its end is noticed at once."""
     shell = anything(network=True)
     folders = [Folder(tmp_path / str(number)) for number in range(3)]
 
@@ -237,7 +237,7 @@ def test_a_command_ends_while_others_go_on(tmp_path: Path, line: Line, first: in
 
 
 def test_shells_on_one_layer_take_turns(tmp_path: Path, line: Line):
-    """The second starts when the first has ended, and sees its writes; one cancelled while waiting never runs."""
+    """Of two commands on one layer, the second waits for the first, and never runs if cancelled meanwhile."""
     shell = anything(network=True)
     folder, other = Folder(tmp_path / "one"), Folder(tmp_path / "two")
     said: list[bytes] = []
@@ -251,7 +251,7 @@ def test_shells_on_one_layer_take_turns(tmp_path: Path, line: Line):
         connection = await asyncio.to_thread(line.accept)
         said.append(await asyncio.to_thread(connection.recv, 1))
         second, third = await begin("b"), await begin("c")
-        assert (await shell.run(["true"], other.layers)).ok  # enough time for them to begin, if they did
+        assert (await shell.run(["true"], other.layers)).ok  # enough time for them to begin, if they could
         third.cancel()
         with pytest.raises(asyncio.CancelledError):
             await third
@@ -301,7 +301,7 @@ def test_a_command_ends_with_us(folder: Folder, line: Line, how: signal.Signals,
         read_until(connection, 4)
         us.send_signal(how)
         us.wait(30)
-        # The connection ends when every process that holds it has died; nothing else needs to be awaited.
+        # The connection ends when every process that holds it has died, so nothing else needs to be awaited.
         assert connection.recv(1000) == b""
     finally:
         us.kill()
@@ -309,7 +309,7 @@ def test_a_command_ends_with_us(folder: Folder, line: Line, how: signal.Signals,
 
 
 def test_a_dead_keeper_is_said_and_replaced(folder: Folder, line: Line, shells: str):
-    """Its commands die with it; the next command gets a new keeper."""
+    """If the keeper dies, its commands die with it, and the next command gets a new keeper."""
     shell = anything(shells, network=True, contained=False)
 
     async def main() -> None:
@@ -319,7 +319,7 @@ def test_a_dead_keeper_is_said_and_replaced(folder: Folder, line: Line, shells: 
         keeper = command_process._keeper
         assert keeper is not None
         os.kill(keeper._process, signal.SIGKILL)
-        if shells == "auto":  # without walls there is still a process that reports the ending
+        if shells == "auto":  # without walls there is still a process that reports the end
             assert (await task).signal == signal.SIGKILL
         else:
             with pytest.raises(ShellError, match="its sandbox process died"):
@@ -360,7 +360,7 @@ def test_a_forked_process_has_a_keeper_of_its_own(folder: Folder):
 
 
 def test_commands_run_in_virtual_time_too(folder: Folder):
-    """A command runs in real time, whatever the loop's clock says."""
+    """In a loop with virtual time, a command still runs in real time."""
     shell = anything()
 
     async def main() -> CommandResult:
@@ -386,7 +386,7 @@ def test_descriptors_are_given_back(folder: Folder):
 
 
 def test_a_fake_shell_says_what_it_was_told(tmp_path: Path):
-    """The longest matching prefix decides; rules apply; other commands are missing."""
+    """A fake shell answers by the longest matching prefix and applies rules; any other command is missing."""
     folder = Folder(tmp_path)
 
     def write(argv: tuple[str, ...], layers: Layers) -> str:

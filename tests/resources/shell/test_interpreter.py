@@ -47,14 +47,14 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(params=["/tmp", "/var/tmp"])
 def hidden(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A folder that commands can't see, since they have an empty private one there; its path has a space."""
+    """Fixture: a folder with a space in its path, below one that is private and empty for commands."""
     with tempfile.TemporaryDirectory(prefix="hand rail-", dir=request.param) as folder:
         yield Path(folder).resolve()
 
 
 @pytest.mark.once
 def test_the_interpreter_is_there_below_a_folder_that_is_hidden(hidden: Path, backend: str):
-    """It runs and can't be written, and the files beside it stay hidden."""
+    """The interpreter runs from a hidden folder and can't be written, and the files beside it stay hidden."""
     venv.create(hidden / "clone" / ".venv", symlinks=False)
     (hidden / "private.txt").write_text("private")
     for name in ("root", "upper", "work"):

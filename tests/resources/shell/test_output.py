@@ -16,7 +16,7 @@ def fed(limit: int, *parts: bytes) -> tuple[str, int]:
 
 
 def test_output_within_the_limit_is_kept_whole():
-    """Output of exactly the limit is not cut."""
+    """Output of exactly the limit is kept completely."""
     assert fed(10, b"12345", b"67890") == ("1234567890", 0)
 
 
@@ -34,7 +34,7 @@ def test_no_character_is_cut_in_half():
 
 
 def test_what_is_not_utf_8_is_shown_as_bytes():
-    """Nothing is lost and nothing raises."""
+    """Output that is not UTF-8 is shown as escaped bytes; nothing is lost and nothing raises."""
     assert fed(100, b"ok\xff\xfe\n") == ("ok\\xff\\xfe\n", 0)
 
 
@@ -49,7 +49,7 @@ def test_output_keeps_the_ends_however_it_arrives(parts: list[bytes], limit: int
 
 
 def test_memory_does_not_grow_with_the_output():
-    """A gigabyte would work as well as these megabytes."""
+    """Memory use does not grow with the output: a gigabyte would work as well as these megabytes."""
     output = Output(1000)
     for _ in range(500):
         output.feed(b"x" * 100_000)
@@ -72,6 +72,6 @@ def test_memory_does_not_grow_with_the_output():
     ],
 )
 def test_an_ending_is_worded_for_a_model(finished: CommandResult, words: str):
-    """The outcome, the notes, and the output."""
+    """The text for a model has the outcome, the notes and the output."""
     assert finished.render() == words
     assert finished.ok is (finished.exit_code == 0)

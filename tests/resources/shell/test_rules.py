@@ -40,7 +40,7 @@ def allowed(rules: list[Allow], *argv: str) -> bool:
     ],
 )
 def test_a_rule_allows_what_it_says(rule: Allow, argv: list[str]):
-    """Programs by name, arguments one by one, `...` for the rest."""
+    """A rule matches the program by name and arguments one by one; `...` matches the rest."""
     assert allowed([rule], *argv)
 
 
@@ -112,7 +112,7 @@ def test_a_rule_allows_nothing_else(rule: Allow, argv: list[str]):
     ],
 )
 def test_a_rule_that_can_not_be_meant_is_refused_where_it_is_written(pattern: tuple[object, ...]):
-    """Joined words, wildcards for programs, and anything that would quietly allow everything."""
+    """Rules with joined words, wildcards for programs, or a pattern that quietly allows everything are refused."""
     with pytest.raises(RuleError) as caught:
         Allow(*pattern)  # pyright: ignore[reportArgumentType]
     assert isinstance(caught.value, DefinitionError)
@@ -120,13 +120,13 @@ def test_a_rule_that_can_not_be_meant_is_refused_where_it_is_written(pattern: tu
 
 
 def test_nothing_may_run_without_a_rule():
-    """The default is to deny."""
+    """Without rules, every command is denied."""
     with pytest.raises(CommandRefused, match="no command is allowed here"):
         Shell().rules.check(["true"])
 
 
 def test_a_refusal_says_what_may_run():
-    """The model is told what it may run instead, and that there is no shell."""
+    """A refusal tells the model what it may run instead, and that there is no shell."""
     with pytest.raises(CommandRefused) as caught:
         Rules([Allow("git", "status"), Allow("pytest", ...), Allow("cat", "docs/**")]).check(
             ["rm", "-rf", "a b"]
@@ -141,7 +141,7 @@ def test_a_refusal_says_what_may_run():
 
 
 def test_one_text_is_refused_with_the_list_it_should_be():
-    """A command given as a string is split only for the hint, never to run it."""
+    """A command given as a string is refused; it is split only for the hint, never to run it."""
     with pytest.raises(CommandRefused, match=r"write \['git', 'commit', '-m', 'two words'\]"):
         Rules([Allow(...)]).check("git commit -m 'two words'")
     with pytest.raises(CommandRefused, match="not one string"):
@@ -164,12 +164,12 @@ def test_one_text_is_refused_with_the_list_it_should_be():
     ],
 )
 def test_what_is_not_a_command_is_refused_even_where_everything_may_run(argv: object):
-    """Each refusal says what is wrong, and is never a system error."""
+    """An invalid command is refused with a reason, never with a system error, even if every command is allowed."""
     with pytest.raises(CommandRefused):
         Rules([Allow(...)]).check(argv)  # pyright: ignore[reportArgumentType]
 
 
 def test_only_rules_are_rules():
-    """A list of words in place of a rule is found when the shell is made."""
+    """A list of words in place of a rule is refused when the shell is made."""
     with pytest.raises(RuleError, match="not a rule"):
         Shell([["git", "status"]])  # pyright: ignore[reportArgumentType]

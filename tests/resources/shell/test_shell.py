@@ -1,4 +1,4 @@
-"""Commands on a folder: their writes go to a layer above it, in the same way on both back ends."""
+"""Commands on a folder: their writes go to a layer above it, with the same result on both back ends."""
 
 import os
 import shlex
@@ -31,7 +31,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Folder]:
-    """A folder that no command may visibly change."""
+    """Fixture: a folder that no command may visibly change."""
     made = Folder(tmp_path / "a, b:c")
     made.add("kept.txt", "kept\n")
     made.add("docs/one.md", "one\n")
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 
 def test_a_command_gives_its_output_and_its_exit_code(folder: Folder, backend: str):
-    """Both streams in the order they were written, and the exit code."""
+    """The output has both streams in the order they were written, and the exit code is returned."""
     finished = folder.sh(anything(backend), "echo out; echo err >&2; echo out again; exit 3")
     assert (finished.output, finished.exit_code, finished.signal) == ("out\nerr\nout again\n", 3, None)
     assert (finished.backend, finished.contained, finished.timed_out, finished.ok) == (
@@ -63,14 +63,14 @@ def test_a_command_gives_its_output_and_its_exit_code(folder: Folder, backend: s
 
 
 def test_a_command_works_at_the_folder_s_own_path(folder: Folder, backend: str):
-    """Absolute paths work, though writes go elsewhere."""
+    """Absolute paths to the folder work, although writes go to another layer."""
     finished = folder.sh(anything(backend), f"pwd; echo $PWD; echo new > {shlex.quote(str(folder.root))}/abs")
     assert finished.output == f"{folder.root}\n{folder.root}\n"
     assert folder.caught() == [("written", "abs")]
 
 
 def test_the_folder_really_is_the_mount(folder: Folder, backend: str):
-    """From inside it is an overlay or a bind mount, never the real folder."""
+    """Inside a command the folder is an overlay or a bind mount, never the real folder."""
     kind = {"overlay": "overlay", "copy": folder_kind(folder)}[backend]
     finished = folder.run(
         anything(backend), "findmnt", "-n", "-o", "FSTYPE,OPTIONS", "--mountpoint", str(folder.root)
@@ -86,7 +86,7 @@ def folder_kind(folder: Folder) -> str:
 
 
 def test_a_signal_is_not_an_exit_code(folder: Folder, backend: str):
-    """This includes a signal that the first process of a PID namespace would ignore."""
+    """A command's signal is reported as such, even one that the first process of a PID namespace would ignore."""
     for name, number in (("SEGV", 11), ("TERM", 15), ("KILL", 9)):
         finished = folder.sh(anything(backend), f"kill -{name} $$")
         assert (finished.exit_code, finished.signal, finished.timed_out) == (None, number, False)
@@ -105,12 +105,12 @@ def test_megabytes_of_output_lose_their_middle(folder: Folder, backend: str):
 
 
 def test_output_that_is_not_utf_8_is_shown(folder: Folder, backend: str):
-    """Bytes that are not text are harmless."""
+    """Output bytes that are not UTF-8 are shown escaped."""
     assert folder.run(anything(backend), "printf", r"a\377b").output == "a\\xffb"
 
 
 def test_standard_input_is_given(folder: Folder, backend: str):
-    """Text, bytes, more than a pipe holds, more than is read, and none."""
+    """Standard input may be text, bytes, larger than a pipe, larger than what is read, or empty."""
     shell = anything(backend)
     assert folder.run(shell, "cat", stdin="über").output == "über"
     assert folder.run(shell, "wc", "-c", stdin=b"x" * 3_000_000).output.strip() == "3000000"
@@ -122,14 +122,14 @@ def test_standard_input_is_given(folder: Folder, backend: str):
 
 
 def test_a_command_that_no_rule_allows_does_not_run(folder: Folder, backend: str):
-    """Rules are checked first."""
+    """Rules are checked before anything else: a command that no rule allows does not run."""
     with pytest.raises(CommandRefused, match="Allowed: `git status`"):
         folder.run(Shell([Allow("git", "status")], backend=backend), "touch", "x")  # pyright: ignore[reportArgumentType]
     assert folder.caught() == []
 
 
 def test_a_missing_program_is_said(folder: Folder, backend: str):
-    """A program that is missing, not executable, without its interpreter, or a folder: the error names it."""
+    """The error names a program that is missing, not executable, a folder, or without its interpreter."""
     shell = anything(backend)
     folder.sh(
         shell,
@@ -159,7 +159,7 @@ def test_a_relative_path_entry_is_not_passed_on(
 
 
 def test_a_command_runs_in_a_folder_below(folder: Folder, backend: str):
-    """`cwd` is a path in the folder, which an earlier command may have made."""
+    """`cwd` is a path inside the folder, and an earlier command may have made it."""
     shell = anything(backend)
     assert folder.run(shell, "cat", "two.md", cwd="docs/deep").output == "two\n"
     folder.run(shell, "mkdir", "made")
@@ -167,7 +167,7 @@ def test_a_command_runs_in_a_folder_below(folder: Folder, backend: str):
 
 
 def test_a_folder_to_run_in_has_to_be_one_inside(folder: Folder, backend: str):
-    """Missing, a file, above, absolute, or a link that leads outside."""
+    """A `cwd` that is missing, a file, above, absolute, or a link that leads outside is refused."""
     shell = anything(backend)
     folder.run(shell, "ln", "-s", "/etc", "out")
     for cwd, error in {
@@ -183,7 +183,7 @@ def test_a_folder_to_run_in_has_to_be_one_inside(folder: Folder, backend: str):
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
 def test_a_timeout_is_a_time(folder: Folder, timeout: float):
-    """There is no way to wait forever."""
+    """A timeout must be a positive finite number, so a command never runs forever."""
     with pytest.raises(ValueError, match="above zero"):
         Shell(timeout=timeout)
     with pytest.raises(ValueError, match="above zero"):
@@ -191,7 +191,7 @@ def test_a_timeout_is_a_time(folder: Folder, timeout: float):
 
 
 def test_a_shell_with_nonsense_can_not_be_made():
-    """The error is raised where the shell is made, and says how to fix it."""
+    """Wrong arguments of a shell are refused when it is made, with an error that says how to fix them."""
     for options, wrong in (
         ({"backend": "docker"}, "backend is 'docker'"),
         ({"output_limit": 1}, "output_limit is 1"),
@@ -203,7 +203,7 @@ def test_a_shell_with_nonsense_can_not_be_made():
 
 
 def test_no_command_runs_on_the_machine_s_own_folders(tmp_path: Path):
-    """The root and the kernel's folders are never a project."""
+    """Commands on the root or the kernel's folders are refused."""
     for root in ("/", "/proc", "/sys/kernel", "/dev", "/tmp"):
         folder = Folder(tmp_path)
         folder.layers = type(folder.layers)((Path(root),), folder.upper, folder.layers.work)
@@ -215,7 +215,7 @@ def test_no_command_runs_on_the_machine_s_own_folders(tmp_path: Path):
 
 
 def test_writes_are_caught(folder: Folder, backend: str):
-    """New, changed and deleted files, folders and links are in the upper layer, and only there."""
+    """New, changed and deleted files, folders and links are only in the upper layer."""
     script = """
         echo new > new.txt; echo more >> kept.txt; rm docs/one.md link; rmdir empty
         mkdir -p a/b; ln -s ../kept.txt a/link; chmod 600 docs/deep/two.md
@@ -239,13 +239,13 @@ def test_writes_are_caught(folder: Folder, backend: str):
 
 
 def test_a_command_that_changes_nothing_leaves_nothing(folder: Folder, backend: str):
-    """Reading is not writing."""
+    """A command that only reads leaves the upper layer empty."""
     assert folder.sh(anything(backend), "cat kept.txt docs/*; find . -type f; ls -la").ok
     assert folder.caught() == []
 
 
 def test_a_later_command_sees_what_an_earlier_one_wrote(folder: Folder, backend: str):
-    """The upper layer may already hold writes, and the next command starts from there."""
+    """A later command starts from the writes that are already in the upper layer."""
     shell = anything(backend)
     folder.sh(shell, "echo 1 > n; rm -r docs; rm kept.txt; mkdir kept.txt")
     finished = folder.sh(
@@ -265,7 +265,7 @@ def test_a_later_command_sees_what_an_earlier_one_wrote(folder: Folder, backend:
 
 
 def test_layers_between_are_read_and_left_alone(tmp_path: Path, backend: str):
-    """Two layers of writes over the real folder, each with deletions, and a third on top."""
+    """Layers between the real folder and the upper layer are read, with their deletions, and not changed."""
     between: list[Path] = []
     for number in (1, 2):
         middle = Folder(tmp_path, over=between[::-1])
@@ -287,7 +287,7 @@ def test_layers_between_are_read_and_left_alone(tmp_path: Path, backend: str):
 
 
 def test_a_make_that_fails_half_way_changes_nothing_real(folder: Folder, backend: str):
-    """Everything it built is in the upper layer, which is dropped."""
+    """What a failing `make` built is in the upper layer only, and the real folder is unchanged."""
     folder.add("Makefile", "all: built\n\tfalse\nbuilt:\n\techo x > built\n\trm kept.txt\n")
     before = folder.real()
     finished = folder.run(anything(backend), "make")
@@ -300,7 +300,7 @@ def test_a_make_that_fails_half_way_changes_nothing_real(folder: Folder, backend
 
 @pytest.mark.parametrize("command", ["rm -rf ./* ./.[!.]*", "find . -delete", 'rm -rf "$PWD"'])
 def test_everything_can_be_removed_and_is_still_there(folder: Folder, backend: str, command: str):
-    """`rm -rf`, including folders that are in two layers and new ones."""
+    """`rm -rf` removes everything in the merged view, and the real folder is unchanged."""
     shell = anything(backend)
     folder.sh(shell, "echo x > docs/deep/new; mkdir docs/more; echo y > docs/more/y; mkdir made")
     finished = folder.sh(shell, f"{command}; ls -A")
@@ -310,7 +310,7 @@ def test_everything_can_be_removed_and_is_still_there(folder: Folder, backend: s
 
 
 def test_a_commit_in_a_repository_is_caught_whole(tmp_path: Path, backend: str):
-    """The real `.git` stays unchanged; the upper layer has the commit."""
+    """A commit in a repository is in the upper layer, and the real `.git` stays unchanged."""
     folder = Folder(tmp_path)
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(folder.root)]
     folder.add("a.txt", "a\n")
@@ -332,7 +332,7 @@ def test_a_commit_in_a_repository_is_caught_whole(tmp_path: Path, backend: str):
 
 
 def test_a_command_can_not_forge_the_marks_of_a_layer(folder: Folder, backend: str):
-    """Attributes with a meaning for overlays can't enter the upper layer through a command."""
+    """A command can't set attributes in the upper layer that have a meaning for overlays."""
     code = """
         import os
         os.mkdir("d"); open("f", "w").close()
@@ -371,7 +371,7 @@ def test_files_of_others_keep_their_owner(folder: Folder, backend: str):
 
 
 def test_an_unreadable_file_is_left_alone(folder: Folder, backend: str):
-    """A socket in the folder is harmless too."""
+    """A socket in the folder is left alone and does not disturb commands."""
     import socket
 
     with socket.socket(socket.AF_UNIX) as server:
@@ -415,7 +415,7 @@ def test_both_back_ends_catch_the_same(rounds: list[Any], tmp_path_factory: pyte
 
 @pytest.mark.xfail(strict=True, reason="a copy forgets between two commands which files are hard links")
 def test_a_hard_link_lasts_from_one_command_to_the_next(tmp_path: Path):
-    """A write to one of its names in a later command shows at the other, in both."""
+    """A write to one name of a hard link in a later command shows at the other name, on both back ends."""
     check_both_back_ends([[("hard", "d/a", "a")], [("write", "a", "a")]], tmp_path)
 
 
@@ -457,7 +457,7 @@ def test_the_choice_can_be_seen(folder: Folder):
 
 
 def test_without_an_overlay_a_copy_is_made_and_said(folder: Folder, monkeypatch: pytest.MonkeyPatch):
-    """The result has the reason and the cost of the copy."""
+    """Without an overlay the command runs on a copy, and the result has the reason and the cost of the copy."""
     support_is(monkeypatch, Support(probe(folder.base).isolation, False, ("an overlay mount here: no",)))
     finished = folder.run(anything(), "touch", "x")
     assert finished.backend == "copy"
@@ -483,7 +483,7 @@ def test_an_overlay_that_fails_after_all_becomes_a_copy(tmp_path: Path):
 
 @pytest.mark.parametrize("backend", ["auto", "overlay", "copy"])
 def test_without_namespaces_nothing_runs(folder: Folder, monkeypatch: pytest.MonkeyPatch, backend: str):
-    """The error says what is missing and what to do."""
+    """Without namespaces nothing runs, and the error says what is missing and what to do."""
     support_is(monkeypatch, Support("none", False, ("namespaces of its own: no",)))
     with pytest.raises(ShellUnavailable, match=r"lacks namespaces of its own: no\. Allow the process"):
         folder.run(anything(backend), "touch", "x")
@@ -491,7 +491,7 @@ def test_without_namespaces_nothing_runs(folder: Folder, monkeypatch: pytest.Mon
 
 
 def test_without_namespaces_and_told_so_it_runs_on_a_copy(folder: Folder, monkeypatch: pytest.MonkeyPatch):
-    """The folder is still safe from relative paths, and the result says that there were no walls."""
+    """With `contained=False`, a command runs on a copy without namespaces, and the result says so."""
     support_is(monkeypatch, Support("none", False, ("namespaces of its own: no",)))
     shell = anything(contained=False)
     finished = folder.sh(shell, "rm kept.txt; echo x > x; echo $HOME $TMPDIR; exit 4")
@@ -506,7 +506,7 @@ def test_without_namespaces_and_told_so_it_runs_on_a_copy(folder: Folder, monkey
 def test_walls_without_a_user_namespace_hold_writes_too(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, backend: str
 ):
-    """The walls that root uses where user namespaces are disabled."""
+    """The walls that root uses where user namespaces are disabled contain writes too."""
     if os.geteuid() != 0:
         pytest.skip("only root can")
     support_is(monkeypatch, Support("root", True))

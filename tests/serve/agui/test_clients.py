@@ -1,7 +1,7 @@
-"""The server and AG-UI's own clients, the newest and the most widely used: every scenario with both.
+"""The server with AG-UI's own clients, the newest and the most widely used: every scenario runs with both.
 
-Acceptance by a client is not enough: its warnings fail a test, and the stream is checked with our own grammar
-(agui_grammar.py). `python tests/serve/agui/test_clients.py` runs everything and prints the table.
+It is not enough that a client accepts a stream: its warnings fail a test, and the stream is checked with our own
+grammar (agui_grammar.py). `python tests/serve/agui/test_clients.py` runs everything and prints the table.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Came:
 
     @property
     def text(self) -> str:
-        """The last text the client shows."""
+        """The last text that the client shows."""
         return self.messages[-1].get("content", "")
 
     def of(self, kind: str) -> list[dict[str, Any]]:
@@ -76,7 +76,7 @@ class Came:
 
 
 class Driver:
-    """A node process with one version of the client, for all clients of that version."""
+    """A node process that runs all clients of one version."""
 
     def __init__(self, version: str) -> None:
         folder = ROOT / ".components" / f"agui-{version}"
@@ -109,7 +109,7 @@ _drivers: dict[str, Driver] = {}
 
 
 def driver_of(version: str) -> Driver:
-    """The process of this version, started when a client first needs it."""
+    """Return the process of this client version, starting it on first use."""
     if version not in _drivers:
         _drivers[version] = Driver(version)
     return _drivers[version]
@@ -122,7 +122,7 @@ def close_drivers() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def drivers() -> Iterator[None]:
-    """What the tests started ends with them."""
+    """Fixture: ends the node processes that the tests started."""
     yield
     close_drivers()
 
@@ -168,7 +168,7 @@ class Client:
         return self.do("say", text=text, **told)
 
     def resume(self, *answers: tuple[dict[str, Any], Any], **told: Any) -> Came:
-        """Answer interrupts; None abandons one."""
+        """Answer interrupts; a value of None abandons its interrupt."""
         entries = [
             {"interruptId": interrupt["id"], "status": "cancelled"}
             if value is None
@@ -211,7 +211,7 @@ def place(version: str, folder: Path) -> Generator[Place]:
         try:
             yield Place(version, folder, server.url)
         except BaseException:
-            close_drivers()  # it may send more, which the next client would mistake for its own
+            close_drivers()  # the old client may send more requests, which the next would take for its own
             raise
 
 
@@ -219,7 +219,7 @@ def place(version: str, folder: Path) -> Generator[Place]:
 
 
 def text(place: Place) -> None:
-    """Text streams as it is written, and the next message continues the conversation."""
+    """Text streams while it is written, and the next message continues the conversation."""
     client = place.client()
     came = client.say("hello")
     assert came.outcome == "success"
@@ -231,7 +231,7 @@ def text(place: Place) -> None:
 
 
 def thinking(place: Place) -> None:
-    """A model's thoughts are messages of their own kind."""
+    """A model's thoughts arrive as messages of their own kind."""
     came = place.client().say("think")
     assert [(each["role"], each["content"]) for each in came.messages[1:]] == [
         ("reasoning", "Let me think about it."),
@@ -240,7 +240,7 @@ def thinking(place: Place) -> None:
 
 
 def streamed_arguments(place: Place) -> None:
-    """Arguments stream in pieces and add up to what the model wrote; the result is what the model was told."""
+    """Streamed arguments add up to what the model wrote, and the result is what the model was told."""
     came = place.client().say("map", tools=[MAP])
     assert len(came.of("TOOL_CALL_ARGS")) > 1
     (call,) = came.messages[1]["toolCalls"]
@@ -259,7 +259,7 @@ def taken_back(place: Place) -> None:
 
 
 def progress(place: Place) -> None:
-    """A call's progress: shown once, then updated."""
+    """A call's progress is shown once, and then updated."""
     GATES["sheep"].set()
     came = place.client().say("sheep")
     (shown,) = [message for message in came.messages if message["role"] == "activity"]
@@ -270,7 +270,7 @@ def progress(place: Place) -> None:
 
 
 def state(place: Place) -> None:
-    """The state is there from the start, and changes when a call commits."""
+    """The state is sent at the start, and changes when a call commits."""
     client = place.client()
     came = client.say("book")
     assert came.state == {"Booking": []}
@@ -280,7 +280,7 @@ def state(place: Place) -> None:
 
 
 def approve(place: Place) -> None:
-    """An approval is an interrupt in the plain shape; the next leg has the call's result, but not the call."""
+    """An approval is a plain interrupt; the next leg has the call's result, but does not repeat the call."""
     client = place.client()
     came = client.say("pay")
     assert came.outcome == "interrupt"
@@ -299,7 +299,7 @@ def approve(place: Place) -> None:
 
 
 def deny(place: Place) -> None:
-    """A denial is an answer too: the model is told the reason, and the run continues."""
+    """After a denial the model is told the reason, and the run continues."""
     client = place.client()
     came = client.say("pay")
     came = client.resume((came.interrupts[0], {"approved": False, "reason": "too dear"}))
@@ -310,7 +310,7 @@ def deny(place: Place) -> None:
 
 
 def abandoned(place: Place) -> None:
-    """An abandoned interrupt is not approved."""
+    """Abandoning an interrupt does not approve it."""
     client = place.client()
     came = client.say("pay")
     came = client.resume((came.interrupts[0], None))
@@ -342,7 +342,7 @@ def cancelled_at_work(place: Place) -> None:
 
 
 def wait_for(place: Place) -> None:
-    """A tool's question has its schema, and an invalid answer is refused and can be given again."""
+    """A tool's question has its schema; an invalid answer is refused, and a valid one can still be given."""
     client = place.client()
     came = client.say("book")
     (asked,) = came.interrupts
@@ -357,7 +357,7 @@ def wait_for(place: Place) -> None:
 
 
 def frontend_tool(place: Place) -> None:
-    """A client's own tool: the call is left to the client, whose tool message continues the run."""
+    """A call of a client's own tool is left to the client, whose tool message continues the run."""
     client = place.client()
     came = client.say("map", tools=[MAP])
     assert came.outcome == "success"
@@ -412,7 +412,7 @@ def nested_agent(place: Place) -> None:
 
 
 def error(place: Place) -> None:
-    """A failed run says why, and the thread accepts new messages."""
+    """A failed run reports the reason, and the thread accepts new messages."""
     client = place.client()
     came = client.say("fail")
     assert came.outcome == "error"
@@ -420,7 +420,7 @@ def error(place: Place) -> None:
 
 
 def reconnect(place: Place) -> None:
-    """A client that disconnects ends nothing; one that joins in the middle follows to the end."""
+    """A client that disconnects does not end the run; one that joins in the middle follows it to the end."""
     GATES["wait"].clear()
     client = place.client()
     client.do("leave", text="wait", after=6, left=True)
@@ -437,7 +437,7 @@ def reconnect(place: Place) -> None:
 
 
 def reconnect_to_question(place: Place) -> None:
-    """A later client finds the question, and can answer it."""
+    """A client that connects later finds the open question, and can answer it."""
     place.client().say("pay")
     later = place.client()
     came = later.do("connect")
@@ -447,7 +447,7 @@ def reconnect_to_question(place: Place) -> None:
 
 
 def two_questions(place: Place) -> None:
-    """One resume answers two questions at once."""
+    """One resume answers two questions."""
     client = place.client()
     came = client.say("pay two")
     one, two = came.interrupts
@@ -458,7 +458,7 @@ def two_questions(place: Place) -> None:
 
 
 def partial_resume(place: Place) -> None:
-    """Answering one of two breaks the protocol: the server says so, and accepts neither."""
+    """Answering only one of two interrupts breaks the protocol: the server says so, and accepts neither."""
     client = place.client()
     came = client.say("pay two")
     one, two = came.interrupts
@@ -548,7 +548,7 @@ def process(folder: Path, port: int) -> Generator[warm_python.Program]:
 
 
 def restart(version: str, folder: Path) -> None:
-    """A question survives its server: killed and restarted on the same journal, it is answered there."""
+    """A question is answered after its server was killed and another started on the same journal."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -568,12 +568,12 @@ def restart(version: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_question_outlives_a_server_that_is_killed(version: str, tmp_path: Path) -> None:
-    """The asking client and a new one both continue with the next server."""
+    """Both the asking client and a new one continue with the restarted server."""
     restart(version, tmp_path)
 
 
 def main() -> int:
-    """Run everything, and print the outcomes."""
+    """Run all scenarios with both clients, and print the outcomes."""
     print(f"{'':34}" + "".join(f"{version:>10}" for version in VERSIONS))
     wrong: list[str] = []
     for name in (*SCENARIOS, "restart"):

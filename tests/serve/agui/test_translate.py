@@ -1,4 +1,4 @@
-"""The events of a run as AG-UI events: whole runs of our loop, interrupted, resumed, nested, concurrent."""
+"""A run's events as AG-UI events, tested with whole runs: interrupted, resumed, nested and concurrent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from support.agui_grammar import Checker, Wrong
 
 @dataclass(frozen=True)
 class Act:
-    """What one call does: some steps in order, then its end."""
+    """One call of a plan, with its steps in order and its end."""
 
     does: tuple[Any, ...] = ()
     """`progress`, `emit`, `ask`, `inner`, or a `Plan` for a nested run; several in a tuple run concurrently."""
@@ -50,12 +50,12 @@ class Turn:
     ids: str = "none"
     """`none`: the model gives no ids; `same`: the same ids in every turn; `own`: distinct ids."""
     fails: tuple[str, ...] = ()
-    """What the failed requests before it had streamed."""
+    """Parts that failed requests before this answer had streamed."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run: its model's answers except the last, which is plain text."""
+    """A run, given by all of its model's answers except the last, which is plain text."""
 
     turns: tuple[Turn, ...] = ()
 
@@ -69,7 +69,7 @@ def plans(depth: int) -> st.SearchStrategy[Plan]:
     if depth:
         inner = plans(depth - 1)
         does = st.one_of(does, inner, st.tuples(inner, inner))
-    # Not `builds`: printing its nested values takes too long.
+    # `builds` is not used here, since printing its nested values takes too long.
     acts = st.tuples(st.lists(does, max_size=3).map(tuple), ENDS).map(lambda made: Act(*made))
     turns = st.tuples(
         TEXTS,
@@ -188,7 +188,7 @@ class Stage:
         for number, act in enumerate(meant.acts):
             name = {"risky": "risky", "unknown": "nothing"}.get(act.ends, "act")
             arguments: Any = "{" if act.ends == "broken" else {"key": f"{key}/{turn}/{number}"}
-            # A resumed session does not know the ids of finished nested runs, so there they may repeat.
+            # A resumed session does not know the ids of finished nested runs, so there the ids may repeat.
             ids = "own" if meant.ids == "same" and "/" in key else meant.ids
             id = {"none": None, "same": f"call_{number}", "own": f"{key}-{turn}-{number}"}[ids]
             calls.append(ToolCall(name, arguments, id))
@@ -200,7 +200,7 @@ class Stage:
 
 @dataclass
 class Window:
-    """A viewer of the thread: a newest client, or an older one."""
+    """A viewer of the thread, with the newest client or an older one."""
 
     checker: Checker
     older: bool
@@ -214,7 +214,7 @@ class Window:
 
 @dataclass
 class Small(Environment):
-    """Runs, rests, parks, resumes and cancels as the server does; two windows receive all events."""
+    """A thread that runs, rests, parks, resumes and cancels as the server does; two windows receive all events."""
 
     stage: Stage
     journal: MemoryJournal = field(default_factory=MemoryJournal)
@@ -244,9 +244,9 @@ class Small(Environment):
         return None
 
     def run_waiting(self, parking: Any) -> None:
-        """Everything in the run waits for an answer.
+        """Report that everything in the run waits for an answer.
 
-        Reported at once, since the run may continue the next moment.
+        This is done at once, since the run may continue the next moment.
         """
         if self.now.leg is not None:
             self.tell(self.now.interrupt(list(self.questions)))
@@ -266,7 +266,7 @@ class Small(Environment):
             window.take(events)
 
     def heard(self, event: object) -> None:
-        """A subscriber. Its exceptions would be logged and lost, so they are kept for the test."""
+        """Receive an event. Exceptions of a subscriber would be logged and lost, so they are kept for the test."""
         self.stirred += 1
         try:
             self.tell(self.now.take(event))
@@ -311,7 +311,7 @@ class Small(Environment):
     # --- a run ---
 
     async def run(self, key: str, plan: Plan, says: Callable[[Question], Answer], parks: bool) -> str:
-        """Play a plan to its end: every question is answered once everything rests."""
+        """Play a plan to its end, answering every question once everything rests."""
         self.stage.plans[key], self.is_parked = plan, parks
         session = self.current or self.session()
         adapter = self.new_adapter()
@@ -330,7 +330,7 @@ class Small(Environment):
                 session = self.session()
                 self.translator = self.translator_of(
                     key, session, said_in(session)
-                )  # another process continues
+                )  # another process continues the run
             if self.now.leg is None:
                 self.tell(self.now.begin_leg(self.next_leg()))
             for question in asked:
@@ -402,7 +402,7 @@ def _tag(checker: Checker, kind: str, id: str) -> dict[str, str]:
 
 
 def answers(word: str = "tea", approved: bool = True) -> Callable[[Question], Answer]:
-    """Gives the same answer to every question."""
+    """Return a function that gives the same answer to every question."""
 
     def says(question: Question) -> Answer:
         value: Any = {"approved": approved} if question.kind == "approval" else {"word": word}
@@ -412,7 +412,7 @@ def answers(word: str = "tea", approved: bool = True) -> Callable[[Question], An
 
 
 def check_told(small: Small, *, done: bool) -> None:
-    """Check that every leg has its end, and every started call its result once the run is over."""
+    """Check that every leg has its end and, once the run is over, that every started call has its result."""
     if small.wrong:
         raise small.wrong[0]
     for window in small.windows:
@@ -462,7 +462,7 @@ def test_a_run_that_is_cut_anywhere_is_told_to_its_end(plan: Plan, after: int) -
 
 
 async def test_what_the_page_is_told_of_calls() -> None:
-    """Each call begins, waits, continues and ends; inner calls have their path, and nested costs belong to the call."""
+    """The page receives each call's start, waits and end, the path of inner calls, and nested costs."""
     small = Small(Stage())
     inner = Plan((Turn(acts=(Act(("ask",)),)),))
     await small.run("a", Plan((Turn(acts=(Act(("inner", inner)), Act(ends="raises"))),)), answers(), False)
@@ -488,7 +488,7 @@ async def test_what_the_page_is_told_of_calls() -> None:
 
 
 async def test_progress_is_shown_anew_in_each_leg() -> None:
-    """A client that joins with the second leg has not seen the progress of the first."""
+    """Progress is sent again in each leg, for clients that join with the second one."""
     small = Small(Stage())
     await small.run(
         "a", Plan((Turn(acts=(Act(("progress", "ask", "progress", "progress")),)),)), answers(), False
@@ -499,7 +499,7 @@ async def test_progress_is_shown_anew_in_each_leg() -> None:
 @pytest.mark.parametrize("parks", [False, True])
 @pytest.mark.parametrize("other", ["broken", "unknown", "raises", "ok"])
 async def test_a_call_that_ends_beside_a_question_is_told_before_the_rest(other: str, parks: bool) -> None:
-    """The leg ends with the question, and nothing follows until that is answered."""
+    """A call that ends beside a question is reported before the leg ends; nothing follows until the answer."""
     small = Small(Stage())
     plan = Plan((Turn(acts=(Act(ends=other), Act(ends="risky"), Act(ends=other))),))
     await small.run("a", plan, answers(), parks)
@@ -509,7 +509,7 @@ async def test_a_call_that_ends_beside_a_question_is_told_before_the_rest(other:
 
 
 async def test_somebody_who_joins_in_the_middle_reads_a_right_stream() -> None:
-    """Open items are sent first, so that later events make sense."""
+    """A client that joins in the middle first gets the open items, so that its stream is well-formed."""
     small = Small(Stage())
     joined: list[Checker] = []
     heard = small.heard
@@ -535,7 +535,7 @@ async def test_somebody_who_joins_in_the_middle_reads_a_right_stream() -> None:
 
 
 async def test_the_state_is_told_by_what_changed() -> None:
-    """Added items are sent as additions; any other change sends the whole list."""
+    """Added state items are sent as additions; any other change sends the complete list."""
     checker = Checker()
     told = Translator("t", "r")
     states: list[Any] = [
@@ -575,7 +575,7 @@ def test_a_stream_that_is_right_passes_the_grammar() -> None:
     ],
 )
 def test_the_grammar_refuses_what_clients_let_pass(kind: str, fields: dict[str, Any]) -> None:
-    """The checker itself can fail: each of these is wrong, and most clients accept it."""
+    """The checker refuses each of these streams, which most clients accept."""
     checker = Checker()
     checker.take({"type": "RUN_STARTED", "threadId": "t", "runId": "r"})
 

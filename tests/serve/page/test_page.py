@@ -1,4 +1,4 @@
-"""The page in a real browser with a real server, by role and label, as a screen reader user would."""
+"""The page in a real browser with a real server, used by role and label as a screen reader user would."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["browser"]
 
 
 class Desk:
-    """A server and the windows that look at it. An error in a window fails the test."""
+    """A server and the windows that show its page. An error in a window fails the test."""
 
     def __init__(self, browser: Browser, folder: Path) -> None:
         self._browser = browser
@@ -69,7 +69,7 @@ def desk(browser: Browser, tmp_path: Path) -> Iterator[Desk]:
 
 @pytest.fixture
 def page(desk: Desk) -> Iterator[Page]:
-    """A window on its own server."""
+    """Fixture: a window on its own server."""
     with desk.served():
         yield desk.window()
         for gate in ("sheep", "wait"):
@@ -85,7 +85,7 @@ def say(page: Page, text: str) -> None:
 
 
 def begin(page: Page) -> None:
-    """Open a thread and follow it, so that later events are seen live."""
+    """Open a thread and follow it, so that later events arrive live."""
     say(page, "hello")
     expect(log(page)).to_contain_text("Hello to you.")
 
@@ -109,7 +109,7 @@ def question(page: Page, name: str) -> Locator:
 
 
 def revoke_the_one(page: Page) -> Locator:
-    """Revoke the only remembered decision, of `pay`, in the panel, which stays open."""
+    """Revoke the only remembered decision, about `pay`, in the panel, which stays open."""
     page.get_by_role("button", name="Remembered approvals").click()
     panel = page.get_by_role("dialog", name="Remembered approvals")
     expect(panel.get_by_role("listitem")).to_have_count(1)
@@ -126,7 +126,7 @@ def plan(desk: Desk) -> str:
 
 
 def test_what_is_said_is_answered(page: Page):
-    """Enter sends, Shift+Enter starts a new line; message and answer are in the log."""
+    """Enter sends and Shift+Enter starts a new line; the log has the message and the answer."""
     field = page.get_by_label("Message", exact=True)
     expect(field).to_be_focused()
     expect(page.get_by_role("heading", name="assistant", level=1)).to_be_visible()
@@ -153,13 +153,13 @@ def test_markdown_is_shown_and_nothing_in_it_is_obeyed(page: Page, desk: Desk):
     expect(link).to_have_attribute("target", "_blank")
     expect(log(page).get_by_role("link", name="bad link")).to_have_count(0)
     assert log(page).locator("img, script, form, input, style, iframe").count() == 0
-    expect(log(page)).to_contain_text("<script>window.attacked")  # shown, not executed
+    expect(log(page)).to_contain_text("<script>window.attacked")  # shown, but not executed
     assert page.evaluate("window.attacked") is None
     assert [url for url in asked if "example.org" in url] == []
 
 
 def test_it_stays_at_the_end_only_while_the_reader_is_there(desk: Desk):
-    """While text streams in, a reader who scrolled up is not moved, and can jump to the newest."""
+    """While text streams in, a reader who scrolled up is not moved, and can jump to the newest text."""
     with desk.served(pace=0.01):
         page = desk.window()
         say(page, "long")
@@ -184,7 +184,7 @@ def test_it_stays_at_the_end_only_while_the_reader_is_there(desk: Desk):
 
 
 def test_a_failed_run_says_so(page: Page):
-    """The error is in the log, and the thread can continue."""
+    """The log shows a failed run's error, and the thread can continue."""
     say(page, "fail")
     expect(log(page).get_by_role("alert")).to_contain_text("The run failed.")
     say(page, "hello")
@@ -192,7 +192,7 @@ def test_a_failed_run_says_so(page: Page):
 
 
 def test_a_run_is_stopped(page: Page):
-    """The button and Escape stop it, and interrupted calls are marked."""
+    """The button and Escape each stop a run, and interrupted calls are marked."""
     say(page, "wait")
     expect(card(page, "wait_at")).to_contain_text("running")
     page.get_by_role("button", name="Stop").click()
@@ -208,7 +208,7 @@ def test_a_run_is_stopped(page: Page):
 
 
 def test_a_call_is_a_card_with_what_it_was_given_and_what_came(page: Page):
-    """Arguments, status, time and result."""
+    """A call's card shows its arguments, status, time and result."""
     begin(page)
     say(page, "sheep")
     sheep = card(page, "count_sheep")
@@ -225,7 +225,7 @@ def test_a_call_is_a_card_with_what_it_was_given_and_what_came(page: Page):
 
 
 def test_progress_without_an_end_is_shown_too(page: Page):
-    """An indeterminate bar, and the text."""
+    """Progress without a total is shown as an indeterminate bar with its text."""
     begin(page)
     say(page, "wait")
     bar = card(page, "wait_at").get_by_role("progressbar", name="Progress of wait_at")
@@ -235,7 +235,7 @@ def test_progress_without_an_end_is_shown_too(page: Page):
 
 
 def test_what_was_rolled_back_is_told(page: Page, desk: Desk):
-    """A call that failed halfway says what was undone."""
+    """The card of a call that failed halfway says what was rolled back."""
     begin(page)
     say(page, "break")
     expect(log(page)).to_contain_text("It failed.")
@@ -246,7 +246,7 @@ def test_what_was_rolled_back_is_told(page: Page, desk: Desk):
 
 
 def test_nested_agents_are_a_tree_that_opens(page: Page):
-    """An agent's text and calls are inside the card; a question inside expands the path to it."""
+    """A nested agent's text and calls are inside its card; a question inside expands the path to itself."""
     begin(page)
     say(page, "research")
     outer = card(page, "research")
@@ -266,7 +266,7 @@ def test_nested_agents_are_a_tree_that_opens(page: Page):
 
 
 def test_a_later_viewer_sees_the_same(page: Page):
-    """After a reload in the middle of a run, its progress, agents and questions are there."""
+    """After a reload in the middle of a run, the page shows the run's progress, agents and questions."""
     begin(page)
     say(page, "sheep")
     expect(card(page, "count_sheep")).to_contain_text("4 of 8")
@@ -291,7 +291,7 @@ def test_a_later_viewer_sees_the_same(page: Page):
 
 
 def test_a_change_is_approved_after_its_diff_was_seen_and_undone_from_its_card(page: Page, desk: Desk):
-    """Diff, allow once, the file changes; undo, and it is restored."""
+    """Allowing a change once after its diff is shown changes the file, and undo in its card restores it."""
     say(page, "edit")
     asked = question(page, "Approval of edit_file")
     expect(asked).to_contain_text("see Anna on Monday")
@@ -311,12 +311,12 @@ def test_a_change_is_approved_after_its_diff_was_seen_and_undone_from_its_card(p
 
 
 def test_a_change_is_denied_by_keys_with_a_reason(page: Page, desk: Desk):
-    """Alt+Q goes to the question, R asks for a reason, Enter sends it; the model is told."""
+    """Alt+Q goes to the question, R asks for a reason, and Enter sends the denial; the model is told."""
     say(page, "edit")
     expect(question(page, "Approval of edit_file")).to_be_visible()
-    page.keyboard.press("a")  # in the message field it is a letter
+    page.keyboard.press("a")  # in the message field R is a letter
     expect(page.get_by_label("Message", exact=True)).to_have_value("a")
-    page.keyboard.press("Enter")  # can't be sent now: it is kept, and the page says so
+    page.keyboard.press("Enter")  # can't be sent now, so the text is kept and the page says so
     expect(page.get_by_label("Message", exact=True)).to_have_value("a")
     expect(page.get_by_label("Message", exact=True)).to_have_accessible_description(
         re.compile("answer the open question, then send it")
@@ -333,7 +333,7 @@ def test_a_change_is_denied_by_keys_with_a_reason(page: Page, desk: Desk):
 
 
 def test_what_was_allowed_for_the_session_is_not_asked_again_until_it_is_revoked(page: Page):
-    """Allow this exact call, and the next one runs; revoke it in the panel, and it is asked for again."""
+    """A call allowed for the session is not asked about again, until the approval is revoked in the panel."""
     say(page, "pay")
     question(page, "Approval of pay").get_by_role("button", name="Allow this exact call").click()
     expect(log(page)).to_contain_text("Paid.")
@@ -347,7 +347,7 @@ def test_what_was_allowed_for_the_session_is_not_asked_again_until_it_is_revoked
 
 
 def test_what_was_decided_for_the_session_outlives_the_server(desk: Desk):
-    """The next server on the journal does not ask either, lists it, and can revoke it."""
+    """After a restart, the next server does not ask about a decided call, lists the decision and can revoke it."""
     with desk.served():
         page = desk.window()
         say(page, "pay")
@@ -380,7 +380,7 @@ def test_a_scope_is_allowed(page: Page):
 
 
 def test_a_form_is_filled_and_its_errors_stand_beside_its_fields(page: Page):
-    """The schema is checked in the page; the server's own rules are reported from there."""
+    """The page checks the schema, and errors from the server's own rules are shown at their fields too."""
     say(page, "book")
     asked = page.locator("[data-question]")
     asked.get_by_label("Seats").fill("40")
@@ -406,12 +406,12 @@ def test_a_question_is_declined(page: Page):
     asked.get_by_label(re.compile("Reason")).fill("not today")
     page.keyboard.press("Enter")
     expect(page.locator("[data-question]")).to_have_count(0)
-    expect(log(page)).to_contain_text("It is booked.")  # the script continues with any answer
+    expect(log(page)).to_contain_text("It is booked.")  # the script continues after any answer
     expect(card(page, "book_table")).to_contain_text("not today")
 
 
 def test_two_questions_are_answered_one_by_one(page: Page):
-    """Answering one leaves the other unchanged, with what is typed in it."""
+    """Answering one of two questions leaves the other, with the text typed into it, unchanged."""
     say(page, "book two")
     asked = page.locator("[data-question]")
     expect(asked).to_have_count(2)
@@ -432,7 +432,7 @@ def test_two_questions_are_answered_one_by_one(page: Page):
 
 
 def test_a_question_answered_elsewhere_closes_with_a_word(page: Page, desk: Desk):
-    """Two windows on one thread both show the question; one answers, and the other says so."""
+    """When one of two windows answers a question, the other says that it was answered elsewhere."""
     say(page, "pay")
     expect(question(page, "Approval of pay")).to_be_visible()
     other = desk.window(page.url.partition("/#")[2] and "#" + page.url.partition("#")[2])
@@ -446,7 +446,7 @@ def test_a_question_answered_elsewhere_closes_with_a_word(page: Page, desk: Desk
 
 
 def test_an_app_brings_its_own_renderer(desk: Desk):
-    """The renderer registered for a question's kind shows it; if it fails, the form is used."""
+    """A question is shown by the renderer registered for its kind; if that fails, the form is used."""
     own = desk.folder / "renderers.js"
     own.write_text(
         'import { html, register } from "/assets/renderers.js";\n'
@@ -496,7 +496,7 @@ def test_threads_are_listed_opened_and_forgotten(page: Page):
 
 
 def test_files_and_timeline_are_tabs(page: Page, desk: Desk):
-    """The arrow keys move between tabs; changes are undone under Files; the timeline shows the run."""
+    """The arrow keys move between tabs; Files can undo changes, and the timeline shows the run."""
     say(page, "edit")
     question(page, "Approval of edit_file").get_by_role("button", name="Allow once").click()
     expect(log(page)).to_contain_text("It says Monday now.")
@@ -520,7 +520,7 @@ def test_files_and_timeline_are_tabs(page: Page, desk: Desk):
 
 
 def test_a_server_that_comes_back_is_followed_again_and_its_question_still_stands(desk: Desk):
-    """The text stays while the connection is lost; after a restart the open question can be answered."""
+    """The text stays while the connection is lost, and after a restart the open question can be answered."""
     with desk.served() as server:
         page = desk.window()
         say(page, "pay")
@@ -538,7 +538,7 @@ def test_a_server_that_comes_back_is_followed_again_and_its_question_still_stand
 
 
 def test_a_token_is_asked_for_and_taken_from_the_address(desk: Desk):
-    """Signed out, there is a field for it; a wrong token is refused; one in the URL is removed from it."""
+    """Without a token the page asks for one; a wrong one is refused, and one in the URL is removed from it."""
     with desk.served(token="a-long-enough-token-for-this"):
         page = desk.window()
         page.get_by_label("Token").fill("wrong")
@@ -559,7 +559,7 @@ def test_a_token_is_asked_for_and_taken_from_the_address(desk: Desk):
 
 
 def test_a_server_that_does_not_answer_is_said_and_tried_again(page: Page):
-    """The page says what is wrong, and continues when it is fixed."""
+    """While the server does not answer, the page says so, and continues when it answers again."""
     page.route("**/about", lambda route: route.abort())
     page.reload()
     expect(page.get_by_role("alert")).to_contain_text("The server is not responding")
@@ -568,11 +568,11 @@ def test_a_server_that_does_not_answer_is_said_and_tried_again(page: Page):
     expect(page.get_by_label("Message", exact=True)).to_be_visible()
 
 
-# --- whoever looks ------------------------------------------------------------------------------------
+# --- themes, widths and keyboard ----------------------------------------------------------------------
 
 
 def test_the_theme_is_chosen_and_kept(desk: Desk):
-    """It follows the system until one is chosen; the choice survives a reload."""
+    """The theme follows the system until one is chosen, and the choice survives a reload."""
     with desk.served():
         page = desk.window(color_scheme="dark")
         shade = "getComputedStyle(document.body).backgroundColor"
@@ -590,7 +590,7 @@ def test_the_theme_is_chosen_and_kept(desk: Desk):
 
 
 def test_at_phone_width_threads_are_a_sheet_and_nothing_is_wider_than_the_screen(desk: Desk):
-    """The sheet has the focus, Escape closes it, and the page never scrolls sideways."""
+    """The sheet of threads has the focus and Escape closes it; the page never scrolls sideways."""
     with desk.served():
         page = desk.window(size=(360, 740))
         say(page, "edit")
@@ -617,7 +617,7 @@ def to_the_top(page: Page) -> None:
 
 
 def test_what_is_only_read_aloud_does_not_lengthen_the_page(desk: Desk):
-    """Only the conversation scrolls; there is nothing beyond the end of the page."""
+    """Text that is only read aloud adds nothing beyond the end of the page: only the conversation scrolls."""
     with desk.served():
         page = desk.window(size=(1100, 420))
         say(page, "book two")
@@ -627,7 +627,7 @@ def test_what_is_only_read_aloud_does_not_lengthen_the_page(desk: Desk):
 
 
 def test_an_address_that_can_not_be_read_is_a_new_thread(desk: Desk):
-    """A model may have written the link."""
+    """An unreadable address, as a model may have written it, opens a new thread."""
     with desk.served():
         for address in ("#/t/%E0%A4", "#token=%E0%A4"):
             page = desk.window(address)
@@ -636,7 +636,7 @@ def test_an_address_that_can_not_be_read_is_a_new_thread(desk: Desk):
 
 
 def test_the_keyboard_reaches_everything_in_order(page: Page):
-    """A skip link comes first, and focus is visible."""
+    """The keyboard reaches everything in order, beginning with a skip link, and focus is visible."""
     expect(page.get_by_label("Message", exact=True)).to_be_focused()
     to_the_top(page)
     page.keyboard.press("Tab")

@@ -1,4 +1,4 @@
-"""The page's list of many threads in a real browser: older ones, search, keyboard."""
+"""The page's list of many threads in a real browser: older threads, search, and keyboard."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def test_older_threads_come_when_they_are_wanted(page: Page):
     expect(listed.nth(200).get_by_role("link")).to_be_focused()
     page.keyboard.press("ArrowUp")
     expect(listed.nth(199).get_by_role("link")).to_be_focused()
-    # On an event the newest are reloaded, and the older ones stay.
+    # An event reloads the newest threads, and the older ones stay.
     page.get_by_label("Message", exact=True).fill("show")
     page.keyboard.press("Enter")
     expect(listed).to_have_count(MANY + 1)
     expect(listed.first.get_by_role("link")).to_contain_text("show")
-    # The oldest is deleted, and does not return when the list is reloaded.
+    # The oldest thread is deleted, and does not return when the list is reloaded.
     expect(listed.last.get_by_role("link")).to_contain_text("a boat 0")
     page.get_by_role("button", name="Delete a boat 0", exact=True).click()
     page.get_by_role("button", name="Delete", exact=True).click()

@@ -67,7 +67,7 @@ def items(shown: Widgets) -> Locator:
 
 
 def test_spans_on_an_axis(shown: Widgets):
-    """Concurrent calls of one turn overlap on the axis, in their own rows."""
+    """Concurrent calls of one turn overlap on the axis, each in its own row."""
     shown.show("timeline", tree=RUN)
     expect(items(shown)).to_have_count(10)
     first, read, search, *_ = bars(shown)
@@ -82,7 +82,7 @@ def test_spans_on_an_axis(shown: Widgets):
 
 
 def test_days_of_waiting_do_not_hide_seconds_of_work(shown: Widgets):
-    """The wait is hatched and shortened, with its length in words."""
+    """A long wait is hatched and shortened, and labelled with its length."""
     shown.show("timeline", tree=RUN)
     expect(shown.page.locator("svg .break text")).to_have_text("2 d")
     assert shown.page.locator("svg .wait").count() == 1
@@ -91,9 +91,9 @@ def test_days_of_waiting_do_not_hide_seconds_of_work(shown: Widgets):
 
 
 def test_the_keyboard_walks_the_spans(shown: Widgets):
-    """Down, up, to the ends; left and right fold, open, and go to the parent.
+    """The up, down, Home and End keys move between spans; left and right fold, open, and go to the parent.
 
-    The line describes each in full.
+    A line describes the current span in full.
     """
     shown.show("timeline", tree=RUN)
     page = shown.page
@@ -125,7 +125,7 @@ def test_the_keyboard_walks_the_spans(shown: Widgets):
 
 
 def test_status_is_not_colour_alone(shown: Widgets):
-    """A failed call has a mark at its name, a cross at its bar, and the word."""
+    """A failed call has a mark at its name, a cross at its bar, and the status as text."""
     shown.show("timeline", tree=RUN)
     expect(items(shown).nth(6)).to_have_accessible_name("fetch · timed out · 400 ms · after 3.8 s")
     expect(items(shown).nth(6)).to_contain_text("◔")
@@ -140,10 +140,10 @@ def test_the_pointer_shows_a_span(shown: Widgets):
 
 
 def test_zoom_and_fit(shown: Widgets):
-    """Twice as wide each time; Fit shows everything again."""
+    """Each zoom doubles the width, and Fit shows everything again."""
     shown.show("timeline", tree=RUN)
     page = shown.page
-    expect(page.get_by_role("img")).to_have_attribute("width", re.compile(r"\d{3}"))  # the layout is done
+    expect(page.get_by_role("img")).to_have_attribute("width", re.compile(r"\d{3}"))  # layout is finished
     before = bars(shown)[0]["width"]
     page.get_by_role("button", name="Zoom in").click()
     page.get_by_role("button", name="Zoom in").click()
@@ -155,7 +155,7 @@ def test_zoom_and_fit(shown: Widgets):
 
 
 def test_a_run_that_waits_now(shown: Widgets):
-    """Open spans are labelled, and drawn up to now."""
+    """Spans that are still open are labelled, and drawn up to the current time."""
     asked = {**APPROVAL, "answered": False, "answered_at": None}
     write = call("write", 2, None, status="waiting", questions=[{**asked, "asked_at": BEGAN + 2.1}])
     shown.show("timeline", tree=tree(turn(1, 0, 2, write), status="waiting"))
@@ -164,7 +164,7 @@ def test_a_run_that_waits_now(shown: Widgets):
 
 
 def test_nothing_yet_one_span_and_five_hundred(shown: Widgets):
-    """Each is readable, and many are drawn quickly."""
+    """A timeline without spans, with one and with five hundred is readable and drawn quickly."""
     shown.show("timeline", tree=tree(status="running"))
     expect(shown.page.get_by_text("Nothing has happened in this run yet.")).to_be_visible()
     shown.show("timeline", tree=tree(turn(1, 0, 0)))
@@ -183,7 +183,7 @@ def test_nothing_yet_one_span_and_five_hundred(shown: Widgets):
 
 
 def test_no_timeline_is_wider_than_a_phone(shown: Widgets):
-    """At 390 pixels the picture scrolls inside its box."""
+    """At 390 pixels the timeline scrolls inside its box, not the page."""
     shown.page.set_viewport_size({"width": 390, "height": 800})
     shown.show("timeline", tree=RUN)
     shown.page.get_by_role("button", name="Zoom in").click()
