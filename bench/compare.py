@@ -77,7 +77,7 @@ class Side:
         return statistics.median(each[name] for each in self.rounds)
 
     def ratio(self, name: str) -> float:
-        """The cost as a ratio to the floor of the same round."""
+        """Return the cost as a ratio to the floor of the same round."""
         floor = "writing floor" if name == "writing" else "floor"
         return statistics.median(each[name] / each[floor] for each in self.rounds)
 

@@ -69,7 +69,7 @@ async def medians(rows: dict[str, Work], calls: int = CALLS, rounds: int = ROUND
 
 
 def bare(folder: Path, synced: bool) -> Work:
-    """The bare operations: write beside, sync, rename."""
+    """Return the bare operations: write beside, sync, rename."""
 
     async def work() -> None:
         fd = os.open(folder / "d0" / ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)

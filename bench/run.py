@@ -99,7 +99,7 @@ async def floor() -> float:
 
 
 async def writing_floor() -> float:
-    """The same, with a file in a dict and an event in a list."""
+    """Return the same, with a file in a dict and an event in a list."""
     validate = TypeAdapter(Forecast).validator.validate_json
     kept: list[Any] = []
     files: dict[str, bytes] = {}
@@ -117,7 +117,7 @@ async def writing_floor() -> float:
 
 
 def a_gate(body: Any = handler, *, timeout: float | None = None, items: int = 0, files: int = 0) -> Gate:
-    """A gate with a policy, a subscriber to every event, and this much in its session and files."""
+    """Return a gate with a policy, a subscriber to every event, and this much in its session and files."""
     session = Session()
     for number in range(items):
         session.dispatch(Seen(str(number)))
@@ -219,7 +219,7 @@ async def forks() -> None:
         return timed
 
     def appending(items: int, siblings: int) -> Timed:
-        """Each fork appends 32 times, so that every fill level of the last block counts once."""
+        """Return each fork appends 32 times, so that every fill level of the last block counts once."""
         session = filled(items)
 
         async def timed() -> float:

@@ -22,7 +22,7 @@ _USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 
 
 def completion(turn: Turn, model: str) -> bytes:
-    """The body of a response."""
+    """Return the body of a response."""
     message: dict[str, Any] = {"role": "assistant", "content": turn.text, "refusal": None, "annotations": []}
     if turn.calls:
         message["tool_calls"] = [
@@ -40,7 +40,7 @@ def completion(turn: Turn, model: str) -> bytes:
 
 
 def reply(status: int, body: bytes) -> bytes:
-    """A whole response."""
+    """Return a whole response."""
     head = b"HTTP/1.1 %d OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     return head % (status, len(body)) + body
 

@@ -33,7 +33,7 @@ class Context:
         self.marks = marks
 
     def work(self, index: int, label: str) -> dict[str, Any]:
-        """The tool's body. `@r` and the index mark the result in later messages."""
+        """Return the tool's body. `@r` and the index mark the result in later messages."""
         self.calls += 1
         self.total += index
         if self.marks is not None:
@@ -109,7 +109,7 @@ class Script:
         return self.turn_at(int(found.group(1)) + 1 if found else 0)
 
     async def aturn(self, newest: object) -> Turn:
-        """The same after the model's delay."""
+        """Return the same after the model's delay."""
         if self.delay_ms:
             await asyncio.sleep(self.delay_ms / 1000)
         return self.turn(newest)

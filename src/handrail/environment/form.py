@@ -318,7 +318,7 @@ def _scopes(payload: dict[str, Any]) -> list[str]:
 
 
 def asker(question: Question) -> str:
-    """The path of calls that led to a question, outermost first."""
+    """Return the path of calls that led to a question, outermost first."""
     return " › ".join(escape_line(name, 60) for name in question.asked_by) or escape_line(question.name)
 
 
@@ -343,7 +343,7 @@ def _message(question: Question) -> list[str]:
 
 
 def _diff(question: Question, style: Styler, limit: int | None = DIFF_LINES) -> list[str]:
-    """The diff in colour, at most `limit` lines of it."""
+    """Return the diff in colour, at most `limit` lines of it."""
     diff = _payload(question).get("diff")
     if not isinstance(diff, str) or not diff:
         return []

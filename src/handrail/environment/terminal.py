@@ -217,5 +217,5 @@ def _answer(question: Question, **more: Any) -> Answer:
 
 
 def _page_lines() -> int:
-    """How many lines fit on the screen above the prompt."""
+    """Return how many lines fit on the screen above the prompt."""
     return max(shutil.get_terminal_size().lines - 2, 5)

@@ -98,7 +98,7 @@ def _format_scalar(value: Any) -> str:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a stream is a terminal. False for a missing or closed one."""
+    """Return whether a stream is a terminal. False for a missing or closed one."""
     try:
         return stream is not None and stream.isatty()
     except ValueError:

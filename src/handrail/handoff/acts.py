@@ -97,7 +97,7 @@ def read_act(handoff: str, function: Callable[..., Any], act: str, form: str, pa
 
 
 def parked_types(handoff: str, act: Act) -> tuple[Any, Any, Any]:
-    """The private type, the public type and the early result type that `before` is annotated with."""
+    """Return the private type, the public type and the early result type that `before` is annotated with."""
     hint = "Annotate it `-> Parked[Private, Public]`, or `-> Parked[Private, Public] | ToolResult[Result]`."
     members = _members(act.returns)
     parked = [each for each in members if get_origin(each) is Parked]
@@ -115,12 +115,12 @@ def parked_types(handoff: str, act: Act) -> tuple[Any, Any, Any]:
 
 
 def always_parks(act: Act) -> bool:
-    """Whether this `before` never returns a result of its own."""
+    """Return whether this `before` never returns a result of its own."""
     return len(_members(act.returns)) == 1
 
 
 def schema_for(handoff: str, what: str, annotation: Any, namespace: Mapping[str, Any]) -> Schema[Any]:
-    """The schema that one part of a handoff is recorded with."""
+    """Return the schema that one part of a handoff is recorded with."""
     try:
         return Schema[Any](annotation, namespace)
     except DefinitionError as error:
@@ -151,12 +151,12 @@ def check_fit(handoff: str, what: str, given: Any, whose: str, wanted: Any) -> N
 
 
 def either(one: Any, other: Any) -> Any:
-    """The union of two types."""
+    """Return the union of two types."""
     return Any if Any in (one, other) else Union[one, other]  # noqa: UP007  # `|` is not there for None
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    """The types of a union, or the annotation itself."""
+    """Return the types of a union, or the annotation itself."""
     return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 
 
@@ -239,7 +239,7 @@ class Acts:
         return ended
 
     def asking(self, public: Any) -> Tool[Any, Any]:
-        """The `client` act for this public part: its function, or a question to the environment."""
+        """Return the `client` act for this public part: its function, or a question to the environment."""
         if self.client is not None:
             return _with(self.asks, self.client, (public,), self._answered, None)
 
@@ -315,7 +315,7 @@ def _attempt_of(context: ToolContext) -> Attempt:
 def act_tool(
     handoff: Tool[Any, Any], name: Literal["before", "client", "after"], act: Act | None, result: Any
 ) -> Tool[Any, Any]:
-    """The tool for one act, without the data it works on."""
+    """Return the tool for one act, without the data it works on."""
 
     async def begun_later(params: Any, *, context: ToolContext) -> Any: ...
     def begun_in_thread(params: Any, *, context: ToolContext) -> Any: ...
@@ -354,7 +354,7 @@ def _effect(effect: Effect, act: str) -> Effect:
 
 
 def _without_private(result: ToolResult[Any]) -> ToolResult[Any]:
-    """The result of `before` without its private part."""
+    """Return the result of `before` without its private part."""
     came: Any = result.value
     if not isinstance(came, Begun):
         return result
@@ -364,7 +364,7 @@ def _without_private(result: ToolResult[Any]) -> ToolResult[Any]:
 
 
 def _masked_by(schema: Schema[Any]) -> Callable[[ToolResult[Any]], ToolResult[Any]]:
-    """A view of the answer with its secrets masked."""
+    """Return a view of the answer with its secrets masked."""
 
     def shown(result: ToolResult[Any]) -> ToolResult[Any]:
         return ToolResult(result.message, schema.hide(result.value), True) if result.success else result
@@ -385,7 +385,7 @@ def _with(
     finish: Callable[[Any], ToolResult[Any]] | None,
     hide: Callable[[Exception], Exception] | None,
 ) -> Tool[Any, Any]:
-    """The tool of an act that works on `given`, or on the params where that is None."""
+    """Return the tool of an act that works on `given`, or on the params where that is None."""
     function = act.function
 
     def arguments(params: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

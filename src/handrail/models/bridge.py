@@ -186,7 +186,7 @@ async def _keep(make: Callable[[], Any]) -> AsyncGenerator[Any]:
 
 
 def _cut(model: Any, response: Any) -> bool:
-    """Whether a stream ended before its answer was complete.
+    """Return whether a stream ended before its answer was complete.
 
     If chat completions end without a reason, pydantic-ai considers them complete and invents one. The
     provider's own reason is then missing from the details.

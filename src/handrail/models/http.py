@@ -452,7 +452,7 @@ _NOT_STRICT = frozenset(
 
 
 def is_strict(schema: Any) -> bool:
-    """Whether a provider's strict mode can enforce this schema. It requires every property."""
+    """Return whether a provider's strict mode can enforce this schema. It requires every property."""
     if isinstance(schema, list):
         return all(is_strict(each) for each in schema)
     if not isinstance(schema, Mapping):

@@ -70,11 +70,11 @@ class Overrides:
         return hash(self.folder)
 
     def file_of(self, prompt: Prompt[Any]) -> Path:
-        """The file for the overrides of a prompt, whether it exists or not."""
+        """Return the file for the overrides of a prompt, whether it exists or not."""
         return self.folder / f"{prompt.name}.toml"
 
     def check(self, prompt: Prompt[Any]) -> tuple[OverrideReport, ...]:
-        """A report on each override that the prompt's file has now."""
+        """Return a report on each override that the prompt's file has now."""
         return self.apply(prompt, prompt.params_type).reports
 
     def apply(self, prompt: Prompt[Any], params_type: Any) -> TunedWords:
@@ -213,7 +213,7 @@ def _of_tools(tools: Sequence[AnyTool]) -> Iterator[Original]:
 
 
 def digest(text: str) -> str:
-    """The hash with which an override names the text it replaces."""
+    """Return the hash with which an override names the text it replaces."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -233,7 +233,7 @@ class Override:
 
 
 def read_overrides(file: Path) -> tuple[Override, ...]:
-    """Every override in a file; none if there is no file."""
+    """Return every override in a file; none if there is no file."""
     import tomllib  # imported only when overrides are used
 
     try:
@@ -363,12 +363,12 @@ _ESCAPED_LONG = re.compile(r'[\\\x00-\x08\x0b-\x1f\x7f]|"(?="|\Z)')
 
 
 def toml_key(*parts: str) -> str:
-    """A dotted key: `tools.weather`, `sections."guidance.search"`."""
+    """Return a dotted key: `tools.weather`, `sections."guidance.search"`."""
     return ".".join(part if _BARE.match(part) else _quoted(part) for part in parts)
 
 
 def toml_string(text: str) -> str:
-    """A text as a value, on as many lines as it has."""
+    """Return a text as a value, on as many lines as it has."""
     if "\n" not in text:
         return f"'{text}'" if _LITERAL.match(text) else _quoted(text)
     return f'"""\n{_ESCAPED_LONG.sub(_escape, text)}"""'

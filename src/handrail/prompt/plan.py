@@ -111,7 +111,7 @@ def plan(
 def resolved(
     prompt: str, plans: Sequence[Planned], values: Mapping[str, Any], given: Mapping[str, Any]
 ) -> tuple[Node, ...]:
-    """The enabled sections of a plan, filled in."""
+    """Return the enabled sections of a plan, filled in."""
     nodes = (one.resolve(prompt, values, given) for one in plans)
     return tuple(node for node in nodes if node is not None)
 
@@ -124,7 +124,7 @@ def all_of(plans: Sequence[Planned]) -> Iterator[Planned]:
 
 
 def examples_of(tools: Sequence[AnyTool]) -> str:
-    """The examples of these tools as a model reads them."""
+    """Return the examples of these tools as a model reads them."""
     words = [
         (tool.name, example_words(tool, example))
         for tool in tools
@@ -138,7 +138,7 @@ def examples_of(tools: Sequence[AnyTool]) -> str:
 
 
 def example_words(tool: AnyTool, example: ToolExample[Any, Any]) -> dict[str, str]:
-    """An example as text: its description, and input and output as JSON."""
+    """Return an example as text: its description, and input and output as JSON."""
     given: Any = example.input
     sent = to_json(cast(object, given)) if isinstance(given, Mapping) else tool.dump(given)
     return {

@@ -275,7 +275,7 @@ class _Check:
         return found
 
     def params_type(self) -> Any:
-        """The one type of params that the sections take."""
+        """Return the one type of params that the sections take."""
         found: Any = None
         where = ""
         for path, section in walk(self.prompt.sections):
@@ -291,7 +291,7 @@ class _Check:
         return found
 
     def texts(self, params_type: Any) -> tuple[Planned, ...]:
-        """Every placeholder has a field, and every field is used."""
+        """Return every placeholder has a field, and every field is used."""
         plans = plan(self.prompt.sections, Words())
         fields = fields_of(params_type)
         for one in all_of(plans):
@@ -345,7 +345,7 @@ class _Check:
             raise self.error(f"its output: {problem}", hint) from error.__cause__
 
     def overrides(self, params_type: Any) -> Words | None:
-        """The overridden words, if there are any. Overrides that are not applied are logged."""
+        """Return the overridden words, if there are any. Overrides that are not applied are logged."""
         if self.prompt.overrides is None:
             return None
         if not hasattr(self.prompt.overrides, "apply"):
@@ -375,7 +375,7 @@ def _named(plans: Sequence[Planned]) -> frozenset[str]:
 
 
 def _unused(plans: Sequence[Planned], fields: frozenset[str]) -> list[str]:
-    """The fields that no text names. A function that takes the params may read any of them."""
+    """Return the fields that no text names. A function that takes the params may read any of them."""
     every = list(all_of(plans))
     if any(condition.may_read_params for one in every for condition in (one.enabled, one.visibility)):
         return []

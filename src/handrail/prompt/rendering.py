@@ -30,7 +30,7 @@ class ScopedPolicy(msgspec.Struct, frozen=True):
     tools: frozenset[str] | None
 
     def decides_on(self, tool: str) -> bool:
-        """Whether a call of that tool needs this policy's permission."""
+        """Return whether a call of that tool needs this policy's permission."""
         return self.tools is None or tool in self.tools
 
 
@@ -72,7 +72,7 @@ class Tree:
         self.secretive = answers or any(tool.secret for tool in (*self.tools, *shown))
 
     def _scoped(self, policies: Sequence[ToolPolicy]) -> tuple[ScopedPolicy, ...]:
-        """Each policy once, with the tools of all the sections that declare it."""
+        """Return each policy once, with the tools of all the sections that declare it."""
         scopes: dict[int, tuple[ToolPolicy, frozenset[str] | None]] = {}
         for policy in policies:
             scopes[id(policy)] = (policy, None)
@@ -107,7 +107,7 @@ class Tree:
             raise ToolValidationError(said, [*problems, Problem("", hint)])
 
     def outermost(self, paths: frozenset[str]) -> list[Node]:
-        """Those of these sections that lie in none of the others, in order."""
+        """Return those of these sections that lie in none of the others, in order."""
         return [
             node
             for path, node in self._by_path.items()
@@ -115,7 +115,7 @@ class Tree:
         ]
 
     def rendered(self, opened: frozenset[str], deadline: Deadline | None) -> RenderedPrompt[Any]:
-        """The prompt with these summaries opened."""
+        """Return the prompt with these summaries opened."""
         shown = list(_shown(self.nodes, opened))
         blocks = [text_of(node, opened) for node in self.nodes]
         if self.examples:
@@ -187,7 +187,7 @@ class Opening(msgspec.Struct, Generic[OutputT], frozen=True):
 
 
 def text_of(node: Node, opened: frozenset[str]) -> str:
-    """The text of a section: all of it, or its summary and how to open it."""
+    """Return the text of a section: all of it, or its summary and how to open it."""
     if _is_open(node, opened):
         examples = f"Examples:\n\n{node.examples}" if node.examples else ""
         blocks = [node.heading, node.body, examples, *(text_of(child, opened) for child in node.children)]

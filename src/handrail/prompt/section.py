@@ -88,11 +88,11 @@ class Condition:
         return self._takes_all or self.takes_params
 
     def may_be(self, value: object) -> bool:
-        """Whether it can have this value."""
+        """Return whether it can have this value."""
         return self._function is not None or self._value == value
 
     def evaluate(self, prompt: str, path: str, given: Mapping[str, Any]) -> Any:
-        """Its value, or what its function returns for the params and session of a rendering."""
+        """Return its value, or what its function returns for the params and session of a rendering."""
         function = self._function
         if function is None:
             return self._value
@@ -193,7 +193,7 @@ class Section(Generic[ParamsT], abc.ABC):
 
     @abc.abstractmethod
     def heading(self, depth: int) -> str:
-        """The line above the section's text, `depth` sections deep (0 at the top); "" for none."""
+        """Return the line above the section's text, `depth` sections deep (0 at the top); "" for none."""
 
 
 _TYPED: dict[tuple[type, Any], type] = {}
@@ -226,7 +226,7 @@ class PlainSection(MarkdownSection[Any]):
 
 
 def as_sections(given: Any) -> Any:
-    """The sections of a prompt, with a plain section in the place of each text."""
+    """Return the sections of a prompt, with a plain section in the place of each text."""
     if isinstance(given, str):
         given = [given] if given.strip() else ()
     if not isinstance(given, list | tuple):
@@ -240,13 +240,13 @@ def as_sections(given: Any) -> Any:
 
 
 def plain_section(text: str, number: int) -> Section[Any]:
-    """The section that a text is in a prompt; `number` makes its key unique."""
+    """Return the section that a text is in a prompt; `number` makes its key unique."""
     key = "instructions" if number == 1 else f"instructions-{number}"
     return cast("Section[Any]", PlainSection("Instructions", key, text))
 
 
 def walk(sections: Sequence[Section[Any]], above: str = "") -> list[tuple[str, Section[Any]]]:
-    """Every section with its path, in declaration order."""
+    """Return every section with its path, in declaration order."""
     found: list[tuple[str, Section[Any]]] = []
     for section in sections:
         path = f"{above}{section.key}"
@@ -296,7 +296,7 @@ def _check(section: Section[Any]) -> None:
 
 
 def condition_of(section: Section[Any], what: str) -> Condition:
-    """The `enabled` or the `visibility` of a section."""
+    """Return the `enabled` or the `visibility` of a section."""
     return Condition(
         getattr(section, what), what, (True, False) if what == "enabled" else ("full", "summary")
     )
@@ -386,7 +386,7 @@ def check_sections(place: str, what: str, given: Iterable[Any]) -> tuple[Section
 
 
 def shown(given: object) -> str:
-    """A wrong argument, in the words of an error."""
+    """Return a wrong argument, in the words of an error."""
     if isinstance(given, type):
         return f"the class {given.__name__}"
     if callable(given):

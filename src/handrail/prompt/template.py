@@ -27,7 +27,7 @@ class Template(msgspec.Struct, frozen=True):
     names: frozenset[str]
 
     def fill(self, values: Mapping[str, Any]) -> str:
-        """The text with every placeholder replaced by the `str()` of its value."""
+        """Return the text with every placeholder replaced by the `str()` of its value."""
         if not self.names:
             return self.parts[0]
         filled = [str(values[part]) if odd % 2 else part for odd, part in enumerate(self.parts)]
@@ -74,7 +74,7 @@ def _wrong(text: str, at: int, first: int) -> PromptDefinitionError:
 
 
 def fields_of(kind: Any) -> frozenset[str]:
-    """The names that a template may use: the fields of the params type."""
+    """Return the names that a template may use: the fields of the params type."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     origin = get_origin(kind) or kind
@@ -97,7 +97,7 @@ class ParamsReader:
         self._schema: Schema[Any] | None = None
 
     def read(self, given: object) -> Any:
-        """An instance of the params type, or `PromptRenderError`."""
+        """Return an instance of the params type, or `PromptRenderError`."""
         kind = self._kind
         if kind is None:
             if given is not None:

@@ -92,7 +92,7 @@ class RunResources:
         self._closed = False
 
     def binds(self, protocol: type) -> bool:
-        """Whether anything is bound to the protocol."""
+        """Return whether anything is bound to the protocol."""
         return protocol in self._bindings
 
     def binding(self, protocol: type) -> Binding[Any]:
@@ -320,7 +320,7 @@ class Inside:
         return self._hand_out(await self._resources.open_for(protocol, self.scope, self._path))
 
     def handed_out(self, thing: Any) -> bool:
-        """Whether it belongs to another binding, which closes it."""
+        """Return whether it belongs to another binding, which closes it."""
         return any(each is thing for each in self._handed)
 
     def _hand_out(self, thing: Any) -> Any:

@@ -244,7 +244,7 @@ class FileFork(Overlay):
             raise Conflict(sorted(set(against)))
 
     def _into_sealed(self) -> bool:
-        """Whether this is a fork of one that takes no more changes."""
+        """Return whether this is a fork of one that takes no more changes."""
         return bool(self._line) and self._line[-1]._sealed
 
     def _release(self) -> None:

@@ -129,7 +129,7 @@ class Layer:
         return self._names(folder)
 
     def _has_folder(self, folder: str) -> bool:
-        """Whether the folder exists, without recording a read. The root always does."""
+        """Return whether the folder exists, without recording a read. The root always does."""
         raise NotImplementedError
 
     def _put(self, folder: str, name: str, node: Node, old: Node, base: Node | None = None) -> None:

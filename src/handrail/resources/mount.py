@@ -58,12 +58,12 @@ def attribute(path: str | Path, name: str) -> bytes | None:
 
 
 def is_opaque(folder: str | Path) -> bool:
-    """Whether this folder hides what lies below it."""
+    """Return whether this folder hides what lies below it."""
     return attribute(folder, OPAQUE) == b"y"
 
 
 def is_whiteout(facts: os.stat_result) -> bool:
-    """Whether this entry marks a deletion."""
+    """Return whether this entry marks a deletion."""
     return stat.S_ISCHR(facts.st_mode) and facts.st_rdev == 0
 
 

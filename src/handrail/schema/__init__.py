@@ -116,7 +116,7 @@ class Schema(Generic[T]):
         return self.parse_value(value)
 
     def clear(self, value: object) -> bytes:
-        """The value as JSON with secrets in clear. Parse it at once; never keep it."""
+        """Return the value as JSON with secrets in clear. Parse it at once; never keep it."""
         kind = get_origin(self.annotation) or self.annotation
         if not isinstance(kind, type) or not isinstance(value, kind):
             return clear_json(value)
@@ -128,14 +128,14 @@ class Schema(Generic[T]):
             raise _unwritable(error) from None
 
     def dump(self, value: T) -> bytes:
-        """The value as JSON text from which it can be parsed, with secrets masked."""
+        """Return the value as JSON text from which it can be parsed, with secrets masked."""
         written = self._serializer.to_json(value, by_alias=True, round_trip=True)
         if not self.secret:
             return written
         return pydantic_core.to_json(masked(pydantic_core.from_json(written), self.json_schema))
 
     def mask(self, data: str | bytes) -> str:
-        """The JSON text with its secrets masked, to be shown and recorded.
+        """Return the JSON text with its secrets masked, to be shown and recorded.
 
         Text that does not fit the type is withheld whole, since any part of it may be secret. What was masked
         before stays as it is.
@@ -151,7 +151,7 @@ class Schema(Generic[T]):
             return WITHHELD
 
     def hide(self, value: object) -> Any:
-        """A value as plain JSON with its secrets masked."""
+        """Return a value as plain JSON with its secrets masked."""
         return pydantic_core.from_json(self.mask(self.clear(value)))
 
     def __repr__(self) -> str:
@@ -160,7 +160,7 @@ class Schema(Generic[T]):
 
 @lru_cache(maxsize=512)
 def schema_of(annotation: type[T]) -> Schema[T]:
-    """The cached schema of a type that is needed often, as by `wait_for`."""
+    """Return the cached schema of a type that is needed often, as by `wait_for`."""
     return Schema(annotation)
 
 
@@ -182,7 +182,7 @@ def refuse_masks(data: str | bytes) -> None:
 
 
 def clear_json(value: object) -> bytes:
-    """A Python value as JSON text with secrets in clear. Parse it at once; never show or keep it."""
+    """Return a Python value as JSON text with secrets in clear. Parse it at once; never show or keep it."""
     written = to_json(value)
     return in_clear(value) if MASK.encode() in written else written
 
@@ -233,7 +233,7 @@ def _adapter_for(annotation: Any, namespace: Mapping[str, Any] | None) -> TypeAd
 
 
 def _serializer_of(adapter: TypeAdapter[Any]) -> pydantic_core.SchemaSerializer:
-    """A serializer that leaves out fields with init=False: they can't be sent."""
+    """Return a serializer that leaves out fields with init=False: they can't be sent."""
     if not any(_is_unsendable(part) for part in _parts(adapter.core_schema)):
         return adapter.serializer
     return pydantic_core.SchemaSerializer(_without_unsendable(adapter.core_schema))

@@ -24,7 +24,7 @@ _PLAIN_FORM = re.compile(r"[\w., |\[\]]+\Z")
 
 
 def describe(annotation: Any) -> str:
-    """A type as its author would write it."""
+    """Return a type as its author would write it."""
     if isinstance(annotation, str):
         return repr(annotation)
     name = None if get_args(annotation) else getattr(annotation, "__qualname__", None)
@@ -180,7 +180,7 @@ def _counted(count: int, value: Any) -> str:
 
 
 def _tag(location: Location, context: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    """What to say of a discriminator that is missing or unknown."""
+    """Return what to say of a discriminator that is missing or unknown."""
     known = context.get("expected_tags")
     if known is None:
         tags = {tag: None for part in schemas_at(schema, location) for tag in _tags(part)}
@@ -194,7 +194,7 @@ def _tag(location: Location, context: Mapping[str, Any], schema: Mapping[str, An
 
 
 def _tags(part: Mapping[str, Any]) -> Mapping[str, str]:
-    """The members of a discriminated union by tag."""
+    """Return the members of a discriminated union by tag."""
     return part.get("discriminator", {}).get("mapping", {})
 
 
@@ -217,7 +217,7 @@ def _unknown(location: Location, form: str, schema: Mapping[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value in JSON's terms, never long."""
+    """Return a value in JSON's terms, never long."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, int | float):
@@ -236,12 +236,12 @@ def _shown(value: Any) -> str:
 
 
 def _is_secret(location: Location, schema: Mapping[str, Any]) -> bool:
-    """Whether a secret may stand at this place or inside it."""
+    """Return whether a secret may stand at this place or inside it."""
     return any(_asks_for_secrets(part, schema, set()) for part in schemas_at(schema, location))
 
 
 def asks_for_secrets(part: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
-    """Whether this part of a JSON Schema describes a secret, or something that holds one."""
+    """Return whether this part of a JSON Schema describes a secret, or something that holds one."""
     seen: set[int] = set()
     return any(_asks_for_secrets(form, root, seen) for form in forms_of(part, root))
 
@@ -263,7 +263,7 @@ def _asks_for_secrets(part: Mapping[str, Any], root: Mapping[str, Any], seen: se
 
 
 def schemas_at(schema: Mapping[str, Any], location: Location) -> list[Mapping[str, Any]]:
-    """The schemas that may describe the value at a place; several for a union."""
+    """Return the schemas that may describe the value at a place; several for a union."""
     here = forms_of(schema, schema)
     for part in location:
         here = inside(here, part, schema)
@@ -273,7 +273,7 @@ def schemas_at(schema: Mapping[str, Any], location: Location) -> list[Mapping[st
 def inside(
     forms: Iterable[Mapping[str, Any]], part: str | int, root: Mapping[str, Any]
 ) -> list[Mapping[str, Any]]:
-    """The schemas that may describe the value under this key or index."""
+    """Return the schemas that may describe the value under this key or index."""
     inner: list[Any] = []
     for form in forms:
         if isinstance(part, int):
@@ -287,7 +287,7 @@ def inside(
 
 
 def forms_of(part: Mapping[str, Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """A schema, with its references and unions opened."""
+    """Return a schema, with its references and unions opened."""
     return _forms(part, root, set())
 
 
@@ -342,7 +342,7 @@ class Misfit(NamedTuple):
 
 
 def misfits(schema: Mapping[str, Any], value: object, *, secret: bool = False) -> list[Misfit]:
-    """What is plainly wrong with a value: kinds, missing and unknown fields, choices.
+    """Return what is plainly wrong with a value: kinds, missing and unknown fields, choices.
 
     The rest is checked where the type is at hand. With `secret`, nothing of the value is repeated.
     """

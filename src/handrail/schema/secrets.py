@@ -24,7 +24,7 @@ WITHHELD = pydantic_core.to_json({MASK: "not shown: there may be a secret in it"
 
 @lru_cache(maxsize=1)
 def _maskers() -> tuple[Any, ...]:
-    """The functions with which pydantic masks secrets."""
+    """Return the functions with which pydantic masks secrets."""
     kinds: tuple[Any, ...] = (SecretStr, Secret[str])
     return tuple(
         part["function"]
@@ -35,7 +35,7 @@ def _maskers() -> tuple[Any, ...]:
 
 
 def holds_secrets(core: Any, json_schema: Any) -> bool:
-    """Whether values of this type can hold a secret."""
+    """Return whether values of this type can hold a secret."""
     if any(part.get("writeOnly") is True for part in _parts(json_schema)):
         return True
     return any(
@@ -80,7 +80,7 @@ def _masked(value: Any, forms: list[Mapping[str, Any]], root: Mapping[str, Any])
 
 
 def _is_meant(value: Any, form: Mapping[str, Any]) -> bool:
-    """Whether this value is the secret that the schema describes: not empty, and of its type."""
+    """Return whether this value is the secret that the schema describes: not empty, and of its type."""
     if value is None or value == "":
         return False
     return isinstance(value, str) or form.get("type") != "string"
@@ -94,7 +94,7 @@ def _key(key: str, forms: list[Mapping[str, Any]], root: Mapping[str, Any]) -> s
 
 
 def is_masked(value: Any) -> bool:
-    """Whether this plain JSON holds a mask."""
+    """Return whether this plain JSON holds a mask."""
     return any(True for _ in masks_in(value))
 
 
@@ -120,7 +120,7 @@ _ANYTHING = pydantic_core.SchemaSerializer(core_schema.any_schema())
 
 
 def in_clear(value: object, serializer: pydantic_core.SchemaSerializer = _ANYTHING) -> bytes:
-    """A Python value as JSON text with its secrets in clear. Parse it at once; never keep it."""
+    """Return a Python value as JSON text with its secrets in clear. Parse it at once; never keep it."""
     plain = serializer.to_python(value, by_alias=True, round_trip=True, warnings=False)
     return pydantic_core.to_json(_revealed(plain), inf_nan_mode="constants")
 

@@ -252,7 +252,7 @@ _MOST = 100_000
 
 
 def may_not_end(pattern: str) -> bool:
-    """Whether a search with this pattern could take forever on some line."""
+    """Return whether a search with this pattern could take forever on some line."""
     try:
         parsed: Any = parser.parse(pattern)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # it has no types
     except (re.error, RecursionError, OverflowError):
@@ -288,7 +288,7 @@ def _ways_of_repeat(least: Any, most: Any, repeated: Any, *, in_a_row: bool) -> 
 
 
 def _parts(given: Any) -> list[Any]:
-    """The patterns among an operation's arguments."""
+    """Return the patterns among an operation's arguments."""
     if isinstance(given, parser.SubPattern):  # pyright: ignore[reportUnknownMemberType]
         return [given]
     if type(given) in (list, tuple):

@@ -36,7 +36,7 @@ _HOMES = {
 
 
 def missing_extra(name: str) -> DefinitionError:
-    """The error for a package of the extra that is not installed."""
+    """Return the error for a package of the extra that is not installed."""
     return DefinitionError(
         f"serving needs {name}, which is not installed. Install it with: pip install 'handrail[serve]'"
     )

@@ -99,7 +99,7 @@ class Feed:
         return f"{self._boot}-{number}"
 
     def number_of(self, id: str) -> int | None:
-        """The position of an id; None if it is not of this feed, or no longer kept."""
+        """Return the position of an id; None if it is not of this feed, or no longer kept."""
         boot, _, number = id.rpartition("-")
         if boot != self._boot or not (number.isascii() and number.isdecimal()) or len(number) > 18:
             return None
@@ -137,7 +137,7 @@ class Feed:
             self._wake_soon()
 
     def since(self, number: int, most: int | None = None) -> Sequence[Item]:
-        """The events after a position that are available now, at most `most`."""
+        """Return the events after a position that are available now, at most `most`."""
         skip = number - self._oldest() + 1
         if skip < 0:
             raise FellBehind
@@ -156,7 +156,7 @@ class Feed:
         return number
 
     async def after(self, number: int, seconds: float | None = None) -> Sequence[Item]:
-        """The next events after a position. Waits up to `seconds` for one, and then returns none."""
+        """Return the next events after a position. Waits up to `seconds` for one, and then returns none."""
         if number >= self._last:
             if self._changed is None:
                 self._changed = asyncio.get_running_loop().create_future()
@@ -263,7 +263,7 @@ async def send_all(events: Sequence[Event], *, nested: bool = True) -> AsyncGene
 
 
 def _encode_all(events: Sequence[Event], nested: bool) -> bytes:
-    """The events as a client reads them. Clients from before protocol 1.0 see no nested runs."""
+    """Return the events as a client reads them. Clients from before protocol 1.0 see no nested runs."""
     data = (each.data if nested else each.older for each in events)
     return b"".join(encode(msgspec.json.encode(each)) for each in data if each is not None)
 
@@ -285,7 +285,7 @@ class Streams:
         return self._quota.total
 
     def take(self, principal: str) -> Slot:
-        """A slot for one more stream, or `RequestRefused`."""
+        """Return a slot for one more stream, or `RequestRefused`."""
         if self._closed:
             raise RequestRefused(503, "Stopping", "the server is stopping. Try again soon.", retry_after=5.0)
         self._quota.take(principal)

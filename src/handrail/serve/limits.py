@@ -70,7 +70,7 @@ class Rate:
         return 0.0
 
     def wait(self, key: str) -> float:
-        """The seconds until a token is available, without taking it."""
+        """Return the seconds until a token is available, without taking it."""
         left, _ = self._now(key)
         return 0.0 if left >= 1.0 else (1.0 - left) / self._per_second
 

@@ -204,7 +204,7 @@ class LiveRun:
             self._notify()
 
     def open(self) -> Sequence[Event]:
-        """The events that a reader who joins now needs in order to follow."""
+        """Return the events that a reader who joins now needs in order to follow."""
         return self._translator.open()
 
     async def wait_for_question(self, question_id: str) -> bool:

@@ -80,11 +80,11 @@ class PrometheusMetrics:
         self._sums[name] += seconds
 
     def value(self, name: str, /, **labels: str) -> int:
-        """The current value of a counter."""
+        """Return the current value of a counter."""
         return self._counts[name][tuple(labels.items())]
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """All numbers as Prometheus text, with `gauges`: name to description and current value."""
+        """Return all numbers as Prometheus text, with `gauges`: name to description and current value."""
         lines: list[str] = []
 
         def start(name: str, kind: str, description: str) -> None:

@@ -51,12 +51,12 @@ _DRAIN_SECONDS = 1.0
 
 
 def is_static(path: str) -> bool:
-    """Whether a path is the page or one of its files, which are public and the same for everybody."""
+    """Return whether a path is the page or one of its files, which are public and the same for everybody."""
     return path == "/" or path.startswith("/assets/")
 
 
 def is_open(path: str) -> bool:
-    """Whether a path is served without authentication."""
+    """Return whether a path is served without authentication."""
     return is_static(path) or path in ("/health", "/login")
 
 
@@ -274,7 +274,7 @@ class GuardMiddleware:
         return origin.lower() in (own, *self._origins)
 
     def _cors(self, scope: Scope) -> Sequence[tuple[bytes, bytes]]:
-        """The headers that let pages of an allowed origin read the response."""
+        """Return the headers that let pages of an allowed origin read the response."""
         if not self._origins:
             return ()
         origin = next((value for name, value in scope["headers"] if name == b"origin"), b"")
@@ -319,7 +319,7 @@ def _method_refused() -> RequestRefused:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives a body that was already read, then whatever follows it."""
+    """Return a `receive` that gives a body that was already read, then whatever follows it."""
     given = False
 
     async def again() -> Message:
@@ -333,12 +333,12 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def _route(scope: Scope) -> str:
-    """The path of the route, never the path that was requested."""
+    """Return the path of the route, never the path that was requested."""
     return getattr(scope.get("route"), "path", "") or "none"
 
 
 def _normalize_host(name: str) -> str:
-    """A host name as `Host` headers have it: an IPv6 address in brackets."""
+    """Return a host name as `Host` headers have it: an IPv6 address in brackets."""
     try:
         return f"[{name}]" if ipaddress.ip_address(name).version == 6 else name
     except ValueError:
@@ -356,7 +356,7 @@ def _split_host(host: str) -> tuple[str | None, int | None]:
 
 
 def _is_own_address(name: str, server: Any) -> bool:
-    """Whether a name is a loopback address, or the address the connection arrived at."""
+    """Return whether a name is a loopback address, or the address the connection arrived at."""
     try:
         address = ipaddress.ip_address(name.strip("[]"))
     except ValueError:

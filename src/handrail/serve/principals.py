@@ -75,7 +75,7 @@ class Principals:
         return self._token is None and self._authenticate is None
 
     async def of(self, request: Request) -> str:
-        """The principal that sent a request, or `RequestRefused`: 401, or 429 after many wrong tokens.
+        """Return the principal that sent a request, or `RequestRefused`: 401, or 429 after many wrong tokens.
 
         Without authentication, requests from other machines are refused with 403.
         """
@@ -112,7 +112,7 @@ class Principals:
     # The cookie.
 
     def new_cookie(self, request: Request) -> tuple[str, str, int]:
-        """The name, the value and the lifetime in seconds of a cookie that replaces the token."""
+        """Return the name, the value and the lifetime in seconds of a cookie that replaces the token."""
         until = int(self._clock.now().timestamp()) + _COOKIE_SECONDS
         content = f"1.{until}.{self._new_id()[:16]}"
         return cookie_name(request), f"{content}.{self._sign(content)}", _COOKIE_SECONDS
@@ -156,7 +156,7 @@ class Principals:
 
 
 def cookie_name(request: Request) -> str:
-    """The cookie's name, with the port: a browser shares cookies between all servers on a host."""
+    """Return the cookie's name, with the port: a browser shares cookies between all servers on a host."""
     return f"handrail-{request.url.port or (443 if request.url.scheme == 'https' else 80)}"
 
 
@@ -185,7 +185,7 @@ def _is_loopback(host: Any) -> bool:
 
 
 def _digest(text: str | bytes) -> bytes:
-    """A digest of constant length, so that comparing it does not reveal the text's length."""
+    """Return a digest of constant length, so that comparing it does not reveal the text's length."""
     return hashlib.sha256(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -193,7 +193,7 @@ def _digest(text: str | bytes) -> bytes:
 
 
 def session_id_of(principal: str, thread_id: str) -> str:
-    """The session id of a principal's thread, or `ThreadNameRefused` if either name is invalid.
+    """Return the session id of a principal's thread, or `ThreadNameRefused` if either name is invalid.
 
     Thread ids contain no slash, so the last slash separates them from the principal, whatever it contains:
     two different pairs never share a session.
@@ -210,7 +210,7 @@ def session_id_of(principal: str, thread_id: str) -> str:
 
 
 def parse_session_id(session_id: str) -> tuple[str, str] | None:
-    """The principal and the thread id of a session, or None if it is not a thread's."""
+    """Return the principal and the thread id of a session, or None if it is not a thread's."""
     principal, _, thread_id = session_id.rpartition("/")
     try:
         return (principal, thread_id) if session_id_of(principal, thread_id) == session_id else None

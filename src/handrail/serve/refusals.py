@@ -130,7 +130,7 @@ def exception_handlers(refused: Callable[[str], None]) -> dict[Any, Any]:
 
 
 def error_body(kind: str, message: str, fields: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
-    """The JSON of a refusal: `{"error": {"kind", "message", "fields"}}`."""
+    """Return the JSON of a refusal: `{"error": {"kind", "message", "fields"}}`."""
     error: dict[str, Any] = {"kind": kind, "message": message}
     if fields:
         error["fields"] = [{"path": path, "message": what} for path, what in fields]
@@ -138,7 +138,7 @@ def error_body(kind: str, message: str, fields: Sequence[tuple[str, str]] = ()) 
 
 
 def error_response(error: Exception) -> Response:
-    """The response for one of our own errors."""
+    """Return the response for one of our own errors."""
     if isinstance(error, RequestRefused):
         return _refusal_response(error)
     if isinstance(error, AnswerRefused) and error.problems:
@@ -148,7 +148,7 @@ def error_response(error: Exception) -> Response:
 
 
 def server_error(incident: str) -> RequestRefused:
-    """The refusal for a defect of ours: the log has the details, under the same incident id."""
+    """Return the refusal for a defect of ours: the log has the details, under the same incident id."""
     return RequestRefused(500, "ServerError", f"the server failed. Its log has the details, under {incident}")
 
 

@@ -55,7 +55,7 @@ class EmptyBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def parse(data: bytes, kind: type[T]) -> T:
-    """The body as a value of `kind`, or `RequestRefused` with the field that does not fit."""
+    """Return the body as a value of `kind`, or `RequestRefused` with the field that does not fit."""
     value: Any = parse_json(data) if data or kind is not EmptyBody else {}
     try:
         return msgspec.convert(value, kind)
@@ -70,7 +70,7 @@ def parse(data: bytes, kind: type[T]) -> T:
 
 
 def parse_json(data: bytes) -> Any:
-    """A JSON value that can be stored and shown unchanged, or `RequestRefused`.
+    """Return a JSON value that can be stored and shown unchanged, or `RequestRefused`.
 
     Refused are duplicate names in an object, numbers that are not finite or need more than 64 bits, lone
     surrogates, and more than 64 levels.
@@ -117,7 +117,7 @@ def _parse_int(text: str) -> int:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether a value has more levels than this. It works level by level, without recursion."""
+    """Return whether a value has more levels than this. It works level by level, without recursion."""
     here: list[Any] = [value]
     for _ in range(levels + 1):
         inner: list[Any] = []
@@ -136,7 +136,7 @@ def _is_deeper(value: Any, levels: int) -> bool:
 
 
 def check_id(value: object) -> str:
-    """A valid id, or `RequestRefused`."""
+    """Return a valid id, or `RequestRefused`."""
     if not isinstance(value, str) or not ID.fullmatch(value):
         raise RequestRefused(422, "BadId", f"an id has {ID_RULE}")
     return value

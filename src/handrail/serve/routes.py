@@ -135,7 +135,7 @@ class Routes:
         return response
 
     async def health(self, request: Request) -> Response:
-        """Whether the server is up. Only authenticated clients get the numbers."""
+        """Return whether the server is up. Only authenticated clients get the numbers."""
         stopping = self._threads.stopping
         health: dict[str, Any] = {"status": "stopping" if stopping else "ok"}
         try:
@@ -267,7 +267,7 @@ class Routes:
         return JSONResponse({}, 202)
 
     def _thread(self, request: Request) -> Thread:
-        """The thread in the URL, among those of the request's principal: nobody can name another's."""
+        """Return the thread in the URL, among those of the request's principal: nobody can name another's."""
         return self._threads.thread(request.scope[PRINCIPAL], requests.check_id(request.path_params["id"]))
 
     async def _start_run(self, thread: Thread, text: str, **options: Any) -> str:
@@ -374,14 +374,14 @@ class Pages:
         self._cache: dict[Path, tuple[tuple[int, int], str, bytes]] = {}
 
     def page(self, request: Request) -> Response:
-        """The page, or a 503 with instructions if its libraries are missing."""
+        """Return the page, or a 503 with instructions if its libraries are missing."""
         vendor = self._folder / "vendor"
         if not vendor.is_dir() or not any(vendor.iterdir()):
             return HTMLResponse(_NOT_BUILT, 503)
         return self.file(request, self._folder / "index.html")
 
     def asset(self, request: Request, name: str) -> Response:
-        """A file of the page."""
+        """Return a file of the page."""
         parts = name.split("/")
         if not all(_PART.fullmatch(part) for part in parts):
             raise _missing()
@@ -391,7 +391,7 @@ class Pages:
         return self.file(request, path)
 
     def file(self, request: Request, path: Path) -> Response:
-        """A file with its type and an ETag, or 304 if the client has it already."""
+        """Return a file with its type and an ETag, or 304 if the client has it already."""
         kind = _TYPES.get(path.suffix)
         try:
             stat = path.stat()

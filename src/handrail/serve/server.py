@@ -53,7 +53,7 @@ def listen(host: str, port: int, app: ServedApp) -> socket.socket:
 
 
 def address_of(listening: socket.socket) -> str:
-    """The URL for a browser: `http://127.0.0.1:8600/`."""
+    """Return the URL for a browser: `http://127.0.0.1:8600/`."""
     host, port = listening.getsockname()[:2]
     address = ipaddress.ip_address(host.partition("%")[0])
     if address.is_unspecified:
@@ -145,7 +145,7 @@ class Connections:
         self._open: dict[tuple[str, int], Connection] = {}
 
     def open(self, **options: Any) -> Connection:
-        """A protocol for a new connection, for uvicorn's `http` option."""
+        """Return a protocol for a new connection, for uvicorn's `http` option."""
         return Connection(self, H11Protocol(**options))
 
     def add(self, connection: Connection) -> None:
@@ -254,7 +254,7 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 
 def _encode_response(status: str, kind: str, message: str) -> bytes:
-    """A whole response, for a connection that has no request yet."""
+    """Return a whole response, for a connection that has no request yet."""
     body = json.dumps(error_body(kind, message)).encode()
     lines = [
         f"HTTP/1.1 {status}",

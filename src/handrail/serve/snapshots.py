@@ -76,7 +76,7 @@ class _State(NamedTuple):
 
 
 async def thread_snapshot(journal: Journal, seen: Thread) -> dict[str, Any]:
-    """The snapshot of a thread, up to the event `last_event_id`."""
+    """Return the snapshot of a thread, up to the event `last_event_id`."""
     found = await _read_state(journal, seen)
     calls: dict[str, Any] = {}
     usage = sum((run.usage for run in found.runs), Usage())
@@ -131,7 +131,7 @@ def _agents(found: _State, since: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
 
 async def joining_events(journal: Journal, seen: Thread) -> tuple[list[Event], int, str]:
-    """The events for a reader who joins a thread, their position in its feed, and the open leg."""
+    """Return the events for a reader who joins a thread, their position in its feed, and the open leg."""
     found = await _read_state(journal, seen)
     newest = found.rows[-1] if found.rows else None
     run_id = found.live.run_id if found.live is not None else newest.record.id if newest is not None else ""
@@ -198,7 +198,7 @@ def title_of(rows: Sequence[RunRow]) -> str:
 
 
 def status_of(rows: Sequence[RunRow], seen: Thread | None) -> str:
-    """The status of a thread, by its newest run. `seen` is the thread if it is in memory."""
+    """Return the status of a thread, by its newest run. `seen` is the thread if it is in memory."""
     if seen is not None and seen.live is not None:
         return "running" if seen.live.leg else "waiting"
     if not rows:
@@ -214,7 +214,7 @@ def status_of(rows: Sequence[RunRow], seen: Thread | None) -> str:
 
 
 async def file_changes(journal: Journal, seen: Thread) -> list[dict[str, Any]]:
-    """The file changes of a thread's calls, oldest first."""
+    """Return the file changes of a thread's calls, oldest first."""
     await seen.check_known()
     marks = await journal.calls.marks(seen.session_id)
     undone = {entry.key for _, entry in marks if entry.kind == "undone"}
@@ -292,7 +292,7 @@ async def _summarize(journal: Journal, row: RunRow, said: Sequence[RunMessage]) 
 
 
 def _ids_by_place(run_id: str, said: Iterable[RunMessage]) -> Mapping[Place, str]:
-    """The ids of the calls that a run's model made, by place."""
+    """Return the ids of the calls that a run's model made, by place."""
     calls = [
         call
         for run, message in said
@@ -344,7 +344,7 @@ def call_facts(call: CallNode, run_id: str) -> dict[str, Any]:
 
 
 def _runs_inside(call: CallNode) -> Iterable[NestedRun]:
-    """The runs inside a call, at any depth."""
+    """Return the runs inside a call, at any depth."""
     for run in call.runs:
         yield run
         for inner in (*(each for turn in run.turns for each in turn.calls), *run.calls):
@@ -356,7 +356,7 @@ def _runs_inside(call: CallNode) -> Iterable[NestedRun]:
 def _subagents(
     calls: Iterable[CallNode], run_id: str, call_id: str = "", around: str | None = None
 ) -> Iterable[dict[str, Any]]:
-    """The nested runs inside these calls, outer ones first."""
+    """Return the nested runs inside these calls, outer ones first."""
     for call in calls:
         if not call_id and call.place.outer is not None:
             continue  # it is listed under the call that made it
@@ -387,7 +387,7 @@ def _paths(writes: Iterable[str]) -> list[str]:
 
 
 def run_tree(found: RunTree) -> dict[str, Any]:
-    """A run as a tree, for the timeline."""
+    """Return a run as a tree, for the timeline."""
     line = run_line(found.row, found)
     return {**line, "turns": [_turn_json(each) for each in found.turns]}
 

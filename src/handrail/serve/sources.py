@@ -52,7 +52,7 @@ class Source(Protocol):
         ...
 
     def owns(self, record: RunRecord) -> bool:
-        """Whether a recorded run belongs to this source. A journal may contain runs of other apps."""
+        """Return whether a recorded run belongs to this source. A journal may contain runs of other apps."""
         ...
 
     def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
@@ -205,7 +205,7 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
 
 
 def _describe(error: Exception) -> str:
-    """An error of the user's code and the line it came from, which a SyntaxError includes."""
+    """Return an error of the user's code and the line it came from, which a SyntaxError includes."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
         return text
@@ -255,7 +255,7 @@ def _load_file(path: Path, named: str) -> ModuleType:
 
 
 def _is_taken(path: Path) -> bool:
-    """Whether another module, here or installed, has the name of this file."""
+    """Return whether another module, here or installed, has the name of this file."""
     if path.stem in sys.modules:
         where = getattr(sys.modules[path.stem], "__file__", None)
     else:

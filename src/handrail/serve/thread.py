@@ -202,7 +202,7 @@ class Thread:
             return done
 
     async def approvals(self) -> Sequence[ApprovalRemembered]:
-        """The remembered decisions, oldest first."""
+        """Return the remembered decisions, oldest first."""
         return approvals_of(await self._session_as_decided()).list()
 
     async def revoke(self, approval_id: str) -> None:
@@ -249,7 +249,7 @@ class Thread:
     # Reading.
 
     async def session(self) -> Session:
-        """The session as its finished runs left it."""
+        """Return the session as its finished runs left it."""
         if self._session is None:
             try:
                 self._session = await runs.session(self._journal, self.session_id, principal=self.principal)
@@ -258,18 +258,18 @@ class Thread:
         return self._session
 
     async def questions(self, rows: Sequence[RunRow] | None = None) -> Sequence[Question]:
-        """The open questions. Here and below, pass `rows` if the thread's runs have just been read."""
+        """Return the open questions. Here and below, pass `rows` if the thread's runs have just been read."""
         row = await self.newest(rows)
         return () if row is None or row.status in OVER else await self._journal.questions.open(row.record.id)
 
     def state(self) -> Any:
-        """The slices that clients see, of the session in memory. None if there are none."""
+        """Return the slices that clients see, of the session in memory. None if there are none."""
         live = self.live
         session = live.session if live is not None and live.has_started else self._session
         return None if session is None else self._shown(session)
 
     async def read_state(self, rows: Sequence[RunRow] | None = None) -> Any:
-        """The same for a thread that is not in memory, including what a parked run has committed."""
+        """Return the same for a thread that is not in memory, including what a parked run has committed."""
         if not self._source.shown or (self.live is not None and self.live.has_started):
             return self.state()
         row = await self.newest(rows)
@@ -278,11 +278,11 @@ class Thread:
         return self._shown(await self._session_with(row))
 
     async def messages(self) -> Sequence[Message]:
-        """All messages, oldest first, those of a parked run included."""
+        """Return all messages, oldest first, those of a parked run included."""
         return [message for _, message in await self.run_messages()]
 
     async def run_messages(self, rows: Sequence[RunRow] | None = None) -> Sequence[RunMessage]:
-        """All messages, each with the id of its run."""
+        """Return all messages, each with the id of its run."""
         live = self.live
         if live is not None and live.has_started:
             return messages_in(live.session)
@@ -294,12 +294,12 @@ class Thread:
         return [*said, *(RunMessage(run_id, each) for each in await runs.said(self._journal, run_id))]
 
     async def rows(self) -> Sequence[RunRow]:
-        """The thread's runs, oldest first."""
+        """Return the thread's runs, oldest first."""
         found = await self._journal.runs.list(session_id=self.session_id)
         return [row for row in found if row.record.principal == self.principal]
 
     async def newest(self, rows: Sequence[RunRow] | None = None) -> RunRow | None:
-        """The most recent run."""
+        """Return the most recent run."""
         rows = await self.rows() if rows is None else rows
         return rows[-1] if rows else None
 
@@ -327,7 +327,7 @@ class Thread:
             raise ThreadBusy(self.id)
 
     async def _settled(self) -> LiveRun | None:
-        """The run of this process, if any. Waits for one that is just being parked."""
+        """Return the run of this process, if any. Waits for one that is just being parked."""
         if self.live is not None and self.live.is_parking:
             await self.live.wait()
         return self.live
@@ -348,7 +348,7 @@ class Thread:
         return found
 
     def _is_elsewhere(self, row: RunRow) -> bool:
-        """Whether another live process has this run, or it belongs to another app."""
+        """Return whether another live process has this run, or it belongs to another app."""
         return not self._source.owns(row.record) or self._is_leased(row)
 
     async def _is_here(self, run_id: str) -> bool:
@@ -359,7 +359,7 @@ class Thread:
         return not is_free(row.owner, row.leased_until, now, getattr(self._journal, "owner", ""))
 
     async def _session_with(self, row: RunRow) -> Session:
-        """The session with what an unfinished run has committed. For reading only."""
+        """Return the session with what an unfinished run has committed. For reading only."""
         try:
             session = await runs.session(self._journal, self.session_id, principal=self.principal)
         except RunUnknown:
@@ -376,7 +376,7 @@ class Thread:
         return session
 
     async def _session_as_decided(self) -> Session:
-        """The session with every decision remembered for it, including those from other processes."""
+        """Return the session with every decision remembered for it, including those from other processes."""
         live = self.live
         session = live.session if live is not None and live.has_started else await self.session()
         if session.decisions is not None:

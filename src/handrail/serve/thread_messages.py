@@ -33,7 +33,7 @@ class RunMessage(NamedTuple):
 
 
 def messages_in(session: Session) -> list[RunMessage]:
-    """The messages of a session, oldest first, without those of nested runs."""
+    """Return the messages of a session, oldest first, without those of nested runs."""
     return [
         RunMessage(fact.run_id, fact.message)
         for fact in session[MessageAdded].all()
@@ -42,7 +42,7 @@ def messages_in(session: Session) -> list[RunMessage]:
 
 
 def nested_messages_in(session: Session) -> list[RunMessage]:
-    """The messages of nested runs that a session in memory has."""
+    """Return the messages of nested runs that a session in memory has."""
     return [
         RunMessage(fact.conversation, fact.message)
         for fact in session[MessageAdded].all()
@@ -88,7 +88,7 @@ def _result_text(entry: Entry) -> str:
 
 
 def merge_nested(recorded: Sequence[RunMessage], live: Sequence[RunMessage]) -> list[RunMessage]:
-    """The messages of nested runs from both. Of a run that the session has, it has all."""
+    """Return the messages of nested runs from both. Of a run that the session has, it has all."""
     there = {each.run_id for each in live}
     return [*(each for each in recorded if each.run_id not in there), *live]
 
@@ -181,7 +181,7 @@ def _render_message(
 
 
 def render_open(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """The messages that are being written, from the events a reader who joins now would get."""
+    """Return the messages that are being written, from the events a reader who joins now would get."""
     out: dict[str, dict[str, Any]] = {}
     calls: dict[str, dict[str, Any]] = {}
     for event in events:

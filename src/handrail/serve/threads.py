@@ -80,7 +80,7 @@ class Threads:
         return len(self._waiting)
 
     def thread(self, principal: str, id: str) -> Thread:
-        """The thread with this id of this principal. Another principal's can't be named."""
+        """Return the thread with this id of this principal. Another principal's can't be named."""
         key = (principal, id)
         thread = self._known.get(key)
         if thread is None:
@@ -93,15 +93,15 @@ class Threads:
         return thread
 
     def find(self, principal: str, id: str) -> Thread | None:
-        """The thread, if it is in memory."""
+        """Return the thread, if it is in memory."""
         return self._known.get((principal, id))
 
     def running(self) -> Sequence[Thread]:
-        """The threads with a run in this process."""
+        """Return the threads with a run in this process."""
         return [thread for thread in list(self._known.values()) if thread.live is not None]
 
     def kept(self) -> int:
-        """How many threads are kept in memory."""
+        """Return how many threads are kept in memory."""
         return len(self._kept)
 
     # Startup and shutdown.
@@ -165,14 +165,14 @@ class Threads:
             log.exception("could not resume the run of thread %s", key[1])
 
     def _key_of(self, row: RunRow) -> tuple[str, str] | None:
-        """The thread of a run, if it is one of this app."""
+        """Return the thread of a run, if it is one of this app."""
         key = parse_session_id(row.record.session_id)
         if key is None or key[0] != row.record.principal or not self.source.owns(row.record):
             return None
         return key
 
     async def _waits(self, row: RunRow) -> bool:
-        """Whether a parked run has nothing to do until somebody answers."""
+        """Return whether a parked run has nothing to do until somebody answers."""
         if not row.questions:
             return False
         calls = (await show(self.journal, row.record.id)).calls
@@ -256,7 +256,7 @@ class ThreadList:
         }
 
     async def cost_of(self, session_id: str) -> tuple[Usage, Decimal | None]:
-        """The usage and cost of a session so far. The cost is None if no price is known."""
+        """Return the usage and cost of a session so far. The cost is None if no price is known."""
         usage, known = Usage(), list[Decimal]()
         for row in await self._journal.runs.list(session_id=session_id):
             key = (row.record.id, row.changed_at)
@@ -275,7 +275,7 @@ class ThreadList:
 
 
 def _contains(first: RunRecord, words: list[str]) -> bool:
-    """Whether a thread's first message contains all of these words."""
+    """Return whether a thread's first message contains all of these words."""
     if not words:
         return True
     text = (decode_begin(first).message or "").casefold() if first.begin else ""

@@ -72,17 +72,17 @@ class Recorded:
 
 
 def user_context(answers: Answers | None = None, **given: Any) -> UserContext:
-    """A context with a person who answers by rule."""
+    """Return a context with a person who answers by rule."""
     return _context(UserContext, answers or {}, None, given)
 
 
 def agent_context(replies: Answers | None = None, **given: Any) -> AgentContext:
-    """A context with a model that replies by rule."""
+    """Return a context with a model that replies by rule."""
     return _context(AgentContext, None, replies or {}, given)
 
 
 def headless_context(**given: Any) -> ToolContext:
-    """A context with neither a person nor a model."""
+    """Return a context with neither a person nor a model."""
     return _context(ToolContext, None, None, given)
 
 
@@ -105,7 +105,7 @@ def worker_context(
 
 
 def recorded(context: ToolContext) -> Recorded:
-    """What was done through a context that this module made."""
+    """Return what was done through a context that this module made."""
     call: object = context._source  # pyright: ignore[reportPrivateUsage]  # made here
     if not isinstance(call, MockCall):
         raise NotSupported("recorded", "Only contexts made by `handrail.testing` keep a record.")

@@ -139,7 +139,7 @@ class RecordingSubscriber:
         self._stop = session.dispatcher.subscribe(object, self.events.append)
 
     def of(self, kind: type[T]) -> list[T]:
-        """The events of this type, oldest first."""
+        """Return the events of this type, oldest first."""
         return [event for event in self.events if isinstance(event, kind)]
 
     def statuses(self) -> list[tuple[str, CallStatus]]:

@@ -57,12 +57,12 @@ _PROVIDED: dict[RunMode, set[Need]] = {
 
 
 def is_name(name: object) -> bool:
-    """Whether a tool may have this name: models have to write it."""
+    """Return whether a tool may have this name: models have to write it."""
     return isinstance(name, str) and _NAME.match(name) is not None
 
 
 def name_hint(name: object, otherwise: str = "my_tool") -> str:
-    """What to write instead of a name that is not allowed."""
+    """Return what to write instead of a name that is not allowed."""
     allowed = "Use 1 to 64 of the characters a-z, 0-9, '_' and '-'"
     if not isinstance(name, str) or not name:
         return f"{allowed}."
@@ -277,7 +277,7 @@ class _Check:
 
 
 def _disagree(given: Any, wanted: Any) -> bool:
-    """Whether a value of one type is certainly not of the other. Only classes are compared."""
+    """Return whether a value of one type is certainly not of the other. Only classes are compared."""
     if not isinstance(given, type) or not isinstance(wanted, type) or {given, wanted} & {Any, MISSING}:
         return False
     return not getattr(wanted, "_is_protocol", False) and not issubclass(given, wanted)
@@ -316,7 +316,7 @@ _IMMUTABLE = (
 
 
 def is_record(kind: Any) -> bool:
-    """Whether a type is a dataclass or a pydantic model with named fields."""
+    """Return whether a type is a dataclass or a pydantic model with named fields."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     origin = get_origin(kind) or kind

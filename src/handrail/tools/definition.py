@@ -132,7 +132,7 @@ class Tool(Generic[ParamsT, ResultT]):
         return self._parse_slowly(arguments)
 
     def parse_again(self, params: ParamsT, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
-        """A copy of the params that shares nothing mutable with them."""
+        """Return a copy of the params that shares nothing mutable with them."""
         return self.parse(arguments) if self._copy is None else self._copy(params)
 
     def _parse_slowly(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
@@ -154,11 +154,11 @@ class Tool(Generic[ParamsT, ResultT]):
         return WITHHELD if self._schema is None else self._schema.mask(data)
 
     def dump(self, params: ParamsT) -> bytes:
-        """The params as the JSON a model would send, with secrets masked."""
+        """Return the params as the JSON a model would send, with secrets masked."""
         return b"{}" if self._schema is None else self._schema.dump(params)
 
     def clear(self, params: ParamsT) -> bytes:
-        """The params as JSON with secrets in clear. Parse it at once; never show or keep it."""
+        """Return the params as JSON with secrets in clear. Parse it at once; never show or keep it."""
         return b"{}" if self._schema is None else self._schema.clear(params)
 
     @property
@@ -178,7 +178,7 @@ class Tool(Generic[ParamsT, ResultT]):
         return self._paths.declared
 
     def paths(self, params: ParamsT) -> tuple[NamedPath, ...]:
-        """The paths in these params, as declared with `PathArg`."""
+        """Return the paths in these params, as declared with `PathArg`."""
         return self._paths.find(params)
 
 

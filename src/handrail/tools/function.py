@@ -141,7 +141,7 @@ def _name_of(function: Any) -> str:
 
 
 def _docstring(function: Any) -> str:
-    """The docstring of a function, or of the class of a callable object."""
+    """Return the docstring of a function, or of the class of a callable object."""
     own = inspect.getdoc(body_of(function))
     return own or ("" if isinstance(function, functools.partial) else inspect.getdoc(function) or "")
 
@@ -158,7 +158,7 @@ def _description(name: str, function: Callable[..., Any]) -> str:
 
 
 def _context_name(name: str, function: Any, signature: Signature) -> str | None:
-    """The parameter that gets the context: by its annotation, or by `@tool_context`."""
+    """Return the parameter that gets the context: by its annotation, or by `@tool_context`."""
     marked = cast("str | None", getattr(inspect.unwrap(function), _MARK, None))
     found = [each for each in signature.parameters if context_type_of(signature.annotation(each))]
     annotation = MISSING if marked is None else signature.annotation(marked)
@@ -184,7 +184,7 @@ def _params_type(
     context_name: str | None,
     namespace: Mapping[str, Any],
 ) -> Any:
-    """A dataclass with one field for each parameter but the context."""
+    """Return a dataclass with one field for each parameter but the context."""
     described = parameter_descriptions(_docstring(function))
     fields: list[tuple[str, Any, Any]] = []
     for each, parameter in signature.parameters.items():
@@ -272,7 +272,7 @@ def _check_default(
 
 
 def _field(name: str, annotation: Any, default: Any) -> tuple[str, Any, Any]:
-    """A field of the params type. A default that could be changed is copied for each call."""
+    """Return a field of the params type. A default that could be changed is copied for each call."""
     if default is MISSING:
         return name, annotation, dataclasses.field()
     if type(default).__hash__ is not None:
@@ -283,7 +283,7 @@ def _field(name: str, annotation: Any, default: Any) -> tuple[str, Any, Any]:
 
 
 def _handler(function: Any, signature: Signature, context_name: str | None) -> Any:
-    """The function in a handler's shape; its context has the type the function asks for."""
+    """Return the function in a handler's shape; its context has the type the function asks for."""
     function = _by_name(function, signature)
 
     def plain_handler(params: Any, *, context: Any) -> ToolResult[Any]:

@@ -36,7 +36,7 @@ class ToolResult(msgspec.Struct, Generic[R], frozen=True):
 
     @staticmethod
     def ok(value: V, message: str = "", *, exclude_value_from_context: bool = False) -> ToolResult[V]:
-        """The result of a call that succeeded."""
+        """Return the result of a call that succeeded."""
         return ToolResult(message, value, True, exclude_value_from_context)
 
     @staticmethod
@@ -45,13 +45,13 @@ class ToolResult(msgspec.Struct, Generic[R], frozen=True):
         return ToolResult(message, value, False)
 
     def unwrap(self) -> R:
-        """The value of a call that succeeded; raises `CallFailed` for one that failed."""
+        """Return the value of a call that succeeded; raises `CallFailed` for one that failed."""
         if not self.success:
             raise CallFailed("the call", self)
         return self.value
 
     def render(self) -> str:
-        """What the model is shown. Never empty, since providers refuse empty results."""
+        """Return what the model is shown. Never empty, since providers refuse empty results."""
         shown = "" if self.exclude_value_from_context else _render_value(self.value)
         if self.message and shown:
             return f"{self.message}\n{shown}"

@@ -45,7 +45,7 @@ class Signature(msgspec.Struct, frozen=True):
 
 
 def caller_namespace() -> dict[str, Any]:
-    """The local names of the code that defines a tool, for annotations that name local classes."""
+    """Return the local names of the code that defines a tool, for annotations that name local classes."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # inspect.currentframe is the same
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -58,7 +58,7 @@ def caller_namespace() -> dict[str, Any]:
 
 
 def read(tool: str, function: Callable[..., Any], namespace: Mapping[str, Any], what: str) -> Signature:
-    """The signature of `function`, or `ToolDefinitionError` for what can't be read."""
+    """Return the signature of `function`, or `ToolDefinitionError` for what can't be read."""
     if not callable(function):
         raise ToolDefinitionError(
             tool, f"its {what} is {function!r}, not a function", "Give a function or another callable."
@@ -98,7 +98,7 @@ def _is_awaitable(returns: Any) -> bool:
 
 
 def body_of(function: Callable[..., Any]) -> Any:
-    """The function that really runs, behind partials, wrappers and callable objects."""
+    """Return the function that really runs, behind partials, wrappers and callable objects."""
     inner = inspect.unwrap(function)
     while isinstance(inner, functools.partial):
         inner = inspect.unwrap(inner.func)
@@ -119,7 +119,7 @@ def context_type_of(annotation: Any) -> type[ToolContext] | None:
 
 
 def needs_of(context_type: type[ToolContext]) -> frozenset[Need]:
-    """What the environment must have for a handler that takes this context."""
+    """Return what the environment must have for a handler that takes this context."""
     kinds: dict[Need, type] = {"user": UserContext, "model": AgentContext, "worker": WorkerContext}
     return frozenset(need for need, kind in kinds.items() if issubclass(context_type, kind))
 
@@ -178,7 +178,7 @@ def positional(tool: str, signature: Signature, count: int, what: str, form: str
 
 
 def value_type(returns: Any) -> Any:
-    """The type of the value that a function gives: the `R` of `ToolResult[R]`, alone or in a union."""
+    """Return the type of the value that a function gives: the `R` of `ToolResult[R]`, alone or in a union."""
     if returns in (MISSING, NoReturn, Never) or _is_result(returns):
         return get_args(returns)[0] if get_origin(returns) is ToolResult else Any
     if get_origin(returns) in (Union, types.UnionType):
@@ -217,7 +217,7 @@ _PARAMETERS = re.compile(
 
 
 def summary(docstring: str) -> str:
-    """The first paragraph of a docstring, on one line, without its list of parameters."""
+    """Return the first paragraph of a docstring, on one line, without its list of parameters."""
     found = _PARAMETERS.search(docstring)
     prose = docstring[: found.start()] if found else docstring
     return " ".join(re.split(r"\n\s*\n", prose.strip(), maxsplit=1)[0].split())

@@ -143,7 +143,7 @@ def _check_size(rule: AttachmentRule, name: str, size: int) -> None:
 
 
 def message_with(input: str, attachments: Sequence[Attachment]) -> str:
-    """The message to the worker's model: the input, then its attachments; short texts in full."""
+    """Return the message to the worker's model: the input, then its attachments; short texts in full."""
     if not attachments:
         return input
     parts = [input, "Attachments:"]
@@ -167,7 +167,7 @@ def _text(attachment: Attachment) -> str | None:
 
 
 def _fenced(text: str) -> str:
-    """The text in a fence longer than any in it."""
+    """Return the text in a fence longer than any in it."""
     fence = "```"
     while fence in text:
         fence += "`"

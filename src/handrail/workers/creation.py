@@ -48,7 +48,7 @@ class CreationRequest(msgspec.Struct, frozen=True):
 
 
 def creation_tools(registry: WorkerFolder, creator: str, effect: Effect) -> tuple[Tool[Any, Any], ...]:
-    """The tools `create_worker` and `call_worker` of a worker that may create others."""
+    """Return the tools `create_worker` and `call_worker` of a worker that may create others."""
 
     @tool(effect="staged", capabilities={"worker.create"}, accepts_overrides=False)
     async def create_worker(

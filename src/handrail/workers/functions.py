@@ -35,7 +35,7 @@ class Functions:
         return tuple(self._definitions())
 
     def problems(self) -> Finder:
-        """The problems that keep the file from being loaded."""
+        """Return the problems that keep the file from being loaded."""
         self._definitions()
         return self._load_problem
 
@@ -107,7 +107,7 @@ def _is_own(function: Any, module: ModuleType) -> bool:
 
 
 def _home(function: Any) -> str:
-    """The module whose code runs, whatever a wrapper claims."""
+    """Return the module whose code runs, whatever a wrapper claims."""
     body = inspect.unwrap(function)
     namespace: Mapping[str, Any] = getattr(body, "__globals__", {})
     return str(namespace.get("__name__", getattr(body, "__module__", "")))

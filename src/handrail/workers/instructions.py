@@ -162,7 +162,7 @@ class _Meter:
 
 
 def _metered(tree: Any) -> Any:
-    """The template with its loops and `in` tests metered."""
+    """Return the template with its loops and `in` tests metered."""
     nodes = needed("jinja2.nodes")
     for loop in tree.find_all(nodes.For):
         inside = sum(1 for part in loop.body for _ in part.find_all(nodes.Node))
@@ -325,7 +325,7 @@ def _environment() -> Any:
 
 
 def rendered(instructions: Instructions, name: str, input: str, attachments: Iterable[str]) -> str:
-    """A worker's instructions for one run."""
+    """Return a worker's instructions for one run."""
     text = instructions.render({"input": input, "attachments": tuple(attachments), "worker": name})
     if not text.strip():
         raise WorkerError(

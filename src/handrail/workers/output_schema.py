@@ -81,7 +81,7 @@ class _Wrapped(_Answer):
 
 
 def output_type(schema: Mapping[str, Any], refuse: Refuse) -> type[BaseModel] | None:
-    """The type of answers that fit the schema; None where something in it is not supported."""
+    """Return the type of answers that fit the schema; None where something in it is not supported."""
     builder = _Builder(refuse)
     if schema.get("type") == "object" and schema.get("properties"):
         made = builder.model(schema, "output", _Answer)

@@ -64,7 +64,7 @@ class WorkerFolder(Protocol):
     def view(self, names: Sequence[str], /) -> RegistryView: ...
     def tool(self, name: str, /) -> Tool[Any, Any]: ...
     def created(self, maker: Worker, name: str, session: SessionView, /) -> Worker | None:
-        """The worker of this name that `maker` created in this session, if there is one."""
+        """Return the worker of this name that `maker` created in this session, if there is one."""
         ...
 
     def from_text(self, maker: Worker, name: str, text: str, /) -> Worker:
@@ -123,13 +123,13 @@ class Worker:
         return Rendered(rendered(self._template, self.name, input, attachments))
 
     def budget(self) -> Budget | None:
-        """The budget of one run; None where its file sets none."""
+        """Return the budget of one run; None where its file sets none."""
         limits = self.limits
         budget = Budget(limits.tokens, limits.money, limits.requests, limits.tool_calls)
         return budget if budget.limits() else None
 
     def deadline(self, clock: Clock) -> Deadline | None:
-        """The deadline of a run that begins now; None where its file sets none."""
+        """Return the deadline of a run that begins now; None where its file sets none."""
         seconds = self.limits.seconds
         return None if seconds is None else Deadline.after(seconds, clock=clock)
 
@@ -149,7 +149,7 @@ def prompt_of(
     output: type[BaseModel] | None,
     rule: AttachmentRule,
 ) -> Prompt[Any]:
-    """The prompt of a worker."""
+    """Return the prompt of a worker."""
     extra = [READ_ATTACHMENT] if rule.count else []
     body: Section[Any] = InstructionsSection("Instructions", "instructions", "$instructions")
     given: Any = {} if output is None else {"output": output}
@@ -216,7 +216,7 @@ class Draft:
         self.find.add(1 if self.text is None else self.text.line_of(where), problem, hint)
 
     def listed(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The workers it may call."""
+        """Return the workers it may call."""
         if self.text is None:
             return ()
         given = self.text.front.workers
@@ -335,7 +335,7 @@ class Draft:
 
 
 def _over(defaults: CreationDefaults, own: CreationDefaults | None) -> CreationDefaults:
-    """The registry's defaults, overridden by the worker's file."""
+    """Return the registry's defaults, overridden by the worker's file."""
     if own is None:
         return defaults
     said = {

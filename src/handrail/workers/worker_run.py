@@ -108,14 +108,14 @@ class WorkerRun:
 
 
 def worker_tool(worker: Worker, find: Callable[[], Worker]) -> AgentTool:
-    """A worker as a tool."""
+    """Return a worker as a tool."""
     return tool_for(worker.name, worker.description, worker.attachments, worker.effect, find)
 
 
 def tool_for(
     name: str, description: str, rule: AttachmentRule, effect: Effect, find: Callable[[], Worker]
 ) -> AgentTool:
-    """A tool whose worker is looked up when it is called."""
+    """Return a tool whose worker is looked up when it is called."""
 
     async def handler(params: Any, *, context: ToolContext) -> ToolResult[Any]:
         return await run_nested(find(), params, context)

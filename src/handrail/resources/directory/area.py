@@ -265,7 +265,7 @@ class Area:
         return tuple(sorted(step.where for step in steps))
 
     def _is_unchanged(self, step: Step) -> bool:
-        """Whether a path holds what the reverting step expects there."""
+        """Return whether a path holds what the reverting step expects there."""
         found = self.jail.look(step.where)
         if found is None:
             return step.do == "put" and not step.before

@@ -231,7 +231,7 @@ class Commit:
         return tuple(left)
 
     def is_done(self, step: Step) -> bool:
-        """Whether a step was done, judging by what its slot holds."""
+        """Return whether a step was done, judging by what its slot holds."""
         if step.do == "mode":
             found = self._jail.look(step.where)
             return found is not None and stat.S_IMODE(found[0].st_mode) == step.mode
@@ -239,7 +239,7 @@ class Commit:
         return bool(slot) if step.do == "take" else slot != step.after
 
     def is_begun(self) -> bool:
-        """Whether any file was put or taken."""
+        """Return whether any file was put or taken."""
         return any(self.is_done(step) for step in self.manifest.steps if step.do != "mode")
 
     @contextlib.contextmanager

@@ -123,7 +123,7 @@ _UNSEEN_VERSIONS = frozenset(node.version for node in UNSEEN.values())
 
 
 def is_unseen(node: Node) -> bool:
-    """Whether the node comes from a listing, without a version."""
+    """Return whether the node comes from a listing, without a version."""
     return node.version in _UNSEEN_VERSIONS
 
 

@@ -250,7 +250,7 @@ class DirectoryFork(Linked, FileFork):
         return self._stack
 
     def _is_newer(self, entry: Entry, mounted_at: int) -> bool:
-        """Whether somebody else changed, after the mount, what the command changed too."""
+        """Return whether somebody else changed, after the mount, what the command changed too."""
         folder, name = split(entry.path)
         now = self._parent._look(folder, name)
         if not now.version:

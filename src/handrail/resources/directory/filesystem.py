@@ -288,7 +288,7 @@ async def recover(jail: Jail, area: Area, lock: RLock, journal: Journal) -> Reco
 
 
 def _is_at_work(manifest: Manifest) -> bool:
-    """Whether a commit is unfinished, in any folder."""
+    """Return whether a commit is unfinished, in any folder."""
     return Path(manifest.staging, "at-work", manifest.folder).exists()
 
 

@@ -67,7 +67,7 @@ class Linked(Layer):
     # --- hooks of a fork; the folder itself remembers nothing --------------------------------------
 
     def _is_pinned(self, folder: str, name: str) -> bool:
-        """Whether a path was read before and must stay the same."""
+        """Return whether a path was read before and must stay the same."""
         return False
 
     def _forget(self, folder: str, name: str) -> None:

@@ -166,7 +166,7 @@ class Allow:
 
 
 def _plain(program: str) -> bool:
-    """Whether a program is a bare name or a normalized path."""
+    """Return whether a program is a bare name or a normalized path."""
     steps = program.removeprefix("./").removeprefix("/").split("/")
     return all(step not in ("", ".", "..") for step in steps)
 

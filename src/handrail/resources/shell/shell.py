@@ -75,7 +75,7 @@ class CommandResult:
         return f"exit code {self.exit_code}"
 
     def render(self) -> str:
-        """The result as a model reads it: how the command ended, then its output."""
+        """Return the result as a model reads it: how the command ended, then its output."""
         lines = [f"`{shown(self.argv)}`: {self.ending}", *self.notes]
         return "\n".join([*lines, self.output] if self.output else [*lines, "(no output)"])
 

@@ -68,11 +68,11 @@ class CallStates:
         return iter(self._live.values())
 
     def at(self, place: Place) -> str | None:
-        """The id of the call that a model made at this place."""
+        """Return the id of the call that a model made at this place."""
         return self._asked_for.get(place)
 
     def inside(self, call_id: str) -> list[tuple[str, Place]]:
-        """The ids and places of the calls that models of runs nested in a call made."""
+        """Return the ids and places of the calls that models of runs nested in a call made."""
         place = self._places.get(call_id)
         if place is None:
             return []
@@ -107,7 +107,7 @@ class CallStates:
         return [_call_event(call)]
 
     def _around(self, call_id: str) -> str | None:
-        """The call that made an inner call, if it is known here."""
+        """Return the call that made an inner call, if it is known here."""
         for outer, attempt, number in outer_call_ids(call_id):
             place = self._places.get(outer)
             if place is not None:
@@ -116,7 +116,7 @@ class CallStates:
         return None
 
     def set_waiting(self, call_id: str, waits: bool) -> list[Event]:
-        """A call starts to wait for an answer, or continues."""
+        """Return a call starts to wait for an answer, or continues."""
         call = self._live.get(call_id)
         status = "waiting" if waits else "running"
         if call is None or call.facts["status"] == status:
@@ -141,7 +141,7 @@ class CallStates:
         return [_call_event(call)]
 
     def commit(self, call_id: str, diff: str, paths: list[str]) -> Event:
-        """The file changes of a finished call."""
+        """Return the file changes of a finished call."""
         return custom(CALL, {"call_id": call_id, "diff": diff, "paths": paths, "run_id": self._root})
 
     def add_usage(self, event: ModelResponded) -> None:
@@ -186,7 +186,7 @@ class CallStates:
         return [wire_event(ActivityDeltaEvent.model_validate(told), run.tag)]
 
     def so_far(self) -> list[Event]:
-        """The events for a reader who joins now."""
+        """Return the events for a reader who joins now."""
         told = [_call_event(call) for call in self._live.values()]
         for call in self._live.values():
             if call.progress is not None:
@@ -209,7 +209,7 @@ def _progress_event(call_id: str, content: dict[str, Any], tag: str | None) -> E
 
 
 def _finite(value: Any) -> float | None:
-    """A finite number, or None."""
+    """Return a finite number, or None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if math.isfinite(value) else None
@@ -236,7 +236,7 @@ class Subagents:
         self._closed: set[str] = set()
 
     def run(self, run_id: str) -> OpenRun:
-        """The state of a run, created if it is new."""
+        """Return the state of a run, created if it is new."""
         run = self._runs.get(run_id)
         if run is None:
             run = self._runs[run_id] = OpenRun(run_id, run_id)
@@ -255,7 +255,7 @@ class Subagents:
         return [*before, self._started(run, outer)]
 
     def _outer(self, run_id: str) -> str | None:
-        """The nested run around this one; None if that is the outermost run."""
+        """Return the nested run around this one; None if that is the outermost run."""
         found = Place.from_id(run_id, self._root).run
         return None if found.parent is None else found.id(self._root)
 
@@ -307,7 +307,7 @@ class Subagents:
         return [self._error(run_id, reason) for run_id in reversed(self._open)]
 
     def so_far(self) -> list[Event]:
-        """The events for a reader who joins now."""
+        """Return the events for a reader who joins now."""
         return [self._started(self.run(run_id), self._outer(run_id)) for run_id in self._open]
 
     def end_leg(self) -> None:

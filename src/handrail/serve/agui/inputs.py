@@ -101,7 +101,7 @@ def _id(field: str, id: str) -> str:
 
 
 def _first_new(messages: Sequence[Message]) -> int:
-    """The index of the first message after the last answer."""
+    """Return the index of the first message after the last answer."""
     return next(
         (at for at in range(len(messages), 0, -1) if messages[at - 1].role in ("assistant", "tool")), 0
     )
@@ -267,7 +267,7 @@ def _match_ids(
 
 
 def _repeated(messages: Sequence[tuple[str, Any]], now: Sequence[str]) -> list[str]:
-    """The messages in an input that are already recorded, for example because their run failed."""
+    """Return the messages in an input that are already recorded, for example because their run failed."""
     last: list[str] = []
     for _, message in reversed(messages):
         if not isinstance(message, OurUserMessage):
@@ -294,7 +294,7 @@ def _answer(principal: str, given: InterruptAnswer, recorded: Sequence[QuestionR
 
 
 def _tool_answers(principal: str, input: RunInput, open: Sequence[Question]) -> list[Answer]:
-    """The results of the client's own tools, for the calls that wait for one."""
+    """Return the results of the client's own tools, for the calls that wait for one."""
     found: list[Answer] = []
     for question in open:
         outcome = input.outcomes.get(question.call_id)

@@ -34,26 +34,26 @@ FRONTEND_TOOL = "frontend_tool"
 
 
 def question_json(question: Question) -> dict[str, Any]:
-    """A question as the page takes it."""
+    """Return a question as the page takes it."""
     shown: dict[str, Any] = plain_json(msgspec.to_builtins(question))
     del shown["principal"], shown["decision_keys"]
     return shown
 
 
 def interrupt_id(question: Question) -> str:
-    """The id that an answer names: the question's, and the start of its digest."""
+    """Return the id that an answer names: the question's, and the start of its digest."""
     return f"{question.id}#{question.digest[:16]}"
 
 
 def is_pending_call(question: Question) -> bool:
-    """Whether a tool of the client answers it, by a tool message."""
+    """Return whether a tool of the client answers it, by a tool message."""
     return question.kind == "input" and question.name == FRONTEND_TOOL
 
 
 def interrupt_leg(
     thread_id: str, leg_id: str, questions: Sequence[Question], call_at: CallAt, usage: Any
 ) -> Event:
-    """The event that ends a leg in which everything waits.
+    """Return the event that ends a leg in which everything waits.
 
     If only tools of the client are waited for, that is not an interrupt: their calls are pending.
     """
@@ -71,7 +71,7 @@ def interrupt_leg(
 
 
 def interrupt(question: Question, call_at: CallAt, older: bool = False) -> Interrupt:
-    """A question as an interrupt, attached to a call that the client knows."""
+    """Return a question as an interrupt, attached to a call that the client knows."""
     place = place_of_question(question)
     found = (outermost if older else holder)(place, question.run_id, call_at)
     nested = found is not None and found.run_id != question.run_id
@@ -103,12 +103,12 @@ CallAt = Callable[[Place], str | None]
 
 
 def place_of_question(question: Question) -> Place:
-    """The place of a question in its run."""
+    """Return the place of a question in its run."""
     return Place.from_id(question.id, question.run_id)
 
 
 def holder(place: Place, root: str, call_at: CallAt) -> Holder | None:
-    """The nearest call that a model made, at or around a place."""
+    """Return the nearest call that a model made, at or around a place."""
     for each in (place, *place.parents):
         found = call_at(each) if each.kind == "call" else None
         if found is not None:
@@ -117,7 +117,7 @@ def holder(place: Place, root: str, call_at: CallAt) -> Holder | None:
 
 
 def outermost(place: Place, root: str, call_at: CallAt) -> Holder | None:
-    """The call of the outermost run around a place, for clients that see no nested runs."""
+    """Return the call of the outermost run around a place, for clients that see no nested runs."""
     call = place.outermost_call
     found = None if call is None else call_at(call)
     return None if found is None else Holder(found, root)
@@ -161,7 +161,7 @@ class FrontendTool(Tool[Any, Any]):
 
 
 def frontend_tool(name: str, description: str, parameters: Any = None) -> FrontendTool:
-    """The tool that a client describes. `DefinitionError` if it can't be offered to a model."""
+    """Return the tool that a client describes. `DefinitionError` if it can't be offered to a model."""
     if not _NAME.fullmatch(name):
         raise DefinitionError(
             f"the tool {name!r} can't be offered to a model. A name has 1 to 64 letters, digits, - and _."
@@ -189,7 +189,7 @@ def frontend_tool(name: str, description: str, parameters: Any = None) -> Fronte
 
 
 def frontend_tools_of(offered: Mapping[str, str], added: Iterable[str]) -> list[FrontendTool]:
-    """The client's tools that a recorded run was started with, for resuming it."""
+    """Return the client's tools that a recorded run was started with, for resuming it."""
     found: list[FrontendTool] = []
     for name in added:
         description, schema = msgspec.json.decode(offered[name])

@@ -39,7 +39,7 @@ class Known:
 
     @classmethod
     def of(cls, messages: list[dict[str, Any]]) -> Known:
-        """What a client knows that was given these messages."""
+        """Return what a client knows that was given these messages."""
         known = cls()
         for message in messages:
             if message["role"] == "tool":
@@ -204,7 +204,7 @@ class MessageWriter:
         return [self._end_call(run, writing.id), self.result(writing.id, _NOT_MADE, run.tag)]
 
     def so_far(self, run: OpenRun) -> list[Event]:
-        """The events for a reader who joins in the middle of an answer."""
+        """Return the events for a reader who joins in the middle of an answer."""
         events: list[Event] = []
         if run.thought is not None:
             events += self._start_thought(run)
@@ -221,7 +221,7 @@ class MessageWriter:
         return events
 
     def messages(self, run: OpenRun) -> list[dict[str, Any]]:
-        """The open answer as messages, for a snapshot of all messages."""
+        """Return the open answer as messages, for a snapshot of all messages."""
         tag = {} if run.tag is None else {"subagentRunId": run.tag}
         open: list[dict[str, Any]] = []
         if run.thought is not None:
@@ -233,7 +233,7 @@ class MessageWriter:
         return open
 
     def result(self, call_id: str, text: str, tag: str | None) -> Event:
-        """The result of a call, as the model gets it."""
+        """Return the result of a call, as the model gets it."""
         result = ToolCallResultEvent(message_id=result_id(call_id), tool_call_id=call_id, content=clean(text))
         return wire_event(result, tag)
 
@@ -270,12 +270,12 @@ class MessageWriter:
 
 
 def result_id(call_id: str) -> str:
-    """The id of the message with a call's result."""
+    """Return the id of the message with a call's result."""
     return f"{call_id}/result"
 
 
 def call_json(id: str, name: str, arguments: str) -> dict[str, Any]:
-    """A call inside a message."""
+    """Return a call inside a message."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

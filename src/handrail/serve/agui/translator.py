@@ -137,7 +137,7 @@ class Translator:
         return [self.started(leg_id), *self._snapshot(state)]
 
     def started(self, leg_id: str) -> Event:
-        """The event that starts a leg, also for a reader who joins in the middle of it."""
+        """Return the event that starts a leg, also for a reader who joins in the middle of it."""
         begun = RunStartedEvent(
             thread_id=self.thread_id,
             run_id=leg_id,
@@ -182,7 +182,7 @@ class Translator:
         )
 
     def open(self) -> list[Event]:
-        """The events for a reader who joins now, after the leg's start, the messages and the state."""
+        """Return the events for a reader who joins now, after the leg's start, the messages and the state."""
         events = self._nested.so_far()
         for run in self._nested:
             events += self._writer.so_far(run)
@@ -192,7 +192,7 @@ class Translator:
         return events
 
     def _leg_id(self, events: list[Event]) -> str:
-        """The open leg. If there is none, one is started before these events."""
+        """Return the open leg. If there is none, one is started before these events."""
         if self._leg is None:
             events[:0] = self.begin_leg(f"{self.run_id}-{self._legs + 1}")
         assert self._leg is not None
@@ -218,13 +218,13 @@ class Translator:
         return [wire_event(StateSnapshotEvent(snapshot=state))]
 
     def _token_usage(self) -> list[TokenUsage] | None:
-        """The usage of this leg, by model."""
+        """Return the usage of this leg, by model."""
         return [_token_usage(model, usage) for model, usage in self._spent.items()] or None
 
     # --- from outside the run --------------------------------------------------------------------
 
     def changed(self, state: Any) -> list[Event]:
-        """The state may have changed: send the difference."""
+        """Return the state may have changed: send the difference."""
         before, self._state = self._state, state
         operations = state_patch(before, state)
         if not operations or self._leg is None:
@@ -232,7 +232,7 @@ class Translator:
         return [wire_event(StateDeltaEvent.model_validate({"delta": operations}))]
 
     def ask(self, question: Question) -> list[Event]:
-        """A question is open. The page shows it at once, before the run comes to rest."""
+        """Return a question is open. The page shows it at once, before the run comes to rest."""
         self._asked[question.id] = question.call_id
         return [
             *self._calls.set_waiting(question.call_id, True),
@@ -240,7 +240,7 @@ class Translator:
         ]
 
     def close(self, question_id: str, outcome: str, by: str = "") -> list[Event]:
-        """A question is no longer open."""
+        """Return a question is no longer open."""
         call_id = self._asked.pop(question_id, None)
         if call_id is None:
             return []
@@ -249,7 +249,7 @@ class Translator:
         return [*self._calls.set_waiting(call_id, waits), custom("handrail.question.closed", value)]
 
     def committed(self, call_id: str, diff: str, paths: Sequence[str]) -> list[Event]:
-        """The file changes of a finished call."""
+        """Return the file changes of a finished call."""
         return [self._calls.commit(call_id, diff, list(paths))] if diff or paths else []
 
     def recall(self, run_id: str, said: Sequence[Message]) -> None:
@@ -283,7 +283,7 @@ class Translator:
         return events
 
     def _rendered(self, event: PromptRendered, run: OpenRun) -> list[Event]:
-        """A run starts, or is replayed."""
+        """Return a run starts, or is replayed."""
         run.name = event.prompt
         run.clear_answer()
         self.recall(run.id, () if self._said_before is None else self._said_before(run.id))
@@ -303,14 +303,14 @@ class Translator:
         return self._said(message, run)
 
     def _said(self, message: UserMessage, run: OpenRun) -> list[Event]:
-        """The user's message. Its sender has it, so only the page gets it, for other windows."""
+        """Return the user's message. Its sender has it, so only the page gets it, for other windows."""
         id = f"{run.id}/user"
         if run.tag is not None or message.by_run:
             return []
         return [custom("handrail.message", {"id": id, "role": "user", "content": clean(message.text)})]
 
     def _result(self, call_id: str, text: str, run: OpenRun) -> list[Event]:
-        """The one result of a call that was sent."""
+        """Return the one result of a call that was sent."""
         known = self._known
         if call_id not in known.calls or call_id in known.results:
             return []
@@ -364,7 +364,7 @@ class Translator:
         return [*self._writer.drop(run), *self._messages()]
 
     def _messages(self) -> list[Event]:
-        """A snapshot of all messages, which withdraws the others."""
+        """Return a snapshot of all messages, which withdraws the others."""
         if self._history is None:
             return []
         all = [*self._history(), *(each for run in self._nested for each in self._writer.messages(run))]
@@ -382,7 +382,7 @@ class Translator:
 
 
 def messages_snapshot(messages: Sequence[Mapping[str, Any]]) -> Event:
-    """A snapshot of all messages of a thread. Older clients do not get those of nested runs."""
+    """Return a snapshot of all messages of a thread. Older clients do not get those of nested runs."""
     event = MessagesSnapshotEvent.model_validate({"messages": messages})
     data = dump(event)
     own = [each for each in data["messages"] if "subagentRunId" not in each]

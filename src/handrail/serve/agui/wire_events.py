@@ -37,7 +37,7 @@ class Event(NamedTuple):
 
 
 def wire_event(event: BaseEvent, subagent: str | None = None) -> Event:
-    """An event of the outermost run, or of a nested one."""
+    """Return an event of the outermost run, or of a nested one."""
     data = dump(event)
     if subagent is None:
         return Event(data)
@@ -46,19 +46,19 @@ def wire_event(event: BaseEvent, subagent: str | None = None) -> Event:
 
 
 def dump(event: BaseEvent) -> dict[str, Any]:
-    """An event as JSON."""
+    """Return an event as JSON."""
     return event.model_dump(mode="json", by_alias=True)
 
 
 def delta(kind: str, key: str, id: str, text: str, subagent: str | None) -> Event:
-    """A piece of text, arguments or reasoning."""
+    """Return a piece of text, arguments or reasoning."""
     if subagent is None:
         return Event({"type": kind, key: id, "delta": text})
     return Event({"type": kind, key: id, "delta": text, "subagentRunId": subagent}, True)
 
 
 def custom(name: str, value: Any, subagent: str | None = None) -> Event:
-    """An event that the protocol does not define."""
+    """Return an event that the protocol does not define."""
     return wire_event(CustomEvent(name=name, value=value), subagent)
 
 
@@ -72,7 +72,7 @@ def plain_json(value: object) -> Any:
 
 
 def clean(text: str) -> str:
-    """The text without lone surrogates, which file names may contain and no encoder accepts."""
+    """Return the text without lone surrogates, which file names may contain and no encoder accepts."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -83,7 +83,7 @@ def _unknown(value: object) -> Any:
 
 
 def state_patch(before: Any, after: Any) -> list[dict[str, Any]]:
-    """The JSON Patch between two states, each `{type name: [items]}`; empty if they are equal.
+    """Return the JSON Patch between two states, each `{type name: [items]}`; empty if they are equal.
 
     Most changes append items to a list, and become that. Any other change replaces the list.
     """

@@ -96,7 +96,7 @@ class History:
         return found
 
     def entered_at(self, attempt: str) -> Details | None:
-        """The call whose handler was entered in this attempt."""
+        """Return the call whose handler was entered in this attempt."""
         return next((call for call in self.of("entered") if call["attempt"] == attempt), None)
 
 
@@ -345,7 +345,7 @@ def a_run_has_one_owner(trial: Trial) -> Iterator[str]:
 
 
 def _is_inside(place: str, call: str) -> bool:
-    """Whether a place is a call's own, or lies in one of its attempts."""
+    """Return whether a place is a call's own, or lies in one of its attempts."""
     return place == call or Place.parse(place).attempt_at(Place.parse(call)) is not None
 
 
@@ -359,7 +359,7 @@ def _ids(history: History) -> Iterator[tuple[str, str]]:
 
 
 def _may_have_lost(trial: Trial) -> bool:
-    """Whether a call was interrupted that must not run again and changes files or state."""
+    """Return whether a call was interrupted that must not run again and changes files or state."""
     over = trial.uncrashed.over
     assert over is not None
     return any(

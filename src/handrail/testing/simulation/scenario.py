@@ -181,7 +181,7 @@ class SimulatedModel:
 
 
 def _with_usage(scripted: Scripted, answers: int) -> Scripted:
-    """Each answer uses a different amount, so that one counted twice is noticed."""
+    """Return each answer uses a different amount, so that one counted twice is noticed."""
     if isinstance(scripted, Reply | Exception):
         return scripted
     usage = Usage(100 + answers, 10, requests=1)

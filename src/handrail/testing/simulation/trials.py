@@ -198,7 +198,7 @@ class Trials:
         return self._judge(str(point), folder, uncrashed)
 
     def _overtake(self, point: Point, folder: Path, uncrashed: Path) -> list[Broken]:
-        """The first process pauses so long that another takes its run; then it continues."""
+        """Return the first process pauses so long that another takes its run; then it continues."""
         stopped, go_on = os.pipe(), os.pipe()
 
         def stop() -> None:
@@ -320,7 +320,7 @@ def _below(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_owned(journal: Path) -> bool:
-    """Whether a process owns the run at this moment."""
+    """Return whether a process owns the run at this moment."""
     connection = sqlite3.connect(journal)
     row = connection.execute("SELECT owner FROM runs WHERE id = ?", (RUN,)).fetchone()
     connection.close()
