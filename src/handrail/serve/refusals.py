@@ -28,11 +28,11 @@ from handrail.errors import AnswerRefused, HandrailError, RunBusy, RunUnknown, S
 from handrail.schema import Problem
 
 INCIDENT = "handrail.incident"
-"""The key in a request's scope of the id under which the log reports a failure of it."""
+"""The key in a request's scope for the incident id, under which the log reports the request's failure."""
 
 
 class RequestRefused(HandrailError, ValueError):
-    """A request that is not served. Programs tell refusals apart by `kind`."""
+    """Raised to refuse a request. Programs distinguish refusals by `kind`."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ _PART = re.compile(r'\[(\d+|"(?:[^"\\]|\\.)*")\]|([^.\[]+)')
 
 
 def exception_handlers(refused: Callable[[str], None]) -> dict[Any, Any]:
-    """Starlette's exception handlers for every route. `refused` is called with the kind of each refusal."""
+    """Return Starlette's exception handlers for every route. `refused` is called with the kind of each refusal."""
 
     async def handle_ours(request: Request, error: Exception) -> Response:
         refused(error.kind if isinstance(error, RequestRefused) else type(error).__name__)
@@ -130,7 +130,7 @@ def exception_handlers(refused: Callable[[str], None]) -> dict[Any, Any]:
 
 
 def error_body(kind: str, message: str, fields: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
-    """Return the JSON of a refusal: `{"error": {"kind", "message", "fields"}}`."""
+    """Return the JSON body of a refusal: `{"error": {"kind", "message", "fields"}}`."""
     error: dict[str, Any] = {"kind": kind, "message": message}
     if fields:
         error["fields"] = [{"path": path, "message": what} for path, what in fields]
@@ -148,17 +148,17 @@ def error_response(error: Exception) -> Response:
 
 
 def server_error(incident: str) -> RequestRefused:
-    """Return the refusal for a defect of ours: the log has the details, under the same incident id."""
+    """Return the refusal for an internal error. The log has the details, under the same incident id."""
     return RequestRefused(500, "ServerError", f"the server failed. Its log has the details, under {incident}")
 
 
 def fields_of(problems: Sequence[Problem]) -> list[tuple[str, str]]:
-    """Problems as pairs of a JSON pointer and a message; the pointer "" is the value itself."""
+    """Return problems as pairs of a JSON pointer and a message. The pointer "" means the value itself."""
     return [(pointer_of(each.where), each.what) for each in problems]
 
 
 def pointer_of(where: str) -> str:
-    """`orders[2].price` as `/orders/2/price`."""
+    """Turn `orders[2].price` into `/orders/2/price`."""
     parts = (str(json.loads(found[1])) if found[1] else found[2] for found in _PART.finditer(where))
     return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in parts)
 
