@@ -43,21 +43,21 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     bytes: str = ""
     """The path in hexadecimal, if it is not UTF-8."""
     slot: str = ""
-    """The slot's name in the commit's folder: holds the new content, afterwards what was displaced."""
+    """The slot's name in the commit's folder. The slot holds the new content, and after the step the displaced one."""
     before: str = ""
-    """The identity of what is displaced; "" for nothing."""
+    """The identity of what is displaced; "" if nothing is."""
     after: str = ""
     """The identity of the new content."""
     tree: str = ""
     """For a displaced folder, a digest of everything in it."""
     folder: bool = False
-    """Whether the new content is a folder; an existing folder is as good."""
+    """Whether the new content is a folder. If a folder is there already, nothing needs to be done."""
     mode: int = 0
     old_mode: int = 0
 
     @property
     def where(self) -> str:
-        """The path as the disk knows it."""
+        """The path as it is spelled on disk."""
         return os.fsdecode(binascii.unhexlify(self.bytes)) if self.bytes else self.path
 
     def opposite(self) -> Step:
@@ -80,9 +80,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     staging: str
     folder: str
-    """The folder of the slots, relative to the staging folder."""
+    """The folder that contains the slots, relative to the staging folder."""
     journal: str = ""
-    """The id of the journal that decides whether this was committed; "" for none."""
+    """The id of the journal that decides whether the commit was made; "" for none."""
     steps: tuple[Step, ...] = ()
 
     @property
@@ -99,7 +99,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def step_at(path: str, **fields: Any) -> Step:
-    """Return a step for any path a disk can have."""
+    """Create a step for any path that a disk can have."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -127,7 +127,7 @@ EMPTY = digest(())
 def in_order(over: Over) -> Iterator[Change]:
     """Yield removals first, innermost first; then additions, outermost first.
 
-    A removed folder takes everything in it along, in one step.
+    Removing a folder removes everything in it, in one step.
     """
     folders = sorted(over, key=len)
     trees = {
@@ -173,7 +173,7 @@ _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV}
 
 
 class Unexpected(Exception):
-    """What a step displaced, or would displace, is not what it was based on."""
+    """Raised if what a step displaced, or would displace, is not what it was based on."""
 
 
 class Commit:
@@ -186,7 +186,7 @@ class Commit:
         self.manifest = manifest
 
     def apply(self, *, synced: bool = False, lenient: bool = False) -> None:
-        """Do every step or none: `Conflict` names what somebody else changed, after everything is restored.
+        """Do every step or none. Raises `Conflict` after restoring everything; it names what somebody else changed.
 
         With `synced` the result survives a power cut. With `lenient` a folder to be removed stays if it
         is not empty.
@@ -217,7 +217,7 @@ class Commit:
             self._take_back([step for step in self.manifest.steps if self.is_done(step)], folders)
 
     def finish(self, *, synced: bool = False) -> tuple[str, ...]:
-        """Do the remaining steps. What somebody else changed meanwhile stays, and is returned."""
+        """Do the remaining steps. Paths that somebody else has changed stay as they are, and are returned."""
         left: list[str] = []
         with self._folders() as folders:
             for step in self.manifest.steps:
@@ -252,11 +252,11 @@ class Commit:
 
     def _take_back(self, done: Sequence[Step], folders: Folders) -> None:
         for step in opposites(done):
-            with contextlib.suppress(Unexpected, OSError):  # somebody has changed it since, so it stays
+            with contextlib.suppress(Unexpected, OSError):  # somebody has changed the path since, so it stays
                 self._do(step, folders)
 
     def _do(self, step: Step, folders: Folders) -> bool:
-        """Do one step. False if a folder to be created exists already, which is as good."""
+        """Do one step. Returns False if a folder to be created exists already, which is just as good."""
         path = step.where
         folder, name = split(path)
         there, slots = folders.open(folder), folders.slots
@@ -307,7 +307,7 @@ class Folders:
         return fd
 
     def sync(self, disk: Disk) -> None:
-        """A rename changes two folders atomically, so syncing one of them is enough."""
+        """Sync every folder that was opened. A rename changes two folders atomically, so syncing one is enough."""
         for fd in self._open.values():
             disk.sync_folder(fd)
 
@@ -318,7 +318,7 @@ class Folders:
 
 
 def members_of(folder: Path) -> Iterator[tuple[str, str]]:
-    """Return everything in a staging folder at any depth: relative paths and identities."""
+    """Yield everything in a staging folder at any depth, as relative paths and identities."""
     pending = [(folder, "")]
     while pending:
         here, prefix = pending.pop()
