@@ -1,4 +1,4 @@
-"""Templates, text with `$name` in it, and the params that fill them."""
+"""Templates: text with `$name` in it, and the params that fill it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _DOLLAR = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>[^\W\d]\w*)|\{(?P<braced>[^\
 
 
 class Template(msgspec.Struct, frozen=True):
-    """A text with placeholders. Values are put in as they are: a `$` in one means nothing."""
+    """A text with placeholders. Values are inserted unchanged: a `$` in a value has no meaning."""
 
     parts: tuple[str, ...]
-    """Text and names in turns, text first and last."""
+    """Text and names alternately, with text first and last."""
     names: frozenset[str]
 
     def fill(self, values: Mapping[str, Any]) -> str:
@@ -36,7 +36,7 @@ class Template(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=1024)
 def template_of(text: str) -> Template:
-    """Read a template. A `$` that is neither a placeholder nor `$$` is a `PromptDefinitionError`.
+    """Parse a template. Raises `PromptDefinitionError` for a `$` that is neither a placeholder nor `$$`.
 
     Common indentation and empty lines around the text are dropped, so that a template can be indented like
     the code around it.
@@ -97,7 +97,7 @@ class ParamsReader:
         self._schema: Schema[Any] | None = None
 
     def read(self, given: object) -> Any:
-        """Return an instance of the params type, or `PromptRenderError`."""
+        """Return an instance of the params type. Raises `PromptRenderError` if the params do not fit."""
         kind = self._kind
         if kind is None:
             if given is not None:
