@@ -174,7 +174,7 @@ class TerminalEnvironment(Environment):
         value = await fill_in(question.schema, dialog, self._last.get(question.id, NOTHING))
         self._last = {
             question.id: value
-        }  # printed before the form if the answer was refused and is asked for again
+        }  # the form is filled with this if the answer is refused and asked for again
         return value
 
 

@@ -131,7 +131,7 @@ def _whole(provider: Provider, answer: Any) -> Iterator[ModelPart]:
 
 
 def _end(provider: Provider, answer: Any) -> Iterator[ModelPart]:
-    """Return the usage and the stop reason of a complete response."""
+    """Yield the usage and the stop reason of a complete response."""
     if answer.get("status") == "failed":
         raise _failure(provider, answer.get("error") or {})
     usage = answer.get("usage")

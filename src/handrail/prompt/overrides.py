@@ -190,7 +190,7 @@ class Original:
 
 
 def originals(prompt: Prompt[Any]) -> Iterator[Original]:
-    """Return all texts and examples of a prompt that can be overridden, in declaration order."""
+    """Yield all texts and examples of a prompt that can be overridden, in declaration order."""
     yield from _of_tools(prompt.tools)
     for path, section in walk(prompt.sections):
         yield from _of_section(path, section)

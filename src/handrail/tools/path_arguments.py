@@ -1,4 +1,4 @@
-"""`PathArg` declares which arguments of a tool are paths; `PathFinder` finds them in a call."""
+"""`PathArg` declares which arguments of a tool are paths. `PathFinder` finds them in a call."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PathArg:
 
 
 class NamedPath(msgspec.Struct, frozen=True):
-    """A path in a call's arguments, and the access it is declared for."""
+    """A path in a call's arguments, and the kind of access it is declared for."""
 
     path: str
     access: Access
@@ -64,14 +64,14 @@ class PathFinder:
         self._namespace = dict(namespace or {})
         self._fields: dict[Any, dict[str, Any]] = {}
         self.declared = frozenset(self._accesses(annotation, set()))
-        """The accesses declared anywhere in the type; empty for most tools."""
+        """The kinds of access declared anywhere in the type; empty for most tools."""
 
     def find(self, params: Any) -> tuple[NamedPath, ...]:
         """Return the paths in these params, in the order of the type's fields."""
         return tuple(self._found(self._annotation, params)) if self.declared else ()
 
     def _fields_of(self, annotation: Any) -> dict[str, Any]:
-        """Return the fields of a class with their annotations, type variables filled in."""
+        """Return the fields of a class with their annotations, in which type variables are replaced."""
         origin = get_origin(annotation) or annotation
         if not isinstance(origin, type):
             return {}
@@ -160,7 +160,7 @@ def _filled(hint: Any, variables: Mapping[Any, Any]) -> Any:
 
 
 def _variables_of_bases(origin: type[Any]) -> dict[Any, Any]:
-    """Return the type variables that the bases of a class fill in, as in `class Notes(Box[str])`."""
+    """Return the type variables that the bases of a class replace, as in `class Notes(Box[str])`."""
     variables: dict[Any, Any] = {}
     for one in origin.__mro__:
         for base in one.__dict__.get("__orig_bases__", ()):
@@ -181,14 +181,14 @@ def _unaliased(annotation: Any) -> Any:
 
 
 def _has_fields(origin: Any) -> bool:
-    """Return whether the annotations of this class are its fields."""
+    """Return whether the annotations of this class define its fields."""
     if dataclasses.is_dataclass(origin) or issubclass(origin, BaseModel) or _is_typed_dict(origin):
         return True
     return issubclass(origin, tuple) and hasattr(cast(Any, origin), "_fields")
 
 
 def _is_typed_dict(origin: Any) -> bool:
-    return hasattr(origin, "__required_keys__")  # of `typing` and of `typing_extensions` alike
+    return hasattr(origin, "__required_keys__")  # true for those of `typing` and of `typing_extensions`
 
 
 def _markers(annotation: Any) -> list[PathArg]:
