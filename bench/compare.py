@@ -26,7 +26,7 @@ MOST = 1.0
 
 
 def measure() -> None:
-    """In a side's process: measure a round for every input line."""
+    """Measure a round for every line of input. Runs in a side's process."""
     import run
 
     side: Any = run
@@ -92,7 +92,7 @@ def main(commit: str) -> int:
                 for side in sides if number % 2 else sides[::-1]:
                     side.go()
             for side in sides:
-                del side.rounds[0]  # everything was created inside it
+                del side.rounds[0]  # the first round created everything
                 side.close()
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)
