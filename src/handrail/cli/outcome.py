@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, its error message, and which stream output goes to."""
+"""The end of a command: its exit code, its error message, and the streams its output goes to."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class UsageError(Exception):
 
 
 class Failure(NamedTuple):
-    """Why a command ended early."""
+    """The reason why a command ended early, with its exit code."""
 
     code: int
     kind: str

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """How a turn ended: with a response, or with a failure."""
+    """The end of a turn: a response or a failure."""
 
     code: int
     seconds: float
@@ -68,7 +68,7 @@ class Outcome(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """What a conversation is with: a worker, or an agent of a module."""
+    """The worker, or the agent of a module, that a conversation is with."""
 
     name: str
     description: str
@@ -142,7 +142,7 @@ class Conversation:
         self.session = Session()
         self.files = open_files(options.files, subject.folder)
         self._attachments = tuple(_check_attachment(path) for path in attachments or ())
-        # With --json a program reads the answer, so nobody is asked.
+        # With --json a program reads the answer, so no questions are asked.
         self.is_attended = not as_json and is_terminal(sys.stdin) and is_terminal(sys.stdout)
         self.view = self._make_view()
         self.journal = options.open_journal()

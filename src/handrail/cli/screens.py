@@ -158,7 +158,7 @@ class LiveView(View):
     """A view for a terminal.
 
     Finished lines are printed once and never changed. What is in progress is redrawn below them ten times a
-    second. While a question is asked nothing is drawn; lines that arrive meanwhile are printed afterwards.
+    second. While a question is asked nothing is drawn; lines that arrive in that time are printed afterwards.
     """
 
     def __init__(self, clock: Clock, *, verbose: bool = False) -> None:

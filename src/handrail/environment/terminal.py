@@ -60,7 +60,7 @@ class Keyboard:
         return typed.decode("utf-8", "replace").rstrip("\r")
 
     def clear(self) -> None:
-        """Discard everything typed so far, because it was not meant for a question that nobody had seen."""
+        """Discard everything typed so far, because it can't be meant for a question that is not shown yet."""
         import termios
 
         self._typed = b""

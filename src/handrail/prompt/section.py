@@ -30,7 +30,7 @@ _GIVEN = ("params", "session")
 class Condition:
     """One `enabled` or `visibility`, ready to be evaluated.
 
-    A function takes `params`, `session`, both or neither; `**given` takes both. Anything else is a
+    A function may take `params`, `session`, both or neither; `**given` takes both. Any other parameter raises
     `PromptDefinitionError`.
     """
 

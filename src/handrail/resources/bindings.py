@@ -296,7 +296,7 @@ class CallResources:
 
 
 class Inside:
-    """The resources as a provider sees them, for a resource with a scope of its own."""
+    """The resources as a provider sees them, for a resource that has its own scope."""
 
     __slots__ = ("_handed", "_path", "_resources", "scope", "within")
 

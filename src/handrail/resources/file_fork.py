@@ -15,7 +15,7 @@ from handrail.resources.paths import ancestors, join, split
 
 
 class FileChange(msgspec.Struct, frozen=True):
-    """What one call read or changed at a path."""
+    """A read or a change of one path by one call."""
 
     path: str
     kind: Literal["read", "file", "folder", "link", "gone"]

@@ -92,7 +92,7 @@ def split(path: str) -> tuple[str, str]:
 
 
 def ancestors(path: str) -> Iterable[str]:
-    """Return the folders a path lies in, outermost first, without the root."""
+    """Return the folders that contain a path, outermost first, without the root."""
     at = path.find("/")
     while at >= 0:
         yield path[:at]

@@ -1,4 +1,4 @@
-"""Serves an app: AG-UI over SSE for any client, with a page of its own.
+"""Serves an app: AG-UI over SSE for any client, with its own page.
 
     from handrail.serve import PromptSource, asgi
     app = asgi(PromptSource(prompt, adapter), journal=SqliteJournal("runs.db"))

@@ -256,7 +256,7 @@ class GuardMiddleware:
     # Hosts and origins.
 
     def _is_our_host(self, request: Request) -> bool:
-        """Return whether the request's host is this server's. A foreign page can point its own host name at our address."""
+        """Return whether the request's host is this server. A foreign page can point its own host name at this address."""
         host = request.headers["host"].lower()
         if host in self._hosts:
             return True

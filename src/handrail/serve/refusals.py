@@ -47,7 +47,7 @@ class RequestRefused(HandrailError, ValueError):
         self.status = status
         self.kind = kind
         self.fields = tuple(fields)
-        """What is wrong in the body: pairs of a JSON pointer and a message."""
+        """The problems in the body: pairs of a JSON pointer and a message."""
         self.retry_after = retry_after
 
 
@@ -138,7 +138,7 @@ def error_body(kind: str, message: str, fields: Sequence[tuple[str, str]] = ()) 
 
 
 def error_response(error: Exception) -> Response:
-    """Return the response for one of our own errors."""
+    """Return the response for one of Handrail's own errors."""
     if isinstance(error, RequestRefused):
         return _refusal_response(error)
     if isinstance(error, AnswerRefused) and error.problems:

@@ -1,4 +1,4 @@
-"""What a request contains: its body, parsed strictly, and the ids and options in its URL."""
+"""Parses requests: bodies, checked strictly, and the ids and options in URLs."""
 
 from __future__ import annotations
 

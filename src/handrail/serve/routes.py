@@ -267,7 +267,7 @@ class Routes:
         return JSONResponse({}, 202)
 
     def _thread(self, request: Request) -> Thread:
-        """Return the thread in the URL. It always belongs to the request's principal: nobody can name another's."""
+        """Return the thread in the URL. It always belongs to the request's principal, who can't name another's thread."""
         return self._threads.thread(request.scope[PRINCIPAL], requests.check_id(request.path_params["id"]))
 
     async def _start_run(self, thread: Thread, text: str, **options: Any) -> str:

@@ -278,7 +278,7 @@ async def _summarize(journal: Journal, row: RunRow, said: Sequence[RunMessage]) 
         tree = await show(journal, row.record.id)
         ids = _ids_by_place(row.record.id, () if row.status in OVER else said)
         for each in tree.calls:
-            each.id = each.id or ids.get(each.place, "")  # an unfinished call has no record of its own
+            each.id = each.id or ids.get(each.place, "")  # an unfinished call has no recorded id
         calls = {each.id: call_facts(each, row.record.id) for each in tree.calls if each.id}
         subagents = list(_subagents(tree.calls, row.record.id))
         found = _RunSummary(run_line(row, tree), calls, subagents, tree.usage, tree.cost)

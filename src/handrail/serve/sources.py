@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """What the threads of a server talk to."""
+    """The prompt or worker that the threads of a server talk to."""
 
     @property
     def name(self) -> str: ...

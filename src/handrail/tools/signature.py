@@ -19,7 +19,7 @@ from handrail.schema.problems import describe
 from handrail.tools.result import ToolResult
 
 Need = Literal["user", "model", "worker"]
-"""What a handler can require of its environment through the type of its context."""
+"""The parts of an environment that a handler can require through the type of its context."""
 
 MISSING: Any = inspect.Parameter.empty
 """Marks a missing annotation."""
@@ -50,7 +50,7 @@ def caller_namespace() -> dict[str, Any]:
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         generated = frame.f_code.co_filename == "<string>"
-        ours = module.partition(".")[0] in ("handrail", "typing")  # typing: `Tool[P, R](...)` goes through it
+        ours = module.partition(".")[0] in ("handrail", "typing")  # `Tool[P, R](...)` goes through typing
         if not generated and not ours:
             return {} if frame.f_locals is frame.f_globals else dict(frame.f_locals)
         frame = frame.f_back

@@ -45,7 +45,7 @@ Input = Annotated[
 
 @dataclass(frozen=True)
 class WorkerCall:
-    # For a worker without attachments. They are parsed anyway, so that the error can explain the refusal.
+    # The params of a worker that takes no attachments. They are parsed anyway, so that the error can say why.
     input: Input
     attachments: SkipJsonSchema[list[FileOrPath]] = field(default_factory=list["str | FileArgument"])
 

@@ -72,7 +72,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerRun:
-    """One run of a worker: gives its frame the workers, attachments and callback of that run."""
+    """One run of a worker. It gives its frame the workers, attachments and callback of that run."""
 
     registry: WorkerFolder
     worker: Worker

@@ -1,15 +1,18 @@
 """`Commit`: applies the steps of a manifest, and reverts them.
 
-A manifest is plain data, which a restarted process can finish. There are three kinds of step. *put*: a
-slot of the commit's own folder is exchanged with what is at the path, or moved there if nothing is.
-*take*: what is at the path moves into a slot. *mode*: a folder gets another mode. Each step is one
-rename, says what it expects to displace, and has one of the three as its opposite. So reverting,
-continuing after a crash and undoing are the same mechanism.
+A manifest is plain data, from which a restarted process can finish the commit. There are three kinds of step:
+
+- *put* exchanges a slot of the commit's own folder with what is at the path, or moves it there if nothing is;
+- *take* moves what is at the path into a slot;
+- *mode* gives a folder another mode.
+
+Each step is one rename, says what it expects to displace, and has one of the three as its opposite. So reverting,
+continuing after a crash and undoing use the same mechanism.
 
 Whether a step was done is read from the commit's own folder, which nobody else writes: a slot that
 still holds the new content has not been put. So any process can continue a commit from any point.
 What a step displaces is checked after it is displaced, when nobody can reach it by path any more. If
-it is not what was expected, somebody changed it meanwhile, and it goes back.
+it is not what was expected, somebody has changed it, and the step is reverted.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class DirectoryFilesystem(Linked):
     def _usage(self) -> tuple[int, int]:
         return 0, 0
 
-    # --- writes, each a commit of its own -----------------------------------------------------------
+    # --- writes, each a separate commit --------------------------------------------------------------
 
     @contextlib.contextmanager
     def _alone(self) -> Generator[DirectoryFork]:
@@ -246,7 +246,7 @@ def _ignores_case(jail: Jail) -> bool:
 
 
 def _inside(root: Path, staging: Path) -> str:
-    """Return the staging folder's name if it lies directly in the root, else ""."""
+    """Return the staging folder's name if it is directly in the root, else ""."""
     resolved = staging.parent.resolve() / staging.name
     if resolved == root or resolved in root.parents:
         raise DefinitionError(
@@ -260,7 +260,7 @@ def _inside(root: Path, staging: Path) -> str:
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """What a recovery did."""
+    """The results of a recovery."""
 
     finished: tuple[str, ...] = ()
     """Ids of the calls whose commits were finished, or found finished."""

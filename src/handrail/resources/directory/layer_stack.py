@@ -48,7 +48,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Upper:
-    """The topmost layer of a fork, writable until another layer lies above it."""
+    """The topmost layer of a fork, writable until another layer is above it."""
 
     __slots__ = ("_disk", "_written", "folder", "is_marked")
 

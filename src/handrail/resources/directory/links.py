@@ -46,10 +46,10 @@ class Ground(Shared):
         self.jail = jail
         self.area = area
         self.hidden = hidden
-        """The name of the staging folder if it lies in the root; else ""."""
+        """The name of the staging folder if it is in the root, else ""."""
 
     def refuse_hidden(self, path: str) -> None:
-        """Raise if a path lies in the staging folder."""
+        """Raise if a path is in the staging folder."""
         hidden = self.hidden
         if hidden and (path == hidden or path.startswith(f"{hidden}/")):
             raise PathRefused(path, "uncommitted changes are staged there. Choose another path")

@@ -231,7 +231,7 @@ class Output:
 
 
 class Outcome(NamedTuple):
-    """How the process ended."""
+    """The reply and output of a process that ended, and the time it took."""
 
     reply: Reply
     output: Output

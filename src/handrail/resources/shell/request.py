@@ -49,7 +49,7 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """How a command ended, or which step before it failed."""
+    """The end of a command, or the step before it that failed."""
 
     status: int | None = None
     """The status as `waitpid` returns it, or None if the command never started."""

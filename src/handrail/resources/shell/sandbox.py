@@ -157,7 +157,7 @@ def _expose(descriptors: dict[str, int]) -> None:
 
 
 def _mount_overlay(request: Request, opened: list[int]) -> int:
-    # By descriptor: a path may contain ':' or ',', and many paths may exceed what the kernel accepts.
+    # Layers are given by descriptor: a path may contain ':' or ',', and many paths may exceed the kernel's limit.
     *lowers, upper, work = (f"/proc/self/fd/{descriptor}" for descriptor in opened)
     options = f"lowerdir={':'.join(lowers)},upperdir={upper},workdir={work},userxattr,volatile"
     kernel.mount("overlay", request.root, "overlay", _SAFE, options)
@@ -202,7 +202,7 @@ def _hide(request: Request) -> None:
 
 
 def _read_resolver() -> tuple[str, bytes] | None:
-    """Return the resolver configuration if it lies in a folder about to be hidden."""
+    """Return the resolver configuration if it is in a folder that is about to be hidden."""
     path = os.path.realpath("/etc/resolv.conf")
     if not path.startswith("/run/"):
         return None
@@ -288,7 +288,7 @@ _FOREIGN = 0x3FFFFFFF
 # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
 FAMILIES = (1, 2, 10, 16)
 
-# By machine: its architecture number, `socket`, and add_key, request_key, keyctl, perf_event_open, bpf, userfaultfd.
+# By machine: the architecture number, `socket`, and add_key, request_key, keyctl, perf_event_open, bpf, userfaultfd.
 _MACHINES = {
     "x86_64": (0xC000003E, 41, (248, 249, 250, 298, 321, 323)),
     "aarch64": (0xC00000B7, 198, (217, 218, 219, 241, 280, 282)),

@@ -1,4 +1,4 @@
-"""What is in progress in a run, for AG-UI.
+"""The calls and nested runs in progress in a run, for AG-UI.
 
 `CallStates` tracks the calls: their places, status, progress and cost. `Subagents` tracks the nested runs. In
 each leg, every nested run that is started is started once and closed before the leg ends.

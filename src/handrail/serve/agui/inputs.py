@@ -200,7 +200,7 @@ def _refused(fields: Sequence[tuple[str, str]]) -> RequestRefused:
 
 
 class Submitted(NamedTuple):
-    """Where to find the response to an input."""
+    """The result of submitting an input: the leg or the events to respond with."""
 
     leg: str
     """The leg to follow; "" if there is none."""

@@ -178,7 +178,7 @@ def frontend_tool(name: str, description: str, parameters: Any = None) -> Fronte
         return ToolResult.ok(None, came.content)
 
     made = FrontendTool("frontend", "A tool of the client.", ask, effect="read")
-    # Our rules for names and descriptions do not apply to a client's tools.
+    # Handrail's rules for names and descriptions do not apply to a client's tools.
     for field, value in (
         ("name", name),
         ("description", description.strip() or name),

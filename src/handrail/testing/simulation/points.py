@@ -18,9 +18,11 @@ from handrail.threads import threads_at_work
 PointKind = Literal[
     "before write", "after write", "step", "overtaken before write", "overtaken at step", "parked at step"
 ]
-"""What happens at a point. The process dies just before a write, just after a write that nothing has reacted to
-yet, or before a step of its event loop; or it pauses there until another process has taken its run, and then
-continues; or it is told to stop there, parks its run by force, and ends.
+"""The kind of a point, which says what happens there.
+
+The process dies just before a write, just after a write that nothing has reacted to yet, or before a step of its
+event loop; or it pauses there until another process has taken its run, and then continues; or it is told to stop
+there, parks its run by force, and ends.
 """
 
 CRASHED = 137
