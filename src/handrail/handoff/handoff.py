@@ -54,8 +54,9 @@ _FORMS = {
 
 
 class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
-    """A tool in three acts: `before` here, `client` with the person or model of the environment, `after` here
-    again.
+    """A tool in three acts: `before`, `client` and `after`.
+
+    `before` and `after` run in this process; `client` is played by the environment's person or model.
 
         pick_card = Handoff("pick_card", "Let the other side pick a card.", params=Deal)
 

@@ -52,7 +52,7 @@ class RequestRefused(HandrailError, ValueError):
 
 
 class ServeError(HandrailError):
-    """A thread can't do what was requested."""
+    """Raised if a thread can't do what was requested."""
 
     def __init__(self, thread: str, problem: str, hint: str) -> None:
         self.thread = thread
@@ -60,32 +60,32 @@ class ServeError(HandrailError):
 
 
 class ThreadNameRefused(ServeError, ValueError):
-    """The thread's id, or its principal, is invalid."""
+    """Raised if a thread's id, or its principal, is invalid."""
 
 
 class ServerStopping(ServeError, RuntimeError):
-    """The server is stopping and accepts no new work."""
+    """Raised if the server is stopping and accepts no new work."""
 
     def __init__(self, thread: str) -> None:
         super().__init__(thread, "the server is stopping", "Try again when it is back.")
 
 
 class ThreadUnknown(ServeError, LookupError):
-    """The thread does not exist, or belongs to another principal."""
+    """Raised if the thread does not exist, or belongs to another principal."""
 
     def __init__(self, thread: str) -> None:
         super().__init__(thread, "you have no thread with this id", "Send a message to start one.")
 
 
 class ThreadBusy(ServeError, RuntimeError):
-    """A run of the thread is in progress."""
+    """Raised if a run of the thread is in progress."""
 
     def __init__(self, thread: str) -> None:
         super().__init__(thread, "a run is in progress", "Wait until it ends, or cancel it.")
 
 
 class QuestionsOpen(ServeError, RuntimeError):
-    """The thread's run is waiting for answers."""
+    """Raised if the thread's run is waiting for answers."""
 
     def __init__(self, thread: str, count: int) -> None:
         self.count = count

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class WorkerFolder(Protocol):
-    """The folder of a worker, as its runs use it: a `WorkerRegistry`."""
+    """A worker's folder as the worker's runs use it. `WorkerRegistry` implements it."""
 
     @property
     def names(self) -> tuple[str, ...]: ...

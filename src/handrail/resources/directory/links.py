@@ -33,7 +33,7 @@ from handrail.resources.search import line_pattern, sorted_matches
 _FOLLOWED = 40
 """Maximum number of links in one path, as in Linux."""
 _TRIES = 4
-"""Number of times that a file is read again if it changes while it is read."""
+"""Maximum number of attempts to read a file that changes while it is read."""
 
 
 class Ground(Shared):

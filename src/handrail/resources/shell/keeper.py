@@ -129,7 +129,7 @@ class Keeper:
         with contextlib.suppress(KeyError):
             self.poll.unregister(control)
         del self.commands[watched], self.commands[control.fileno()]
-        # The first process has reported the command's status. If it was killed, its own status is used.
+        # The first process has already reported the command's status. If it was killed, this reports how.
         _say(control, Reply(status=os.waitpid(process, 0)[1]))
         os.close(watched)
         control.close()

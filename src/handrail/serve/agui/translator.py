@@ -382,7 +382,7 @@ class Translator:
 
 
 def messages_snapshot(messages: Sequence[Mapping[str, Any]]) -> Event:
-    """Return the event with a snapshot of a thread's messages. Older clients get none of nested runs."""
+    """Return the event with a snapshot of a thread's messages. Older clients do not get those of nested runs."""
     event = MessagesSnapshotEvent.model_validate({"messages": messages})
     data = dump(event)
     own = [each for each in data["messages"] if "subagentRunId" not in each]
