@@ -1,4 +1,4 @@
-"""The cost of importing the names that hello world uses, compared with the pydantic and asyncio names behind them.
+"""The cost of importing hello world's names, compared with the pydantic and asyncio names they use.
 
 Measured as CPU time of fresh interpreters, medians over interleaved rounds. Bytecode is on disk, as for an
 installed package.

@@ -1,9 +1,9 @@
-"""The cost of recording: a call with and without a journal, compared with a bare insert; and resuming long runs.
+"""The cost of recording a call, compared with no journal and with a bare insert, and of resuming long runs.
 
     python bench/journal.py [CALLS [LONGEST]]
 
-The bare insert is one row of the same size in its own transaction, in a file opened in the same way. It is the
-minimum cost of any record with that durability.
+The bare insert is one row of the same size in its own transaction, in a file opened in the same way. It is
+the minimum cost of any record with that durability.
 """
 
 from __future__ import annotations

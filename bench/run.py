@@ -219,7 +219,7 @@ async def forks() -> None:
         return timed
 
     def appending(items: int, siblings: int) -> Timed:
-        """Return a measurement in which each fork appends 32 times, so that every fill level of the last block counts once."""
+        """Measure forks that append 32 times each, so that each fill level of the last block counts once."""
         session = filled(items)
 
         async def timed() -> float:

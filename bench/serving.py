@@ -2,9 +2,9 @@
 
     python bench/serving.py [RUNS] [VIEWERS] [SECONDS]
 
-The server is a separate process on loopback; the clients are in this process. Each run has two turns of tool calls
-and a streamed answer, from a scripted model, and is recorded in a journal. The bench ends by itself. The exit
-status is 1 if a run did not complete, or if idle viewers cost more than 1 % of a core.
+The server is a separate process on loopback; the clients are in this process. Each run has two turns of tool
+calls and a streamed answer, from a scripted model, and is recorded in a journal. The bench ends by itself.
+The exit status is 1 if a run did not complete, or if idle viewers cost more than 1 % of a core.
 """
 
 from __future__ import annotations

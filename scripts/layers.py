@@ -133,7 +133,7 @@ def check_imports(file: Path, owner: str, imports: Iterator[Import]) -> Iterator
 
 
 def origin(node: ast.expr, names: dict[str, str]) -> str:
-    """Return the full name of an expression such as `dt.now`, here `datetime.datetime.now`, or "" if unknown."""
+    """Return the full name of an expression (`datetime.datetime.now` for `dt.now`), or "" if unknown."""
     if isinstance(node, ast.Name):
         return names.get(node.id, "")
     if isinstance(node, ast.Attribute) and (start := origin(node.value, names)):

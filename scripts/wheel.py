@@ -148,7 +148,7 @@ def clean(python: object, folder: Path, *install: object) -> Path:
 
 
 def try_core(version: str, python: str, folder: Path, wheel: Path) -> list[str]:
-    """Check on one interpreter that the wheel imports without extras, and has its version and every public name."""
+    """Check on one interpreter that the wheel imports without extras, with its version and public names."""
     made = clean(python, folder / f"core-{version}", "-c", ROOT / "constraints.txt", wheel)
     found = run([made, "-I", "-c", PROBE], cwd=folder).split()
     if found[0] != project()["version"]:
@@ -220,7 +220,7 @@ def try_out(wheel: Path) -> None:
 
 
 def try_out_lean(wheel: Path) -> None:
-    """Test in one environment: without extras, where each is reported missing, then with all but the embedded model."""
+    """Test in one environment: first without extras, then with all but the embedded model."""
     interpreters()
     own, names = own_version(), extra_names()
     with tempfile.TemporaryDirectory() as kept:

@@ -107,7 +107,7 @@ async def timed(peer: Peer, script: Script, agent: Any, marks: list[float] | Non
 
 
 async def tool_loop(peer: Peer, options: argparse.Namespace) -> dict[str, float]:
-    """Measure the CPU time of one call and its turn: the median of several runs, divided by the number of calls."""
+    """Measure the CPU time of one call and its turn: the median of several runs, per call."""
     script = Script(options.calls, final_tool=peer.final_tool)
     taken: list[float] = []
 

@@ -1,7 +1,7 @@
 """google-adk: a `BaseLlm` of the bench in process, LiteLlm over HTTP (in its own venv).
 
-Creating a session is part of each run. Its state must be plain data, so it holds a key by which the context is
-found.
+Creating a session is part of each run. Its state must be plain data, so it holds a key by which the context
+is found.
 """
 
 # pyright: basic, reportMissingImports=false

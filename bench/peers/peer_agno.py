@@ -1,4 +1,7 @@
-"""agno: a `Model` of the bench in process, OpenAIChat over HTTP. Telemetry, which would post each run, is off."""
+"""agno: a `Model` of the bench in process, OpenAIChat over HTTP.
+
+Telemetry, which would post each run, is off.
+"""
 
 # pyright: basic, reportMissingImports=false
 # The framework is installed in its own venv, where the type checker does not look.

@@ -19,7 +19,7 @@ NO_LIMIT = UsageLimits(request_limit=None)  # the default stops at 50 requests
 def stub(script: Script) -> FunctionModel:
     async def answer(messages, info) -> ModelResponse:
         turn = await script.aturn(messages[-1].parts[-1].content)
-        # The usage is given explicitly, because FunctionModel would otherwise estimate it over the whole history.
+        # Given explicitly, because FunctionModel would otherwise estimate the usage over the whole history.
         usage = RequestUsage(input_tokens=10, output_tokens=5)
         if turn.calls:
             parts = [ToolCallPart(call.name, call.args_json, call.id) for call in turn.calls]

@@ -1,7 +1,7 @@
 """smolagents' ToolCallingAgent: a `Model` of the bench in process, OpenAIModel over HTTP.
 
-It is synchronous, so each run has a thread. It can't pass a context to a tool, so the tool holds it. The answer
-is a call of `final_answer`, and results return to the model as user text.
+It is synchronous, so each run has a thread. It can't pass a context to a tool, so the tool holds it. The
+answer is a call of `final_answer`, and results return to the model as user text.
 """
 
 # pyright: basic, reportMissingImports=false

@@ -71,7 +71,7 @@ class Strands(Peer):
             from strands.models.openai import OpenAIModel
 
             self.openai_model = OpenAIModel
-            # All runs share one client. By default the model opens a client, and a connection, for each request.
+            # All runs share one client. By default the model opens a client for each request.
             self.client = AsyncOpenAI(base_url=self.base_url, api_key="x")
 
     def build(self, script):

@@ -87,7 +87,7 @@ def summary(results: list[Result], peers: list[str]) -> str:
 
 
 def tables(results: list[Result]) -> str:
-    """Format all tables: the summary, every peer's figures, failures, versions, and how steady the machine was."""
+    """Format all tables: summary, figures of every peer, failures, versions, and the machine's steadiness."""
     peers = list(dict.fromkeys(result["peer"] for result in results))
     every = [[row.what, *(_number(figure(results, row, peer)) for peer in peers)] for row in ROWS]
     parts = [summary(results, peers), _table(["CPU", *peers], every)]

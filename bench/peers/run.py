@@ -130,7 +130,10 @@ def arguments(table: dict[str, Any]) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run all jobs, store the results and print the tables. Fails if the floor or Handrail did not do the work."""
+    """Run all jobs, store the results and print the tables.
+
+    Fails if the floor or Handrail did not do the work.
+    """
     table = tomllib.loads((venvs.HERE / "peers.toml").read_text())
     options = arguments(table)
     for name in options.only:

@@ -68,6 +68,6 @@ def _prepare_streams() -> None:
 
 
 def _discard_output() -> None:
-    """Send buffered output to the null device, so that Python does not retry at exit and report the error again."""
+    """Send buffered output to the null device, so that Python does not report the error again at exit."""
     with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as null:
         os.dup2(null.fileno(), sys.stdout.fileno())

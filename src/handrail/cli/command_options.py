@@ -277,7 +277,7 @@ def _own_model(named: str) -> Any:
 
 
 def open_files(files: Path | None, folder: Path | None) -> DirectoryFilesystem | None:
-    """Open the folder that tools may change: the one given, else `files` in the worker's folder if it exists."""
+    """Open the folder that tools may change: the one given, else `files` beside the worker, if it exists."""
     if files is not None and not files.is_dir():
         raise UsageError(f"--files {files}: no such folder. Create it first, or give another one.")
     if files is None and folder is not None:
@@ -332,14 +332,14 @@ def read_input(given: str | None) -> str:
 
 
 def find_worker(named: str) -> Worker:
-    """Find a worker by `folder/main.md`, `folder/main` or `folder`, which means its `main` or its only worker."""
+    """Find a worker by `folder/main.md`, `folder/main` or `folder` (its `main`, or its only worker)."""
     from handrail.workers import WorkerRegistry
 
     return WorkerRegistry.worker_at(Path(named))
 
 
 def is_module(named: str) -> bool:
-    """Return whether `module:name` names a Python file, or a module that is installed or in the current folder."""
+    """Return whether `module:name` names a Python file or a module, installed or in the current folder."""
     module = named.partition(":")[0]
     if module.endswith(".py"):
         return True

@@ -20,7 +20,7 @@ __all__ = ["AgentEnvironment", "HeadlessEnvironment", "LaterEnvironment", "Scree
 
 
 class HeadlessEnvironment(Environment):
-    """An environment without anybody to ask: a tool that needs a person falls back or fails, and the model is told.
+    """An environment without a person: a tool that needs one falls back or fails, and the model is told.
 
     It has the same effect as no environment at all, but states it explicitly.
     """
@@ -33,11 +33,11 @@ class HeadlessEnvironment(Environment):
 
 
 class LaterEnvironment(Environment):
-    """An environment in which a person answers later: questions are recorded, and the run is parked until it is resumed.
+    """An environment in which a person answers later. Until then, the run is parked with its questions.
 
-    It is meant for servers and jobs that must not keep a run in memory while somebody thinks for days. It needs a
-    journal; without one a question is cancelled, because it can't be recorded. A question from a call that was
-    given a secret is cancelled too: secrets are not recorded, so such a run can't be parked.
+    It is meant for servers and jobs that must not keep a run in memory while somebody thinks for days. It
+    needs a journal; without one a question is cancelled, because it can't be recorded. A question from a call
+    that was given a secret is cancelled too: secrets are not recorded, so such a run can't be parked.
     """
 
     run_mode: RunMode = "user"

@@ -1,7 +1,7 @@
 """Forms made from a JSON Schema and filled in line by line.
 
-The form for approving a call shows the call, what it would change, and the choices. A choice is a key and Enter.
-Enter alone decides nothing, so nothing is approved by accident.
+The form for approving a call shows the call, what it would change, and the choices. A choice is a key and
+Enter. Enter alone decides nothing, so nothing is approved by accident.
 """
 
 from __future__ import annotations
@@ -249,7 +249,10 @@ def _or_empty(schema: JsonSchema) -> str:
 
 
 async def fill_in(schema: JsonSchema, dialog: Dialog, before: Any = NOTHING) -> Any:
-    """Ask for a value, show it, and let the person send, edit or decline it. Raises `Declined` if it is declined."""
+    """Ask for a value, show it, and let the person send, edit or decline it.
+
+    Raises `Declined` if it is declined.
+    """
     form = Form(schema, dialog)
     while True:
         value = await form.fill(before)
@@ -273,7 +276,10 @@ DIFF_LINES = 30
 ARGUMENT_LINES = 20
 MESSAGE_LINES = 20
 LINE_CHARACTERS = 1000
-"""Maximum characters of a line shown at first, so that the question stays on the screen. `v` shows the rest."""
+"""Maximum characters of a line shown at first, so that the question stays on the screen.
+
+`v` shows the rest.
+"""
 
 
 class Choice(NamedTuple):
@@ -338,7 +344,10 @@ def _describe(question: Question, style: Styler) -> list[str]:
 
 
 def _message(question: Question) -> list[str]:
-    """Return the reason for asking. If it has several lines, a bar precedes each, so that it can't imitate this form."""
+    """Return the reason for asking.
+
+    If it has several lines, a bar precedes each, so that it can't imitate this form.
+    """
     lines = escape(question.message or str(_payload(question).get("reason") or "")).split("\n")
     return [f"  {lines[0]}"] if len(lines) == 1 else [f"  │ {line}" for line in lines]
 

@@ -39,7 +39,10 @@ class Keyboard:
         self._typed = b""
 
     async def line(self) -> str | None:
-        """Read the next line without its line end, or return None for Ctrl-D. Only Enter sends what was typed."""
+        """Read the next line without its line end, or return None for Ctrl-D.
+
+        Only Enter sends what was typed.
+        """
         loop = asyncio.get_running_loop()
         while b"\n" not in self._typed:
             ready: asyncio.Future[None] = loop.create_future()

@@ -174,9 +174,9 @@ _TOLD = (
 class ActRunner:
     """Runs the acts of one call, in order.
 
-    Each act passes the gate as an inner call of a given tool. So an act is isolated, commits into the call it is
-    part of, and has its own events and its place in the path. It needs no approval and is not counted as another
-    call, because the call around it was approved and counted.
+    Each act passes the gate as an inner call of a given tool. So an act is isolated, commits into the call it
+    is part of, and has its own events and its place in the path. It needs no approval and is not counted as
+    another call, because the call around it was approved and counted.
     """
 
     __slots__ = ("_attempt", "_ids")

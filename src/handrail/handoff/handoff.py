@@ -56,7 +56,7 @@ _FORMS = {
 class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     """A tool in three acts: `before`, `client` and `after`.
 
-    `before` and `after` run in this process; `client` is played by the environment's person or model.
+    `client` involves the person or model of the environment; `before` and `after` do not.
 
         pick_card = Handoff("pick_card", "Let the other side pick a card.", params=Deal)
 

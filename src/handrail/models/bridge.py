@@ -58,12 +58,12 @@ _NEEDED = "models of other providers need pydantic-ai, which is not installed. R
 
 
 class BridgedModel:
-    """A model of a provider whose API Handrail does not implement itself: `BridgedModel("google:gemini-3-pro")`.
+    """A model of any other provider: `BridgedModel("google:gemini-3-pro")`.
 
     Each provider needs its own packages (`pip install 'pydantic-ai-slim[google]'`) and its key in the
-    environment; pydantic-ai's documentation lists the names. A configured pydantic-ai model is accepted too; one
-    that has its own client works on one event loop only. `options` are further settings of the request, such as
-    `{"thinking": "low"}`.
+    environment; pydantic-ai's documentation lists the names. A configured pydantic-ai model is accepted too;
+    one that has its own client works on one event loop only. `options` are further settings of the request,
+    such as `{"thinking": "low"}`.
 
     The conversation is converted for each request. `context.request` shows it before the conversion.
     """
@@ -177,7 +177,7 @@ class BridgedModel:
 
 
 _keepers: WeakKeyDictionary[asyncio.AbstractEventLoop, list[AsyncGenerator[Any]]] = WeakKeyDictionary()
-"""Models that are open on a loop, kept even after their owner is gone: garbage collection can't close them in order."""
+"""Models that are open on a loop. They outlive their owners: garbage collection can't close them in order."""
 
 
 async def _keep(make: Callable[[], Any]) -> AsyncGenerator[Any]:
@@ -287,7 +287,10 @@ _MOST_SAID = 500
 
 
 def failure_of(model: str, error: Exception, silence: float) -> ModelError:
-    """Convert an error of pydantic-ai to a `ModelError`. An unexpected error counts as an unreadable answer."""
+    """Convert an error of pydantic-ai to a `ModelError`.
+
+    An unexpected error counts as an unreadable answer.
+    """
     known: Any = import_module("pydantic_ai.exceptions")
     said = _without_secrets(_said(error))[:_MOST_SAID]
     status: int | None = getattr(error, "status_code", None)
@@ -315,7 +318,10 @@ def _said(error: Exception) -> str:
 
 
 def _without_secrets(text: str) -> str:
-    """Remove keys from a text, because some providers echo them. Only the provider knows which variable has its key."""
+    """Remove keys from a text, because some providers echo them.
+
+    Only the provider knows which variable has its key.
+    """
     for name, value in os.environ.items():
         if len(value) >= _SHORTEST_SECRET and _SECRET.search(name):
             text = text.replace(value, "[the key]")

@@ -75,10 +75,10 @@ class Engine:
         self._lost = False
 
     async def generate(self, body: Body) -> AsyncGenerator[str | Ended]:
-        """Yield the pieces of text as they arrive, then how the generation ended. Raises `ModelError` on failure.
+        """Yield the pieces of text as they arrive, then how the generation ended.
 
-        If the caller leaves early, generation stops within a token, or within a batch of the prompt. A
-        request that still waits for its turn never starts.
+        Raises `ModelError` on failure. If the caller leaves early, generation stops within a token, or within
+        a batch of the prompt. A request that still waits for its turn never starts.
         """
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[str | None] = asyncio.Queue()
@@ -171,8 +171,8 @@ class Engine:
     def leave_behind(self) -> None:
         """Disable the engine in a forked child: never generate, and never unload.
 
-        Unloading would wait for the parent's threads. For the same reason such a child must end with `os._exit`, as
-        `multiprocessing` does.
+        Unloading would wait for the parent's threads. For the same reason such a child must end with
+        `os._exit`, as `multiprocessing` does.
         """
         self._turn = threading.Lock()
         if self._server is not None:

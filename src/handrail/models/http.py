@@ -1,7 +1,8 @@
-"""`Provider`: requests to one provider over HTTP. It reads JSON or a stream of events, and converts every failure.
+"""`Provider`: requests to one provider over HTTP.
 
-aiohttp is used only here, and imported with the first request. The functions that all HTTP models share are here
-too: they encode JSON, adapt schemas to providers, and pass on arguments.
+It reads JSON or a stream of events, and converts every failure. aiohttp is used only here, and imported with
+the first request. The functions that all HTTP models share are here too: they encode JSON, adapt schemas to
+providers, and pass on arguments.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -212,7 +213,7 @@ class Provider:
             failure = ModelUnavailable(self.model, f"it can't be reached: {said}")
         else:
             return
-        raise failure from None  # raised here because aiohttp's error may hold the headers and must not become the context
+        raise failure from None  # raised here, so that aiohttp's error, which may hold the headers, is not its context
 
     # Secrets.
 

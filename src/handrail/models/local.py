@@ -181,7 +181,7 @@ def _part(tool: Tool[Any, Any] | None, text: str) -> ModelPart:
 
 
 def _turns_for_call(request: ModelRequest, tool: Tool[Any, Any]) -> list[Turn]:
-    """Build the prompt that asks for a call's arguments alone, because more context only confuses the model."""
+    """Build a prompt for a call's arguments alone, because more context only confuses the model."""
     turns = [
         ("system", f"Answer with the arguments of this function, as JSON. {tool.name}: {tool.description}")
     ]
@@ -197,7 +197,10 @@ def _turns_for_call(request: ModelRequest, tool: Tool[Any, Any]) -> list[Turn]:
 
 
 def _turns(request: ModelRequest) -> list[Turn]:
-    """Build the conversation. Results follow their question; calls are left out, because the model would copy them."""
+    """Build the conversation.
+
+    Results follow their question; calls are left out, because the model would copy them.
+    """
     turns: list[Turn] = [("system", request.system or _SYSTEM)]
     for message in request.messages:
         if isinstance(message, UserMessage):

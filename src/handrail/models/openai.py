@@ -48,8 +48,8 @@ class OpenAIModel:
     """A model behind an OpenAI-compatible server.
 
     `OpenAIModel("gpt-5")` is OpenAI's own, with its key in `OPENAI_API_KEY`. For any other server (vLLM,
-    Ollama, llama.cpp, Azure) pass its `base_url`. `key_variable` names the environment variable with the server's
-    key, if it needs one, and `key_header="api-key"` sends the key as Azure expects it. `options` are
+    Ollama, llama.cpp, Azure) pass its `base_url`. `key_variable` names the environment variable with the
+    server's key, if it needs one, and `key_header="api-key"` sends the key as Azure expects it. `options` are
     further fields of the request, such as `{"reasoning_effort": "low"}`.
     """
 

@@ -26,7 +26,10 @@ def tariff_of(model: str, traits: Traits) -> Tariff:
 
 
 def most_of(tariff: Tariff, input: int, output: int) -> Decimal | None:
-    """Return the maximum cost of this many tokens. Writing to a provider's cache costs more than not writing to it."""
+    """Return the maximum cost of this many tokens.
+
+    Writing to a provider's cache costs more than not writing to it.
+    """
     plain, written = tariff(Usage(input, output)), tariff(Usage(input, output, cache_writes=input))
     return None if plain is None or written is None else max(plain, written)
 
@@ -42,7 +45,10 @@ def cost_at(price: Price, usage: Usage) -> Decimal:
 
 @lru_cache(maxsize=256)
 def _from_table(model: str) -> Tariff:
-    """Return the tariff from the table. The cost is unknown for other providers, or without the `prices` extra."""
+    """Return the tariff from the table.
+
+    The cost is unknown for other providers, or without the `prices` extra.
+    """
     provider, _, name = model.partition(":")
     try:
         table: Any = import_module("genai_prices")

@@ -1,7 +1,7 @@
 """`ScriptedModel`: a model that follows a script, for tests, examples and documentation.
 
-`DemoModel` plays a fixed conversation for the folder that `handrail new` creates, and says so itself. It needs
-no key, network or weights, and always does the same few things, so that a newcomer sees streamed text,
+`DemoModel` plays a fixed conversation for the folder that `handrail new` creates, and says so itself. It
+needs no key, network or weights, and always does the same few things, so that a newcomer sees streamed text,
 tool calls, a worker calling another, an approval with a diff, and a form.
 """
 
@@ -53,7 +53,10 @@ class Reply(msgspec.Struct, frozen=True):
     error: Exception | None = None
     """An error to raise after everything else was sent."""
     stop: StopReason | None = None
-    """The stop reason; None derives it from the content. To cut the answer off, give an `error` or `cut=True`."""
+    """The stop reason; None derives it from the content.
+
+    To cut the answer off, give an `error` or `cut=True`.
+    """
     cut: bool = False
     """Whether to end the stream without a stop reason, like a lost connection."""
     pieces: Sequence[str] = ()

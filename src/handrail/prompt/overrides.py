@@ -1,8 +1,8 @@
 """`Overrides`: tuned texts for prompts, kept in files beside the code.
 
-A file replaces texts of one prompt: its sections' bodies and summaries, and its tools' descriptions and examples.
-Each override identifies its original by a hash. If the original has changed since, the override is stale: it is
-reported and not applied.
+A file replaces texts of one prompt: its sections' bodies and summaries, and its tools' descriptions and
+examples. Each override identifies its original by a hash. If the original has changed since, the override is
+stale: it is reported and not applied.
 
 The functions that list the texts that can be replaced, read a file, and write one to start from are here too.
 """
@@ -78,11 +78,17 @@ class Overrides:
         return self.apply(prompt, prompt.params_type).reports
 
     def apply(self, prompt: Prompt[Any], params_type: Any) -> TunedWords:
-        """Return the prompt's texts with its overrides applied. Raises an error for an override that does not fit."""
+        """Return the prompt's texts with its overrides applied.
+
+        Raises an error for an override that does not fit.
+        """
         return TunedWords(self.file_of(prompt), tuple(originals(prompt)), params_type)
 
     def write_starter(self, prompt: Prompt[Any]) -> Path:
-        """Write a file with every text that can be overridden, to be edited. Raises `FileInTheWay` if it exists."""
+        """Write a file with every text that can be overridden, to be edited.
+
+        Raises `FileInTheWay` if it exists.
+        """
         file = self.file_of(prompt)
         self.folder.mkdir(parents=True, exist_ok=True)
         try:

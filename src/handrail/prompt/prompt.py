@@ -313,7 +313,10 @@ class _Check:
         return plans
 
     def names(self, plans: Sequence[Planned]) -> None:
-        """Check that tools and policies that are always enabled together have different names. `OPENER` is reserved."""
+        """Check that tools and policies that are always enabled together have different names.
+
+        `OPENER` is reserved.
+        """
         always = list(_always_enabled(plans))
         places = [("the prompt itself", self.prompt.tools)]
         check_tool_names(self.prompt.name, places + [(f"section {one.path!r}", one.tools) for one in always])
@@ -345,7 +348,10 @@ class _Check:
             raise self.error(f"its output: {problem}", hint) from error.__cause__
 
     def overrides(self, params_type: Any) -> Words | None:
-        """Return the prompt's texts with overrides, or None if it has none. Overrides that are not applied are logged."""
+        """Return the prompt's texts with overrides, or None if it has none.
+
+        Overrides that are not applied are logged.
+        """
         if self.prompt.overrides is None:
             return None
         if not hasattr(self.prompt.overrides, "apply"):

@@ -85,7 +85,7 @@ class Tree:
         return tuple(ScopedPolicy(policy, scope) for policy, scope in scopes.values())
 
     def summaries(self, paths: Iterable[str]) -> frozenset[str]:
-        """Return the summaries to open so that these sections are shown in full, including those around them."""
+        """Return the summaries to open, at and around these paths, to show these sections in full."""
         wanted = {prefix for path in paths for prefix in _prefixes(path)}
         return frozenset(path for path in wanted if path in self._by_path and self._by_path[path].is_summary)
 
@@ -160,9 +160,9 @@ class RenderedPrompt(Generic[OutputT]):
     def open(self, paths: Sequence[str]) -> Opening[OutputT]:
         """Show these sections in full, and those around them that are still closed.
 
-        Their children keep their own visibility. Conditions are not evaluated again, because this continues the same
-        rendering. A path that is unknown or already open raises a `ToolValidationError` that tells the
-        model what can be opened, and nothing is opened.
+        Their children keep their own visibility. Conditions are not evaluated again, because this continues
+        the same rendering. A path that is unknown or already open raises a `ToolValidationError` that tells
+        the model what can be opened, and nothing is opened.
         """
         paths = [paths] if isinstance(paths, str) else list(paths)
         tree = self._tree
@@ -208,7 +208,10 @@ def check_tool_names(prompt: str, places: Iterable[tuple[str, Sequence[AnyTool]]
 
 
 def check_policy_names(prompt: str, policies: Iterable[ToolPolicy]) -> None:
-    """Raise an error if two policies have the same name. The same policy may be declared in several places."""
+    """Raise an error if two policies have the same name.
+
+    The same policy may be declared in several places.
+    """
     seen: dict[str, ToolPolicy] = {}
     for policy in policies:
         if seen.setdefault(policy.name, policy) is not policy:

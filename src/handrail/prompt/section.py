@@ -92,7 +92,7 @@ class Condition:
         return self._function is not None or self._value == value
 
     def evaluate(self, prompt: str, path: str, given: Mapping[str, Any]) -> Any:
-        """Return the condition's value, or what its function returns for the params and session of a rendering."""
+        """Return the condition's value. A function is called with the params and session of a rendering."""
         function = self._function
         if function is None:
             return self._value
@@ -137,10 +137,10 @@ class _OfSession(Protocol[Answer_co]):
 class Section(Generic[ParamsT], abc.ABC):
     """One node of a prompt: text, tools, policies, and the sections below it.
 
-    `Section[Params]` is a class that knows the type of its params; a section without it takes the params of its
-    prompt. `enabled` and `visibility` may be functions of `params`, of `session`, of both or of neither, called
-    with these parameter names at every rendering. If a section is disabled, so are its subtree, tools and policies.
-    A section shown as a summary hides its body, children and tools until it is opened.
+    `Section[Params]` is a class that knows the type of its params; a section without it takes the params of
+    its prompt. `enabled` and `visibility` may be functions of `params`, of `session`, of both or of neither,
+    called with these parameter names at every rendering. If a section is disabled, so are its subtree, tools
+    and policies. A section shown as a summary hides its body, children and tools until it is opened.
     """
 
     params_type: ClassVar[Any] = None

@@ -134,7 +134,10 @@ class Owner(Protocol):
 
 
 class CallResources:
-    """A call's view of the resources. Run resources are shared, forkable ones as the call's fork; others are its own."""
+    """A call's view of the resources.
+
+    Run resources are shared, forkable ones as the call's fork; others are its own.
+    """
 
     __slots__ = ("_call", "_given", "_owner", "_run")
 
@@ -156,7 +159,10 @@ class CallResources:
         return found
 
     def open(self, protocol: type[T], /) -> Operation[T]:
-        """Return what is bound to `protocol`, creating it if necessary. Works for async bindings and all others."""
+        """Return what is bound to `protocol`, creating it if necessary.
+
+        Works for async bindings and all others.
+        """
         self._owner.check()
         name = f"resources.open({name_of(protocol)})"
         return Operation(lambda: self.open_for(protocol, "fresh", ()), name, self.home)
@@ -286,7 +292,10 @@ class CallResources:
         return Inside(self, lives, within, (*path, protocol))
 
     def _scope(self, lives: Scope) -> Scoped:
-        """Return the scope that keeps and closes a resource. A fresh resource lives as long as its requester."""
+        """Return the scope that keeps and closes a resource.
+
+        A fresh resource lives as long as its requester.
+        """
         if lives == "run":
             return self._run.scope
         with self._run.lock:  # two threads may ask at once
@@ -315,7 +324,10 @@ class Inside:
         return self._hand_out(self._resources.get_for(protocol, self.scope, self._path))
 
     def open(self, protocol: type[T], /) -> Operation[T]:
-        """Return what is bound to `protocol`, creating it if necessary. Works for async bindings and all others."""
+        """Return what is bound to `protocol`, creating it if necessary.
+
+        Works for async bindings and all others.
+        """
         self._check()
         return Operation(lambda: self._opened(protocol), f"resources.open({name_of(protocol)})")
 
@@ -339,7 +351,10 @@ _NOTHING = object()
 
 
 def _first(binding: Binding[Any], made: Any) -> tuple[Any, Callable[[], Any] | None]:
-    """Return the object that a provider created. If the provider is a generator, also return how to finish it."""
+    """Return the object that a provider created.
+
+    If the provider is a generator, also return how to finish it.
+    """
     if not inspect.isgenerator(made):
         return made, None
     generator = made

@@ -134,7 +134,10 @@ def _mode(mode: int | None) -> str:
 
 
 def _said(path: str) -> str:
-    """Format a file name. It is quoted if it is not plain, so that it can't be mistaken for a line of the diff."""
+    """Format a file name.
+
+    It is quoted if it is not plain, so that it can't be mistaken for a line of the diff.
+    """
     plain = path.encode("utf-8", "surrogateescape").decode(errors="backslashreplace")
     shown = _visible(plain).replace("\t", "\\t")
     return shown if shown == path else f'"{shown}"'

@@ -146,7 +146,10 @@ class FileFork(Overlay):
         return self.changed
 
     def redo(self, changes: Sequence[Any]) -> None:
-        """Repeat the changes of a fork of the same files. Raises `Conflict` if the files have changed since."""
+        """Repeat the changes of a fork of the same files.
+
+        Raises `Conflict` if the files have changed since.
+        """
         again = [msgspec.convert(each, FileChange) for each in changes]
         with self._shared.lock:
             against = [

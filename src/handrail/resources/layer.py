@@ -71,7 +71,7 @@ Over = Mapping[str, Mapping[str, tuple[Node, Node]]]
 
 
 class Listing(NamedTuple):
-    """A folder's members as a layer sees them, the stamp of their last change, and the listing of the layer below."""
+    """A folder's members as a layer sees them, the stamp of their last change, and the listing below."""
 
     members: dict[str, Node]
     stamp: int
@@ -88,7 +88,7 @@ class Shared:
         self.clock = clock
         self.tick = tick
         self.lock = RLock()
-        # A `with` statement costs as much as the lock itself, so the three methods that every commit calls avoid it.
+        # A `with` statement costs as much as the lock itself. The three methods of every commit avoid it.
         self.acquire = self.lock.acquire
         self.release = self.lock.release
 
@@ -385,7 +385,7 @@ class Layer:
         raise FileInTheWay(at.path, "a file exists there already. Delete it first, or choose another path")
 
     def _refuse_missing(self, at: ParsedPath) -> NoReturn:
-        """Raise an error that says which part of the path does not exist, and suggests the name probably meant."""
+        """Raise an error that says which part of the path does not exist, and suggests a name."""
         with self._shared.lock:
             lost = next((p for p in ancestors(at.path) if not self._has_folder(p)), at.path)
             folder, name = split(lost)

@@ -68,7 +68,7 @@ def is_whiteout(facts: os.stat_result) -> bool:
 
 
 def strip_marks(path: str | Path) -> None:
-    """Remove all overlay attributes, including those that a command set itself, so that they have no effect."""
+    """Remove all overlay attributes, including those that a command has set, so that none has an effect."""
     with contextlib.suppress(OSError):
         for name in os.listxattr(path, follow_symlinks=False):
             if ".overlay." in name:
@@ -76,7 +76,10 @@ def strip_marks(path: str | Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a file or folder, if it exists, without following links. Works without permissions on its folders."""
+    """Remove a file or folder, if it exists, without following links.
+
+    Works without permissions on its folders.
+    """
     try:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             os.unlink(path)

@@ -52,7 +52,10 @@ _file_paths: dict[str, ParsedPath] = {}
 
 
 def parse_path(path: str) -> ParsedPath:
-    """Parse a path to its only spelling. Raises `PathRefused`, which says what is wrong and what to write instead."""
+    """Parse a path to its only spelling.
+
+    Raises `PathRefused`, which says what is wrong and what to write instead.
+    """
     try:
         return _paths[path]
     except KeyError:
@@ -100,7 +103,10 @@ def ancestors(path: str) -> Iterable[str]:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the name that was probably meant, if any. Among very many names, only a difference in case counts."""
+    """Return the name that was probably meant, if any.
+
+    Among very many names, only a difference in case counts.
+    """
     names = sorted(names)
     for other in names:
         if other.casefold() == name.casefold():

@@ -1,4 +1,7 @@
-"""Scopes: resources created for a run or a call. They are closed last first, even if closing one of them fails."""
+"""Scopes: resources created for a run or a call.
+
+They are closed last first, even if closing one of them fails.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,10 @@ class Scoped:
 
 @contextlib.contextmanager
 def waiting(scope: Scoped, protocol: type, path: tuple[type, ...]) -> Generator[None]:
-    """Record, inside this block, that the creations in `path` wait for `protocol`. Raises an error for a cycle."""
+    """Record, inside this block, that the creations in `path` wait for `protocol`.
+
+    Raises an error for a cycle.
+    """
     looked: set[type] = set()
     ahead = {protocol}
     while ahead:

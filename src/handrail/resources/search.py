@@ -29,10 +29,11 @@ _Segment = str | Callable[[str], object] | None
 
 
 def find(pattern: str, look: Look, members: Members) -> tuple[str, ...]:
-    """Return the files that match a glob, sorted. A glob that ends in `/` finds folders, each returned with a `/`.
+    """Return the files that match a glob, sorted.
 
-    `*`, `?` and `[...]` match within one name; `**` matches any number of folders, and at the end
-    every file below. A name without wildcards is looked up, so its folder does not count as listed.
+    A glob that ends in `/` finds folders, each returned with a `/`. `*`, `?` and `[...]` match within one
+    name; `**` matches any number of folders, and at the end every file below. A name without wildcards is
+    looked up, so its folder does not count as listed.
     """
     segments, folders = _segments(pattern)
     listed: dict[str, Mapping[str, bool]] = {}

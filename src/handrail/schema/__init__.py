@@ -137,8 +137,8 @@ class Schema(Generic[T]):
     def mask(self, data: str | bytes) -> str:
         """Return the JSON text with its secrets masked, to be shown and recorded.
 
-        Text that does not fit the type is withheld entirely, since any part of it may be secret. Masks that the text
-        already contains are kept.
+        Text that does not fit the type is withheld entirely, since any part of it may be secret. Masks that
+        the text already contains are kept.
         """
         try:
             return self.dump(self._validate(data, strict=True, extra="forbid")).decode()
@@ -165,7 +165,10 @@ def schema_of(annotation: type[T]) -> Schema[T]:
 
 
 def to_json(value: object) -> bytes:
-    """Return a Python value as JSON text. Supports dataclasses, models, enums, dates and paths. Secrets are masked."""
+    """Return a Python value as JSON text.
+
+    Supports dataclasses, models, enums, dates and paths. Secrets are masked.
+    """
     try:
         return pydantic_core.to_json(value, inf_nan_mode="constants")
     except (pydantic_core.PydanticSerializationError, ValueError, RecursionError) as error:
@@ -182,7 +185,10 @@ def refuse_masks(data: str | bytes) -> None:
 
 
 def clear_json(value: object) -> bytes:
-    """Return a Python value as JSON text with its secrets unmasked. Parse it at once; never show or keep it."""
+    """Return a Python value as JSON text with its secrets unmasked.
+
+    Parse it at once; never show or keep it.
+    """
     written = to_json(value)
     return in_clear(value) if MASK.encode() in written else written
 
@@ -196,7 +202,10 @@ def _is_json(data: str | bytes) -> bool:
 
 
 def _stands_at(value: Any, location: tuple[str | int, ...]) -> Any:
-    """Return the part of an input where an error is. Labels that pydantic adds for union members are skipped."""
+    """Return the part of an input where an error is.
+
+    Labels that pydantic adds for union members are skipped.
+    """
     here = value
     for part in location:
         if isinstance(here, dict) and part in here:

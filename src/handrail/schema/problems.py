@@ -1,7 +1,7 @@
 """Problems of an input, described for a model: where each is, what was expected, and what came instead.
 
-If the type is available, pydantic finds the problems. If only its JSON Schema is, as in a process that accepts an
-answer for another one, `misfits` finds the definite mistakes.
+If the type is available, pydantic finds the problems. If only its JSON Schema is, as in a process that
+accepts an answer for another one, `misfits` finds the definite mistakes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def describe(annotation: Any) -> str:
 
 
 def location_of(location: Location) -> str:
-    """Format `("orders", 2, "price")` as `orders[2].price`, and a key with other characters as `orders["a b"]`."""
+    """Format `("orders", 2, "price")` as `orders[2].price`, and unusual keys as `orders["a b"]`."""
     text = ""
     for part in location:
         if isinstance(part, int) or not _PLAIN_KEY.match(part):
@@ -344,7 +344,8 @@ class Misfit(NamedTuple):
 def misfits(schema: Mapping[str, Any], value: object, *, secret: bool = False) -> list[Misfit]:
     """Return the definite mistakes in a value: wrong kinds, missing and unknown fields, invalid choices.
 
-    Everything else is checked by the process that has the type. With `secret`, no part of the value is repeated.
+    Everything else is checked by the process that has the type. With `secret`, no part of the value is
+    repeated.
     """
     found = _misfits(schema, value, "", schema.get("$defs", {}), 0)
     return [Misfit(each.where, each.wanted, each.wanted) for each in found] if secret else list(found)

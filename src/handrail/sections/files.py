@@ -1,9 +1,9 @@
 """`FileTools`: a section with tools that read, search and change files.
 
 A regular expression from a model that could take exponential time is refused before it is tried. Python's
-engine backtracks and blocks the process while it does, so a few characters could stop everything. That happens
-when a part that matches in several ways is repeated, because each repetition multiplies the ways, and when many
-such parts follow each other.
+engine backtracks and blocks the process while it does, so a few characters could stop everything. That
+happens when a part that matches in several ways is repeated, because each repetition multiplies the ways, and
+when many such parts follow each other.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ _TEMPLATE_WRITING = (
 class FileTools(MarkdownSection[Any]):
     """A section with tools for the run's files: read, list, find and search.
 
-    With `writes`, it also has tools to write, edit, delete and move, under `ReadBeforeWritePolicy`. The tools work on
-    the run's filesystem: `evaluate(..., filesystem=DirectoryFilesystem(folder))`.
+    With `writes`, it also has tools to write, edit, delete and move, under `ReadBeforeWritePolicy`. The tools
+    work on the run's filesystem: `evaluate(..., filesystem=DirectoryFilesystem(folder))`.
     """
 
     needs_files: ClassVar[bool] = True

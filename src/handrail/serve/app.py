@@ -114,8 +114,8 @@ def on_stop_signal(stop: Callable[[], object]) -> Generator[None]:
     """Call `stop` in the event loop on SIGINT or SIGTERM, before the handler that was installed.
 
     A server tells its app to shut down only when all connections are closed, and a stream closes only when
-    the app ends it: each would wait for the other. A signal without a handler still ends the process. Outside the
-    main thread, where signals never arrive, this does nothing.
+    the app ends it: each would wait for the other. A signal without a handler still ends the process. Outside
+    the main thread, where signals never arrive, this does nothing.
     """
     loop = asyncio.get_running_loop()
     handlers: dict[int, Callable[[int, Any], Any]] = {}

@@ -1,4 +1,7 @@
-"""`Feed`: the events of one thread, each encoded once. `EventStream`: sends them to a reader as server-sent events."""
+"""`Feed`: the events of one thread, each encoded once.
+
+`EventStream`: sends them to a reader as server-sent events.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ __all__ = ["Event", "Feed", "FellBehind", "Item"]
 _MOST_ITEMS = 4096
 _MOST_BYTES = 4 * 2**20
 _AT_ONCE = 256
-"""Maximum number of events a reader gets at a time, so that one that is far behind does not hold a copy of all."""
+"""Maximum number of events a reader gets at a time, so that a slow one does not hold a copy of all."""
 _STARTED = b'"RUN_STARTED"'
 _PAUSE = 0.02
 """Seconds between wake-ups of readers. Waking every viewer for every token would be too expensive."""
@@ -145,7 +148,7 @@ class Feed:
         return [self._items[at] for at in range(skip, end)]
 
     def before_leg(self, leg: str, number: int) -> int:
-        """Return the position just before a leg starts, searching after `number`; `number` if it is not found."""
+        """Return the position just before a leg starts after `number`, or `number` if none is found."""
         oldest = self._oldest()
         for at in range(len(self._items) - 1, max(number - oldest, -1), -1):
             data = self._items[at].data
@@ -156,7 +159,10 @@ class Feed:
         return number
 
     async def after(self, number: int, seconds: float | None = None) -> Sequence[Item]:
-        """Return the next events after a position. Waits up to `seconds` for one; returns an empty list if none comes."""
+        """Return the next events after a position.
+
+        Waits up to `seconds` for one; returns an empty list if none comes.
+        """
         if number >= self._last:
             if self._changed is None:
                 self._changed = asyncio.get_running_loop().create_future()
@@ -229,9 +235,9 @@ async def follow(
 ) -> AsyncGenerator[bytes]:
     """Yield the events after a position in a feed, until a leg ends, up to a position, or without end.
 
-    A reader that fell behind what the feed keeps is disconnected; when it returns it gets a snapshot. A reader of
-    one leg gets an error event first, because an AG-UI client does not return by itself and would otherwise take
-    this for the end.
+    A reader that fell behind what the feed keeps is disconnected; when it returns it gets a snapshot. A
+    reader of one leg gets an error event first, because an AG-UI client does not return by itself and would
+    otherwise take this for the end.
     """
     first = _encode_all(before, nested)
     if first:
@@ -308,7 +314,7 @@ class Streams:
 
 
 class Slot:
-    """The slot of one stream in its principal's quota. It can be released only once."""
+    """The slot of one stream in its principal's quota. Releasing it twice has no further effect."""
 
     def __init__(self, quota: Quota, principal: str) -> None:
         self._quota: Quota | None = quota

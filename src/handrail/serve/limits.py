@@ -24,7 +24,10 @@ class Limits:
     idle_seconds: float = 15.0
     """Seconds that a connection is kept open for the next request. Applies to `handrail serve` only."""
     write_seconds: float = 30.0
-    """Seconds that a client may leave data unread before it is disconnected. Applies to `handrail serve` only."""
+    """Seconds that a client may leave data unread before it is disconnected.
+
+    Applies to `handrail serve` only.
+    """
     connections: int = 1000
     """Maximum number of requests in progress at once, open streams included."""
     streams: int = 256
@@ -59,7 +62,10 @@ class Rate:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, key: str) -> float:
-        """Take a token and return 0.0. If there is none, return the seconds until the next one is available."""
+        """Take a token and return 0.0.
+
+        If there is none, return the seconds until the next one is available.
+        """
         left, now = self._now(key)
         if left < 1.0:
             return (1.0 - left) / self._per_second

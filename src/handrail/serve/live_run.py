@@ -34,9 +34,9 @@ _MIN_CUT_SECONDS = 1.0
 class BrowserEnvironment(Environment):
     """The environment of a served run: people who have the thread open, now or later.
 
-    Answers reach the run through the journal. A run that waits stays in memory for `park_after` seconds, because
-    somebody may answer soon. Then it is parked, and an answer resumes it. If `park_after` is None, it is parked
-    only when the server stops.
+    Answers reach the run through the journal. A run that waits stays in memory for `park_after` seconds,
+    because somebody may answer soon. Then it is parked, and an answer resumes it. If `park_after` is None, it
+    is parked only when the server stops.
     """
 
     run_mode: RunMode = "user"
@@ -74,7 +74,10 @@ class BrowserEnvironment(Environment):
         self.parking = parking
 
     def run_waiting(self, parking: Parking) -> None:
-        """Report that everything in the run waits for an answer. Unless it stays, park it, now or after `park_after`."""
+        """Report that everything in the run waits for an answer.
+
+        Unless it stays, park it, now or after `park_after`.
+        """
         self.go_on()
         self._at_rest = True
         self._on_rest()
@@ -106,7 +109,10 @@ class BrowserEnvironment(Environment):
         return self.parking.park(by_force=True)
 
     def _leave(self, parking: Parking) -> None:
-        """Park a run at rest. A run that can't be re-entered is cut off, because waiting longer would not help."""
+        """Park a run at rest.
+
+        A run that can't be re-entered is cut off, because waiting longer would not help.
+        """
         if not parking.park():
             self.cut()
 
@@ -224,7 +230,7 @@ class LiveRun:
         await self.wait()
 
     async def park(self, grace: float) -> None:
-        """Park the run: at rest if it comes to rest within `grace` seconds, else as if the process had died."""
+        """Park the run when it comes to rest, or after `grace` seconds as if the process had died."""
         self._is_stopping = True
         self.environment.leave()
         if self._task is None or (await asyncio.wait({self._task}, timeout=grace))[0]:
@@ -261,7 +267,10 @@ class LiveRun:
         self._notify()
 
     async def _outcome(self, stream: RunStream[Any]) -> Callable[[], Sequence[Event]] | None:
-        """Wait for the run. Returns a function that makes its final events, or None if it was parked at rest."""
+        """Wait for the run.
+
+        Returns a function that makes its final events, or None if it was parked at rest.
+        """
         translator = self._translator
         try:
             response = await stream.response
@@ -330,7 +339,10 @@ class LiveRun:
                 self._reporting = self._loop.create_task(self._report_changes())
 
     async def _report_changes(self) -> None:
-        """Report the file changes of finished calls, from the journal. One query covers all that have finished by then."""
+        """Report the file changes of finished calls, from the journal.
+
+        One query covers all that have finished by then.
+        """
         try:
             while self._has_committed:
                 self._has_committed = False

@@ -84,7 +84,10 @@ class PrometheusMetrics:
         return self._counts[name][tuple(labels.items())]
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """Return all numbers as Prometheus text. `gauges` maps further names to a description and a current value."""
+        """Return all numbers as Prometheus text.
+
+        `gauges` maps further names to a description and a current value.
+        """
         lines: list[str] = []
 
         def start(name: str, kind: str, description: str) -> None:

@@ -231,7 +231,7 @@ class GuardMiddleware:
             ) from None
 
     async def _refuse(self, refused: RequestRefused, scope: Scope, receive: Receive, answer: _Sender) -> None:
-        """Send the refusal, then briefly read the rest of the body so that the client receives the response."""
+        """Send the refusal, then read the body for a moment so that the client receives the response."""
         if answer.started:
             return
         made = error_response(refused)
@@ -256,7 +256,10 @@ class GuardMiddleware:
     # Hosts and origins.
 
     def _is_our_host(self, request: Request) -> bool:
-        """Return whether the request's host is this server. A foreign page can point its own host name at this address."""
+        """Return whether the request's host is this server.
+
+        A foreign page can point its own host name at this address.
+        """
         host = request.headers["host"].lower()
         if host in self._hosts:
             return True

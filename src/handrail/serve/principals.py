@@ -38,11 +38,11 @@ _HINT = "Send it as `Authorization: Bearer TOKEN`, or sign in on the page."
 
 
 class Principals:
-    """Authenticates requests by a token or by an app's own hook. With neither, only requests from this machine pass.
+    """Authenticates requests by a token or by an app's own hook.
 
-    Tokens are compared in constant time, and addresses that send wrong ones are slowed down. The cookie
-    that replaces the token holds an expiry time, signed with the journal's key and the token: it survives
-    a restart, but not a change of the token.
+    With neither, only requests from this machine pass. Tokens are compared in constant time, and addresses
+    that send wrong ones are slowed down. The cookie that replaces the token holds an expiry time, signed with
+    the journal's key and the token: it survives a restart, but not a change of the token.
     """
 
     def __init__(
@@ -75,9 +75,10 @@ class Principals:
         return self._token is None and self._authenticate is None
 
     async def of(self, request: Request) -> str:
-        """Return the principal that sent a request. Raises `RequestRefused`: 401, or 429 after many wrong tokens.
+        """Return the principal that sent a request.
 
-        Without authentication, requests from other machines are refused with 403.
+        Raises `RequestRefused`: 401, or 429 after many wrong tokens. Without authentication, requests from
+        other machines are refused with 403.
         """
         if self._authenticate is not None:
             return await self._call_hook(self._authenticate, request)
@@ -156,7 +157,10 @@ class Principals:
 
 
 def cookie_name(request: Request) -> str:
-    """Return the cookie's name. It contains the port: a browser shares cookies between all servers on a host."""
+    """Return the cookie's name.
+
+    It contains the port: a browser shares cookies between all servers on a host.
+    """
     return f"handrail-{request.url.port or (443 if request.url.scheme == 'https' else 80)}"
 
 
@@ -195,8 +199,8 @@ def _digest(text: str | bytes) -> bytes:
 def session_id_of(principal: str, thread_id: str) -> str:
     """Return the session id of a principal's thread. Raises `ThreadNameRefused` if either name is invalid.
 
-    Thread ids contain no slash, so the last slash separates the thread id from the principal, whatever the principal
-    contains: two different pairs never share a session.
+    Thread ids contain no slash, so the last slash separates the thread id from the principal, whatever the
+    principal contains: two different pairs never share a session.
     """
     if not ID.fullmatch(thread_id):
         raise ThreadNameRefused(thread_id[:256], "the id is invalid", f"Use {ID_RULE}")

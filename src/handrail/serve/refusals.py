@@ -120,7 +120,10 @@ _PART = re.compile(r'\[(\d+|"(?:[^"\\]|\\.)*")\]|([^.\[]+)')
 
 
 def exception_handlers(refused: Callable[[str], None]) -> dict[Any, Any]:
-    """Return Starlette's exception handlers for every route. `refused` is called with the kind of each refusal."""
+    """Return Starlette's exception handlers for every route.
+
+    `refused` is called with the kind of each refusal.
+    """
 
     async def handle_ours(request: Request, error: Exception) -> Response:
         refused(error.kind if isinstance(error, RequestRefused) else type(error).__name__)

@@ -151,7 +151,10 @@ def limit_of(request: Request) -> int:
 
 
 def before_of(request: Request) -> Mark | None:
-    """Return `?before=` as a mark. Its value is the `next` of a page, or a time in ISO 8601 (UTC by default)."""
+    """Return `?before=` as a mark.
+
+    Its value is the `next` of a page, or a time in ISO 8601 (UTC by default).
+    """
     text = request.query_params.get("before")
     if text is None:
         return None
@@ -171,9 +174,10 @@ def before_of(request: Request) -> Mark | None:
 
 
 def format_mark(request: Request, mark: Mark) -> str:
-    """Format the mark where a page ended, for `?before=`. It names the session, since several may share a time.
+    """Format the mark where a page ended, for `?before=`.
 
-    A page may end at a session that is not a thread. Then the mark contains the full session id.
+    It names the session, since several may share a time. A page may end at a session that is not a thread.
+    Then the mark contains the full session id.
     """
     at, session_id = mark
     mine = f"{request.scope[PRINCIPAL]}/"

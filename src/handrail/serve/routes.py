@@ -191,7 +191,7 @@ class Routes:
         return await self._stream(request, chunks)
 
     async def events(self, request: Request) -> Any:
-        """Stream a thread's events after a position, or after a snapshot if the position is no longer kept."""
+        """Stream a thread's events after a position, or after a snapshot if it is no longer kept."""
         thread = self._thread(request)
         query = request.query_params
         nested = query.get("v") != "0"
@@ -267,7 +267,10 @@ class Routes:
         return JSONResponse({}, 202)
 
     def _thread(self, request: Request) -> Thread:
-        """Return the thread in the URL. It always belongs to the request's principal, who can't name another's thread."""
+        """Return the thread in the URL.
+
+        It always belongs to the request's principal, who can't name another's thread.
+        """
         return self._threads.thread(request.scope[PRINCIPAL], requests.check_id(request.path_params["id"]))
 
     async def _start_run(self, thread: Thread, text: str, **options: Any) -> str:

@@ -160,7 +160,7 @@ class Connections:
 
     @contextlib.contextmanager
     def request(self, scope: Scope) -> Generator[None]:
-        """Tell a request's connection that the headers have arrived, and at the end that the request was answered."""
+        """Tell a request's connection that its headers have arrived, and at the end that it was answered."""
         connection = self._open.get(scope["client"])
         if connection is not None:
             connection.start_request()
@@ -234,7 +234,10 @@ class Connection(asyncio.Protocol):
         self._inner.resume_writing()
 
     def _await_headers(self) -> None:
-        """Start the timeout for a request's headers. It is not restarted, so sending byte by byte gains no time."""
+        """Start the timeout for a request's headers.
+
+        It is not restarted, so sending byte by byte gains no time.
+        """
         if self._headers is None and not self._requests:
             seconds = self._connections.limits.header_seconds
             self._headers = self._loop.call_later(seconds, self._refuse_slow)

@@ -106,7 +106,10 @@ async def thread_snapshot(journal: Journal, seen: Thread) -> dict[str, Any]:
 
 
 def _agents(found: _State, since: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the nested runs. Each has its current status, and the call that started it as clients know it."""
+    """Return the nested runs.
+
+    Each has its current status, and the call that started it as clients know it.
+    """
     asked: dict[str, list[str]] = {}
     for run_id, message in (*found.said, *found.nested):
         if isinstance(message, AssistantMessage):
@@ -156,8 +159,8 @@ async def joining_events(journal: Journal, seen: Thread) -> tuple[list[Event], i
 async def _read_state(journal: Journal, seen: Thread) -> _State:
     """Read a consistent state of a thread from the journal and from memory.
 
-    The run continues while the journal is read. Events of that time are taken from the feed; if the run started or
-    ended in that time, everything is read again.
+    The run continues while the journal is read. Events of that time are taken from the feed; if the run
+    started or ended in that time, everything is read again.
     """
     for tries in range(_TRIES):
         last, live = seen.feed.last, seen.live
@@ -255,7 +258,10 @@ _caches: WeakKeyDictionary[Journal, OrderedDict[tuple[str, float], _RunSummary]]
 
 
 _nested_caches: WeakKeyDictionary[Journal, OrderedDict[object, Sequence[RunMessage]]] = WeakKeyDictionary()
-"""Messages of idle threads' nested runs, by journal. They are cached because reading them means reading every run."""
+"""Messages of idle threads' nested runs, by journal.
+
+They are cached because reading them means reading every run.
+"""
 
 
 async def _nested_messages(journal: Journal, rows: Sequence[RunRow]) -> Sequence[RunMessage]:
@@ -376,7 +382,10 @@ def _subagents(
 
 
 def _nested_status(run: NestedRun, call: CallNode) -> str:
-    """Return a nested run's status. An answer without calls ends the run, even if the call around it continues."""
+    """Return a nested run's status.
+
+    An answer without calls ends the run, even if the call around it continues.
+    """
     if run.turns and not run.turns[-1].calls:
         return "ok"
     return "running" if call.status == "open" else "ok" if call.status == "ok" else "error"

@@ -230,8 +230,9 @@ def load_module(named: str) -> ModuleType:
 def _load_file(path: Path, named: str) -> ModuleType:
     """Import a file under the name it would have if it were imported from its own folder.
 
-    Its types and its runs therefore have the same names however it is loaded. If another module has that name, as
-    with a `json.py`, the file gets a unique name and its folder goes last on the path: other imports are unaffected.
+    Its types and its runs therefore have the same names however it is loaded. If another module has that
+    name, as with a `json.py`, the file gets a unique name and its folder goes last on the path: other imports
+    are unaffected.
     """
     is_taken = _is_taken(path)
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]

@@ -129,10 +129,11 @@ class Thread:
             return run_id
 
     async def answer(self, answers: Sequence[Answer], *, leg: str = "") -> str:
-        """Accept answers to questions of this thread, continue the run, and return the leg in which it continues.
+        """Accept answers to questions of this thread, continue the run, and return the id of its leg.
 
-        Raises `AnswerRefused` if an answer does not fit. Then none is accepted, unless the misfit can be detected only
-        by the tool that asked. Repeating an answer is harmless, even after the run has ended; then there is no leg.
+        Raises `AnswerRefused` if an answer does not fit. Then none is accepted, unless the misfit can be
+        detected only by the tool that asked. Repeating an answer is harmless, even after the run has ended;
+        then there is no leg.
         """
         async with self._lock:
             asked = await self._asked([each.question_id for each in answers])
@@ -174,7 +175,10 @@ class Thread:
                 self.feed.append([*told.begin_leg(self._setup.new_id()), *told.cancel()])
 
     async def undo(self, call_id: str) -> Undoing:
-        """Undo what a call of this thread committed. Raises `UndoRefused` or `RunBusy` if that is impossible."""
+        """Undo what a call of this thread committed.
+
+        Raises `UndoRefused` or `RunBusy` if that is impossible.
+        """
         async with self._lock:
             live = await self._settled()
             if live is not None:
@@ -227,7 +231,8 @@ class Thread:
     async def go_on(self, *, stays: bool = False) -> None:
         """Resume a run that was parked or whose process ended, unless another process has it.
 
-        With `stays` it is not parked again when it first comes to rest, because a question is about to be closed.
+        With `stays` it is not parked again when it first comes to rest, because a question is about to be
+        closed.
         """
         async with self._lock:
             row = await self.newest()
@@ -269,7 +274,7 @@ class Thread:
         return None if session is None else self._shown(session)
 
     async def read_state(self, rows: Sequence[RunRow] | None = None) -> Any:
-        """Return the slices that clients see, for a thread that is not in memory, with what a parked run committed."""
+        """Return the slices that clients see, for a thread not in memory, with a parked run's commits."""
         if not self._source.shown or (self.live is not None and self.live.has_started):
             return self.state()
         row = await self.newest(rows)
@@ -327,7 +332,10 @@ class Thread:
             raise ThreadBusy(self.id)
 
     async def _settled(self) -> LiveRun | None:
-        """Return the run that this process executes, if any. If that run is being parked, waits for the end of parking."""
+        """Return the run that this process executes, if any.
+
+        If that run is being parked, waits for the end of parking.
+        """
         if self.live is not None and self.live.is_parking:
             await self.live.wait()
         return self.live
@@ -359,7 +367,10 @@ class Thread:
         return not is_free(row.owner, row.leased_until, now, getattr(self._journal, "owner", ""))
 
     async def _session_with(self, row: RunRow) -> Session:
-        """Return the session including what an unfinished run has committed. The result is for reading only."""
+        """Return the session including what an unfinished run has committed.
+
+        The result is for reading only.
+        """
         try:
             session = await runs.session(self._journal, self.session_id, principal=self.principal)
         except RunUnknown:

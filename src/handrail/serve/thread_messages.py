@@ -122,8 +122,8 @@ def render_thread(
 ) -> list[dict[str, Any]]:
     """Render a thread's messages, with those of nested runs after the calls that started them.
 
-    `named` has the ids that a client gave to its user messages, by the runs they started. Under another id the
-    client would take such a message for a new one, and put it last.
+    `named` has the ids that a client gave to its user messages, by the runs they started. Under another id
+    the client would take such a message for a new one, and put it last.
     """
     ids = {f"{run_id}/user": id for run_id, id in named.items()}
     own = [{**each, "id": ids.get(each["id"], each["id"])} for each in render(messages)]

@@ -33,7 +33,10 @@ _MOST_KEPT = 256
 _MOST_RESUMED = 100_000
 """Maximum number of unfinished runs that are considered at startup, newest first."""
 _MOST_SEARCHED = 500
-"""Maximum number of threads that one search reads. First messages are not indexed; clients ask for the next page."""
+"""Maximum number of threads that one search reads.
+
+First messages are not indexed; clients ask for the next page.
+"""
 _SEARCH_BATCH = 200
 """Number of threads that a search reads at a time, since each query sorts all threads of the principal."""
 _MOST_COSTS_CACHED = 20_000
@@ -165,7 +168,7 @@ class Threads:
             log.exception("could not resume the run of thread %s", key[1])
 
     def _key_of(self, row: RunRow) -> tuple[str, str] | None:
-        """Return the principal and the thread id of a run, or None if it is not a thread's run of this app."""
+        """Return the principal and the thread id of a run, or None if it is not a run of this app."""
         key = parse_session_id(row.record.session_id)
         if key is None or key[0] != row.record.principal or not self.source.owns(row.record):
             return None
@@ -220,8 +223,8 @@ class ThreadList:
     ) -> tuple[list[dict[str, Any]], Mark | None]:
         """Return a page of threads after a mark, and the next mark.
 
-        A page has up to `limit` threads whose first message contains all `words`. The next mark is None on the last
-        page. When few threads match, a page can be short or even empty without being the last.
+        A page has up to `limit` threads whose first message contains all `words`. The next mark is None on
+        the last page. When few threads match, a page can be short or even empty without being the last.
         """
         found: list[dict[str, Any]] = []
         searched = 0

@@ -132,7 +132,10 @@ class Nobody(Agent):
 
 
 class RecordingSubscriber:
-    """Keeps every event that a session publishes, in order. As a context manager, it stops at the end of its block."""
+    """Keeps every event that a session publishes, in order.
+
+    As a context manager, it stops at the end of its block.
+    """
 
     def __init__(self, session: Session) -> None:
         self.events: list[object] = []

@@ -40,7 +40,10 @@ class Handler(Protocol[Params_contra, ResultT]):
 
 
 class ToolOptions(TypedDict, total=False):
-    """Options of `@tool` and `Handoff` beside a tool's texts. They are fields of `Tool`, with the same defaults."""
+    """Options of `@tool` and `Handoff` beside a tool's texts.
+
+    They are fields of `Tool`, with the same defaults.
+    """
 
     accepts_overrides: bool
     examples: Iterable[ToolExample[Any, Any]]
@@ -78,13 +81,13 @@ class Tool(Generic[ParamsT, ResultT]):
     run_mode: RunMode | None = None
 
     delegates: ClassVar[bool] = False
-    """Whether the tool does everything by inner calls, each with its own decision and result, as a worker does."""
+    """Whether the tool, like a worker, only makes inner calls, each with its own decision and result."""
 
     reenters: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
     """Whether the handler only makes inner calls and asks questions.
 
-    If so, it can be re-entered from the top, whatever its effect, and is never simply retried, because it may have
-    asked somebody.
+    If so, it can be re-entered from the top, whatever its effect, and is never simply retried, because it may
+    have asked somebody.
     """
     shown: Callable[[ToolResult[Any]], ToolResult[Any]] | None = dataclasses.field(
         init=False, repr=False, compare=False, default=None
@@ -115,7 +118,8 @@ class Tool(Generic[ParamsT, ResultT]):
     ) -> Self:
         """Return a copy with other texts for the model. Raises `ToolDefinitionError` if these are not valid.
 
-        The handler's signature is not read again: its annotations may use names that are local to where it was defined.
+        The handler's signature is not read again: its annotations may use names that are local to where it
+        was defined.
         """
         made = copy.copy(self)
         for field, value in (("description", description), ("examples", examples)):

@@ -1,4 +1,7 @@
-"""`@tool`: turns a plain function into a tool. Its parameters become the params, its docstring the description."""
+"""`@tool`: turns a plain function into a tool.
+
+Its parameters become the params, its docstring the description.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,10 @@ class FunctionTool(Tool[Any, R], Generic[P, R]):
     function: Callable[P, Any] = dataclasses.field(default=MISSING, repr=False)
 
     def __call__(self, *arguments: object, **named: object) -> NoReturn:
-        """Raise `ToolDefinitionError`: a tool runs through a gate. Call `function` to run the plain function."""
+        """Raise `ToolDefinitionError`: a tool runs through a gate.
+
+        Call `function` to run the plain function.
+        """
         raise ToolDefinitionError(
             self.name,
             "a tool is not called like a function",
@@ -158,7 +164,7 @@ def _description(name: str, function: Callable[..., Any]) -> str:
 
 
 def _context_name(name: str, function: Any, signature: Signature) -> str | None:
-    """Return the name of the parameter that gets the context, found by its annotation or by `@tool_context`."""
+    """Return the name of the context parameter, found by its annotation or by `@tool_context`."""
     marked = cast("str | None", getattr(inspect.unwrap(function), _MARK, None))
     found = [each for each in signature.parameters if context_type_of(signature.annotation(each))]
     annotation = MISSING if marked is None else signature.annotation(marked)

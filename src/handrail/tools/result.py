@@ -1,4 +1,7 @@
-"""`ToolResult`: the outcome of a call, as the model gets it. `ToolExample`: a call shown to the model in advance."""
+"""`ToolResult`: the outcome of a call, as the model gets it.
+
+`ToolExample`: a call shown to the model in advance.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ class ToolResult(msgspec.Struct, Generic[R], frozen=True):
 
     @staticmethod
     def error(message: str, value: Any = None) -> ToolResult[Any]:
-        """Create the result of a call that failed and is undone. Write the message so that the model can act on it."""
+        """Create the result of a call that failed and is undone.
+
+        Write the message so that the model can act on it.
+        """
         return ToolResult(message, value, False)
 
     def unwrap(self) -> R:
@@ -51,7 +57,10 @@ class ToolResult(msgspec.Struct, Generic[R], frozen=True):
         return self.value
 
     def render(self) -> str:
-        """Return the text that the model is shown. It is never empty, since providers refuse empty results."""
+        """Return the text that the model is shown.
+
+        It is never empty, since providers refuse empty results.
+        """
         shown = "" if self.exclude_value_from_context else _render_value(self.value)
         if self.message and shown:
             return f"{self.message}\n{shown}"

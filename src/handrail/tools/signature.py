@@ -109,7 +109,7 @@ def body_of(function: Callable[..., Any]) -> Any:
 
 
 def context_type_of(annotation: Any) -> type[ToolContext] | None:
-    """Return the context type that an annotation requires, also as `ToolContext | None`, or None if it requires none."""
+    """Return the context type in an annotation, also in `ToolContext | None`; None if there is none."""
     if get_origin(annotation) is Annotated:
         return context_type_of(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
@@ -156,7 +156,10 @@ def context_parameter(tool: str, signature: Signature, what: str) -> type[ToolCo
 
 
 def positional(tool: str, signature: Signature, count: int, what: str, form: str) -> list[str]:
-    """Return the names of a handler's positional parameters. There must be `count` of them besides its context."""
+    """Return the names of a handler's positional parameters.
+
+    There must be `count` of them besides its context.
+    """
     names: list[str] = []
     for name, parameter in signature.parameters.items():
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
@@ -178,7 +181,7 @@ def positional(tool: str, signature: Signature, count: int, what: str, form: str
 
 
 def value_type(returns: Any) -> Any:
-    """Return the type of the value that a function returns: the `R` of `ToolResult[R]`, alone or in a union."""
+    """Return the type of a function's value: the `R` of `ToolResult[R]`, alone or in a union."""
     if returns in (MISSING, NoReturn, Never) or _is_result(returns):
         return get_args(returns)[0] if get_origin(returns) is ToolResult else Any
     if get_origin(returns) in (Union, types.UnionType):

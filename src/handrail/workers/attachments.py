@@ -143,7 +143,10 @@ def _check_size(rule: AttachmentRule, name: str, size: int) -> None:
 
 
 def message_with(input: str, attachments: Sequence[Attachment]) -> str:
-    """Build the message to the worker's model: the input, then the attachments. Short texts are included in full."""
+    """Build the message to the worker's model: the input, then the attachments.
+
+    Short texts are included in full.
+    """
     if not attachments:
         return input
     parts = [input, "Attachments:"]

@@ -1,4 +1,7 @@
-"""Workers that a model creates. Each is approved, kept in the session, and has no right that its maker lacks."""
+"""Workers that a model creates.
+
+Each is approved, kept in the session, and has no right that its maker lacks.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +146,10 @@ def text_for(registry: WorkerFolder, maker: Worker, wanted: CreationRequest) -> 
 
 
 def check_rights(maker: Worker, front: FrontMatter) -> None:
-    """Refuse a created worker that has a right its maker lacks. Called when a worker is made and when it is used."""
+    """Refuse a created worker that has a right its maker lacks.
+
+    Called when a worker is made and when it is used.
+    """
     own = {_called(entry): entry for entry in maker.front.tools}
     more = [_called(entry) for entry in front.tools if own.get(_called(entry)) != entry]
     if more:

@@ -1,4 +1,7 @@
-"""`Functions`: the definitions in the `tools.py` beside the workers. A worker gets those that its file lists."""
+"""`Functions`: the definitions in the `tools.py` beside the workers.
+
+A worker gets those that its file lists.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,10 @@ class Functions:
         return 1 if code is None else int(code.co_firstlineno)
 
     def tool(self, name: str, find: Finder) -> Tool[Any, Any] | None:
-        """Return the function of this name as a tool. If it can't be one, report why to `find` and return None."""
+        """Return the function of this name as a tool.
+
+        If it can't be one, report why to `find` and return None.
+        """
         if name not in self._tools:
             defined = self._definitions()[name]
             try:

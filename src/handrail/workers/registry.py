@@ -108,8 +108,8 @@ class WorkerRegistry:
     def worker_at(cls, path: str | Path) -> Worker:
         """Return the worker that a path names.
 
-        The path is the worker's file, its folder with its name (`folder/main`), or a folder with a `main` or only one
-        worker.
+        The path is the worker's file, its folder with its name (`folder/main`), or a folder with a `main` or
+        only one worker.
         """
         place = Path(path)
         if place.is_file():
@@ -285,7 +285,10 @@ class WorkerRegistry:
         return None if found is None else self.from_text(maker, name, found.text)
 
     def from_text(self, maker: Worker, name: str, text: str) -> Worker:
-        """Create a worker from the text that `maker` wrote. Raises `ToolValidationError` with every problem."""
+        """Create a worker from the text that `maker` wrote.
+
+        Raises `ToolValidationError` with every problem.
+        """
         key = (maker.name, name, text)
         made = self._made.get(key)
         if made is not None:
@@ -333,7 +336,10 @@ class WorkerRegistry:
         input: str,
         **arguments: Unpack[WorkerRunArguments],
     ) -> RunStream[Any]:
-        """Run a worker as a stream of events. Running it again on the same session continues the conversation."""
+        """Run a worker as a stream of events.
+
+        Running it again on the same session continues the conversation.
+        """
         runner, prompt, rendered, rest = self._prepare(name, input, arguments)
         return runner.stream(prompt, rendered, **rest)
 
@@ -369,7 +375,7 @@ class WorkerRegistry:
     def _runner(
         self, worker: Worker, arguments: WorkerResumeArguments
     ) -> tuple[Adapter, tuple[Attachment, ...], dict[str, Any]]:
-        """Return the adapter that runs a worker, its attachments and the remaining arguments for the adapter."""
+        """Return a worker's adapter, its attachments and the remaining arguments for the adapter."""
         given = WorkerSettings(worker.name, arguments.get("models") or {}, arguments.get("message_callback"))
         adapter = arguments.get("adapter")
         chosen = (

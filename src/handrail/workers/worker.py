@@ -68,7 +68,10 @@ class WorkerFolder(Protocol):
         ...
 
     def from_text(self, maker: Worker, name: str, text: str, /) -> Worker:
-        """Create a worker from the text that `maker` wrote. Raises `ToolValidationError` if it has problems."""
+        """Create a worker from the text that `maker` wrote.
+
+        Raises `ToolValidationError` if it has problems.
+        """
         ...
 
 
@@ -112,7 +115,10 @@ class Worker:
     output_schema: JsonSchema | None
     front: FrontMatter = dataclasses.field(repr=False)
     prompt: Prompt[Any] = dataclasses.field(repr=False)
-    """The prompt, with instructions, tools and policies. Its params are a `Rendered`, which `render` returns."""
+    """The prompt, with instructions, tools and policies.
+
+    Its params are a `Rendered`, which `render` returns.
+    """
     effect: Effect
     """The strongest effect that a call of this worker can have."""
     registry: WorkerRegistry = dataclasses.field(repr=False)

@@ -47,7 +47,10 @@ class Reach:
     def __init__(self, registry: WorkerFolder, worker: Worker | None, given: WorkerSettings) -> None:
         self.registry = registry
         self.worker = worker
-        """The worker whose run this is. None for a run without a worker, which may call all workers of the folder."""
+        """The worker whose run this is.
+
+        None for a run without a worker, which may call all workers of the folder.
+        """
         self.given = given
 
     def find(self, name: str, attempt: Attempt, /) -> Tool[Any, Any] | None:

@@ -6,8 +6,8 @@ A manifest is plain data, from which a restarted process can finish the commit. 
 - *take* moves what is at the path into a slot;
 - *mode* gives a folder another mode.
 
-Each step is one rename, says what it expects to displace, and has one of the three as its opposite. So reverting,
-continuing after a crash and undoing use the same mechanism.
+Each step is one rename, says what it expects to displace, and has one of the three as its opposite. So
+reverting, continuing after a crash and undoing use the same mechanism.
 
 Whether a step was done is read from the commit's own folder, which nobody else writes: a slot that
 still holds the new content has not been put. So any process can continue a commit from any point.
@@ -46,7 +46,10 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     bytes: str = ""
     """The path in hexadecimal, if it is not UTF-8."""
     slot: str = ""
-    """The slot's name in the commit's folder. The slot holds the new content, and after the step the displaced one."""
+    """The slot's name in the commit's folder.
+
+    The slot holds the new content, and after the step the displaced one.
+    """
     before: str = ""
     """The identity of what is displaced; "" if nothing is."""
     after: str = ""
@@ -189,10 +192,10 @@ class Commit:
         self.manifest = manifest
 
     def apply(self, *, synced: bool = False, lenient: bool = False) -> None:
-        """Do every step or none. Raises `Conflict` after restoring everything; it names what somebody else changed.
+        """Do every step or none.
 
-        With `synced` the result survives a power cut. With `lenient` a folder to be removed stays if it
-        is not empty.
+        Raises `Conflict` after restoring everything; it names what somebody else changed. With `synced` the
+        result survives a power cut. With `lenient` a folder to be removed stays if it is not empty.
         """
         done: list[Step] = []
         with self._folders() as folders:
@@ -310,7 +313,10 @@ class Folders:
         return fd
 
     def sync(self, disk: Disk) -> None:
-        """Sync every folder that was opened. A rename changes two folders atomically, so syncing one is enough."""
+        """Sync every folder that was opened.
+
+        A rename changes two folders atomically, so syncing one is enough.
+        """
         for fd in self._open.values():
             disk.sync_folder(fd)
 

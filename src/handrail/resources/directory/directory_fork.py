@@ -177,7 +177,10 @@ class DirectoryFork(Linked, FileFork):
                 self._ground.area.retire(commit)
 
     def revert(self) -> None:
-        """Revert an applied commit because another part of the transaction failed. `drop` then discards it."""
+        """Revert an applied commit because another part of the transaction failed.
+
+        `drop` then discards it.
+        """
         with self._shared.lock:
             if self._commit is not None:
                 self._commit.revert()
@@ -262,7 +265,7 @@ class DirectoryFork(Linked, FileFork):
         return self._since(now, mounted_at)
 
     def _other_names(self, folder: str, mounted_at: int) -> bool:
-        """Return whether names in a folder, or in its nearest existing parent, were added or removed after the mount."""
+        """Return whether names in a folder, or its nearest existing parent, changed after the mount."""
         for fork in self._line:
             if (fork._stamps or {}).get(folder, 0) > self._mounted:
                 return True

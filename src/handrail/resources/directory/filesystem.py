@@ -92,8 +92,8 @@ class DirectoryFilesystem(Linked):
     def undo(self, call_id: str, /) -> tuple[str, ...]:
         """Restore what the commit of this call displaced, and remove what it created.
 
-        Returns the changed paths, sorted. Raises `UndoRefused` if nothing is kept of the commit, or if somebody has
-        changed some of its paths since; then it names them.
+        Returns the changed paths, sorted. Raises `UndoRefused` if nothing is kept of the commit, or if
+        somebody has changed some of its paths since; then it names them.
         """
         ground = self._ground
         with ground.lock:
@@ -221,7 +221,7 @@ def _open(root: str | os.PathLike[str]) -> Jail:
 
 
 def _ignores_case(jail: Jail) -> bool:
-    """Return whether the folder ignores case, judging without a write: by its own flag, and by existing names."""
+    """Return whether the folder ignores case, judging without a write by its flag and existing names."""
     try:
         fd = jail.folder(".", os.O_RDONLY)
     except OSError:

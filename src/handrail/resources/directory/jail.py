@@ -180,7 +180,7 @@ class Jail:
             self.close()
 
     def look(self, path: str) -> Found | None:
-        """Return what is at a path, without following links, or None if nothing is there or it is behind a link."""
+        """Return what is at a path without following links, or None for nothing or a path behind a link."""
         try:
             fd = open_beneath(self.fd, path, os.O_PATH | os.O_NOFOLLOW)
         except OSError as error:

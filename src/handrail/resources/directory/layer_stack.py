@@ -296,7 +296,10 @@ def mode_below(jail: Jail, folder: str) -> int | None:
 
 
 def _stands(over: Over, path: str) -> bool:
-    """Return whether every folder above a path still exists here. Below a removed one, nothing needs hiding."""
+    """Return whether every folder above a path still exists here.
+
+    Below a removed one, nothing needs hiding.
+    """
     folder = split(path)[0]
     while folder:
         above, name = split(folder)

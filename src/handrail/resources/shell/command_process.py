@@ -175,7 +175,7 @@ class Stop:
 
 @contextlib.contextmanager
 def turn(upper: str, stop: Stop) -> Generator[None]:
-    """Hold the turn on an upper layer, one command at a time: two overlay mounts on one are undefined behaviour."""
+    """Run one command at a time on each upper layer: two overlay mounts on one are undefined behaviour."""
     with _turns:
         _turns.wait_for(lambda: stop.requested or upper not in _busy)
         stop.check()
@@ -298,7 +298,10 @@ class _Process:
             self._poll.register(self._writer, select.POLLOUT)
 
     def until(self, deadline: float, clock: Clock, stop: Stop | None) -> bool:
-        """Pump the streams until the command ends. Returns True if the deadline passed, False if it ended or was stopped."""
+        """Pump the streams until the command ends.
+
+        Returns True if the deadline passed, False if it ended or was stopped.
+        """
         if stop is not None:
             self._poll.register(stop.descriptor, select.POLLIN)
         try:

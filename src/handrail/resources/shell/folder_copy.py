@@ -163,7 +163,8 @@ class Copy:
 def members(stack: Sequence[str]) -> dict[str, list[str]]:
     """Return the merged entries of a folder: each name with its paths, topmost first.
 
-    `stack` has the folder's path in each layer that contains it. A subfolder may be in several layers, a file in one.
+    `stack` has the folder's path in each layer that contains it. A subfolder may be in several layers, a file
+    in one.
     """
     found: dict[str, list[str]] = {}
     closed: set[str] = set()

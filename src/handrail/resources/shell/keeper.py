@@ -41,7 +41,10 @@ _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
 class Keeper:
-    """The keeper's main loop. It takes requests, kills abandoned commands, reports ended ones, and never blocks on one."""
+    """The keeper's main loop.
+
+    It takes requests, kills abandoned commands, reports ended ones, and never blocks on one.
+    """
 
     def __init__(self, parent: int) -> None:
         os.setsid()
@@ -120,7 +123,7 @@ class Keeper:
             signal.pidfd_send_signal(watched, signal.SIGKILL)
 
     def let_go(self) -> None:
-        """Close the descriptors of the keeper and of other commands in a child, so that their ends stay visible."""
+        """Close the keeper's and other commands' descriptors in a child, so that their ends stay visible."""
         for descriptor in (self.requests.fileno(), self.parent, *self.commands):
             os.close(descriptor)
 
@@ -155,7 +158,10 @@ def _failure(failed: StepFailed) -> Reply:
 
 
 def _first_process(isolation: str, control: socket.socket, ready: int, streams: tuple[int, ...]) -> NoReturn:
-    """Enter the sandbox, start the command and reap orphans until it ends. Then all other processes are killed."""
+    """Enter the sandbox, start the command and reap orphans until it ends.
+
+    Then all other processes are killed.
+    """
     try:
         if isolation != "none":
             kernel.die_with_parent()
@@ -245,7 +251,7 @@ def _spawn(request: Request, actions: list[tuple[int, int, int]]) -> int:
 
 
 def _wait_unsandboxed(command: int, control: socket.socket) -> int:
-    """Wait for the command or a request to stop it, then kill its descendants, which are now children of this process.
+    """Wait for the command or a request to stop it, then kill its descendants, now children of this process.
 
     This process does not die with the keeper, since the descendants would not; it watches the keeper instead.
     """

@@ -25,7 +25,10 @@ class Request(NamedTuple):
 
     isolation: Isolation
     argv: list[str]
-    """The command's arguments. Empty for a probe: the keeper then tries the operations that an overlay must support."""
+    """The command's arguments.
+
+    Empty for a probe: the keeper then tries the operations that an overlay must support.
+    """
     environment: dict[str, str]
     root: str
     cwd: str

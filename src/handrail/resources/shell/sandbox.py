@@ -135,7 +135,7 @@ def _layers(request: Request) -> list[str]:
 
 
 def _exposed(request: Request) -> list[str]:
-    """Return the folders to show again after a private folder has hidden them, never a private folder itself."""
+    """Return the folders, other than private ones, to show again after a private folder has hidden them."""
     return [
         path
         for path in request.exposed
@@ -220,7 +220,7 @@ def _restore_resolver(resolver: tuple[str, bytes] | None) -> None:
 
 
 def _check_mounts(writable: set[str], request: Request) -> str:
-    """Read the mounts back, and check that the folder is mounted as requested and nothing else is writable."""
+    """Check that the folder is mounted as requested, and that nothing else is writable."""
     kind = ""
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
@@ -283,7 +283,10 @@ _FAIL = 0x00050000
 
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 _FOREIGN = 0x3FFFFFFF
-"""Highest call number of the native calling convention. Higher numbers belong to another one with its own table."""
+"""Highest call number of the native calling convention.
+
+Higher numbers belong to another one with its own table.
+"""
 
 # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
 FAMILIES = (1, 2, 10, 16)

@@ -66,7 +66,7 @@ class CommandResult:
 
     @property
     def ending(self) -> str:
-        """A description of how the command ended: `exit code 1`, `killed by SIGSEGV`, `stopped after 60 s`."""
+        """How the command ended, as text: `exit code 1`, `killed by SIGSEGV`, `stopped after 60 s`."""
         if self.timed_out:
             return f"stopped after {self.seconds:.3g} s, with everything it had started"
         if self.signal is not None:
@@ -352,7 +352,10 @@ class _Execution:
 
 
 def _choose_backend(settings: _Settings, support: Support) -> tuple[Backend, tuple[str, ...]]:
-    """Choose the backend, with notes about it. Raises `ShellUnavailable` if the requested one does not work here."""
+    """Choose the backend, with notes about it.
+
+    Raises `ShellUnavailable` if the requested one does not work here.
+    """
     lacking = "; ".join(support.missing)
     if not support.contained and settings.contained:
         raise ShellUnavailable(

@@ -4,9 +4,10 @@ Clients of protocol 1.0 and of 0.0.59 send the same shape, except for the versio
 conversation each time. Only what is new is used: user messages after the last answer, answers to interrupts,
 and results of the client's own tools.
 
-The protocol requires one input to answer every open interrupt, and allows nothing else to be sent while one is
-open. An input that breaks this rule is answered by a stream with the error, because clients show what is in a
-stream and hide the body of a refused request. A repeated input changes nothing and gets the current state.
+The protocol requires one input to answer every open interrupt, and allows nothing else to be sent while one
+is open. An input that breaks this rule is answered by a stream with the error, because clients show what is
+in a stream and hide the body of a refused request. A repeated input changes nothing and gets the current
+state.
 """
 
 from __future__ import annotations
@@ -267,7 +268,7 @@ def _match_ids(
 
 
 def _repeated(messages: Sequence[tuple[str, Any]], now: Sequence[str]) -> list[str]:
-    """Return those user messages of an input that are already recorded, for example because their run failed."""
+    """Return the user messages of an input that are already recorded, for example by a run that failed."""
     last: list[str] = []
     for _, message in reversed(messages):
         if not isinstance(message, OurUserMessage):
@@ -305,7 +306,10 @@ def _tool_answers(principal: str, input: RunInput, open: Sequence[Question]) -> 
 
 
 def _check_all_answered(thread_id: str, open: Sequence[Question], answers: Sequence[Answer]) -> None:
-    """Check that interrupts are answered all at once or not at all. Pending calls may be answered one by one."""
+    """Check that interrupts are answered all at once or not at all.
+
+    Pending calls may be answered one by one.
+    """
     given = {answer.question_id for answer in answers}
     left = [each for each in open if each.id not in given and not is_pending_call(each)]
     if left and any(each.id in given and not is_pending_call(each) for each in open):

@@ -3,9 +3,9 @@
 Clients know the calls that models make. They do not know the calls inside a call (inner calls, the acts of a
 handoff), so whatever concerns those is attached to the nearest call around them that a model made.
 
-`FrontendTool` is a tool that a client brings. A model calls it here, and the client executes it. Such a call is
-a question to the client: it is recorded in the journal, may wait for days, survives a restart, and is answered
-once, by the tool message in the client's next input.
+`FrontendTool` is a tool that a client brings. A model calls it here, and the client executes it. Such a call
+is a question to the client: it is recorded in the journal, may wait for days, survives a restart, and is
+answered once, by the tool message in the client's next input.
 """
 
 from __future__ import annotations
@@ -139,7 +139,10 @@ class FrontendTool(Tool[Any, Any]):
     """A tool with the client's name, description and JSON Schema. Its arguments are plain JSON."""
 
     def parse(self, arguments: str | bytes | Mapping[str, Any]) -> Any:
-        """Return the arguments unchanged. Raises `ToolValidationError` if they do not fit the client's schema."""
+        """Return the arguments unchanged.
+
+        Raises `ToolValidationError` if they do not fit the client's schema.
+        """
         value: Any = arguments
         if isinstance(arguments, str | bytes):
             try:

@@ -31,7 +31,8 @@ _NOT_MADE = "This call was not made: the answer it was part of failed."
 class Known:
     """The calls and results that clients have been sent, so that none is sent twice.
 
-    The runs of a thread may share one `Known`. After a restart it is rebuilt from the messages that were shown.
+    The runs of a thread may share one `Known`. After a restart it is rebuilt from the messages that were
+    shown.
     """
 
     calls: set[str] = field(default_factory=set[str])
@@ -135,9 +136,9 @@ class MessageWriter:
     def call(self, run: OpenRun, piece: CallDelta) -> list[Event]:
         """Return the events for another piece of a call.
 
-        A call whose id may still change is sent only when the answer is complete, because ids that a model repeats are
-        replaced at that point. Which of two concurrent nested runs keeps an id is not known before, so only calls of
-        the outermost run are sent while they are written.
+        A call whose id may still change is sent only when the answer is complete, because ids that a model
+        repeats are replaced at that point. Which of two concurrent nested runs keeps an id is not known
+        before, so only calls of the outermost run are sent while they are written.
         """
         writing = run.writing.get(piece.index)
         if writing is None:
@@ -283,8 +284,8 @@ def call_json(id: str, name: str, arguments: str) -> dict[str, Any]:
 def shorten(text: str, run_id: str) -> str:
     """Return the part of a call's result that clients see: its first 100,000 characters.
 
-    The model and the record have the whole result. Clients get less because many results may arrive at once, and a
-    reader loses its place in a feed that outgrows its limit.
+    The model and the record have the whole result. Clients get less because many results may arrive at once,
+    and a reader loses its place in a feed that outgrows its limit.
     """
     left_out = len(text) - MOST_CHARACTERS
     if left_out <= 0:

@@ -232,7 +232,10 @@ class Translator:
         return [wire_event(StateDeltaEvent.model_validate({"delta": operations}))]
 
     def ask(self, question: Question) -> list[Event]:
-        """Return the events that announce an open question. The page shows it before the run comes to rest."""
+        """Return the events that announce an open question.
+
+        The page shows it before the run comes to rest.
+        """
         self._asked[question.id] = question.call_id
         return [
             *self._calls.set_waiting(question.call_id, True),
@@ -253,7 +256,7 @@ class Translator:
         return [self._calls.commit(call_id, diff, list(paths))] if diff or paths else []
 
     def recall(self, run_id: str, said: Sequence[Message]) -> None:
-        """Record that these messages of a run, or of one nested in it, were sent, so that they are not sent again."""
+        """Record that these messages of a run, outermost or nested, were sent, so that none is sent again."""
         run = self._nested.run(run_id)
         run.begun, run.turn, run.calls = True, 0, 0
         for message in said:
@@ -303,14 +306,17 @@ class Translator:
         return self._said(message, run)
 
     def _said(self, message: UserMessage, run: OpenRun) -> list[Event]:
-        """Return the event with the user's message. The sender has it; the event is for the page's other windows."""
+        """Return the event with the user's message.
+
+        The sender has it; the event is for the page's other windows.
+        """
         id = f"{run.id}/user"
         if run.tag is not None or message.by_run:
             return []
         return [custom("handrail.message", {"id": id, "role": "user", "content": clean(message.text)})]
 
     def _result(self, call_id: str, text: str, run: OpenRun) -> list[Event]:
-        """Return the event with a call's result, if clients know the call and have not been sent its result."""
+        """Return the event with a call's result, if clients know the call and do not have its result."""
         known = self._known
         if call_id not in known.calls or call_id in known.results:
             return []
@@ -322,7 +328,10 @@ class Translator:
         return [*events, *self._result(event.call_id, event.result.render(), run)]
 
     def _close_inside(self, call_id: str) -> list[Event]:
-        """Close the calls of nested runs that were cut off. The call around them is over, so nothing resumes them."""
+        """Close the calls of nested runs that were cut off.
+
+        The call around them is over, so nothing resumes them.
+        """
         events: list[Event] = []
         cut: dict[str, OpenRun] = {}
         for id, place in self._calls.inside(call_id):
@@ -382,7 +391,10 @@ class Translator:
 
 
 def messages_snapshot(messages: Sequence[Mapping[str, Any]]) -> Event:
-    """Return the event with a snapshot of a thread's messages. Older clients do not get those of nested runs."""
+    """Return the event with a snapshot of a thread's messages.
+
+    Older clients do not get those of nested runs.
+    """
     event = MessagesSnapshotEvent.model_validate({"messages": messages})
     data = dump(event)
     own = [each for each in data["messages"] if "subagentRunId" not in each]

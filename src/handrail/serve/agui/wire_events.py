@@ -85,8 +85,8 @@ def _unknown(value: object) -> Any:
 def state_patch(before: Any, after: Any) -> list[dict[str, Any]]:
     """Return the JSON Patch between two states, each `{type name: [items]}`. It is empty if they are equal.
 
-    If items were appended to a list, which is the usual change, the patch appends them. For any other change it
-    replaces the list.
+    If items were appended to a list, which is the usual change, the patch appends them. For any other change
+    it replaces the list.
     """
     if before == after:
         return []

@@ -4,8 +4,8 @@
     report.assert_kept()
 
 A scenario is played in virtual time by real processes: one dies at its crash point as after `kill -9`, and
-others continue from the state it left. `play(stage)` creates the adapter, prompt and tools from the stage, again
-in each process. From a shell: `python -m handrail.testing.simulation module:scenario`.
+others continue from the state it left. `play(stage)` creates the adapter, prompt and tools from the stage,
+again in each process. From a shell: `python -m handrail.testing.simulation module:scenario`.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class Trial(NamedTuple):
         return frozenset(id for call in found for id in call["ids"])
 
     def _lost(self, call: Details, began: Details) -> bool:
-        """Return whether the call was requested with a secret in a recorded answer, so that the secret is lost."""
+        """Return whether the call was requested with a secret in a recorded answer, which lost the secret."""
         ended = self.uncrashed.ended
         if not call["secret"] or ended is None:
             return False
@@ -158,7 +158,7 @@ def the_run_ends(trial: Trial) -> Iterator[str]:
 
 
 def each_call_has_its_result(trial: Trial) -> Iterator[str]:
-    """Check that every conversation is well-formed, and equals the uncrashed one except for unknown outcomes."""
+    """Check that conversations are well-formed and, except for unknown outcomes, as without a crash."""
     ended, expected = trial.seen.ended, trial.uncrashed.ended
     if ended is None or expected is None:
         return
@@ -298,7 +298,7 @@ def the_state_is_the_same(trial: Trial) -> Iterator[str]:
 
 
 def ids_are_the_same(trial: Trial) -> Iterator[str]:
-    """Check that calls and nested runs have the same ids as without a crash, and that each call has one end."""
+    """Check that calls and nested runs have the same ids as without a crash, and each call one end."""
     known = set(_ids(trial.uncrashed))
     for found in dict.fromkeys(_ids(trial.seen)):
         if found not in known:
@@ -331,7 +331,7 @@ def usage_is_counted_once(trial: Trial) -> Iterator[str]:
 
 
 def a_run_has_one_owner(trial: Trial) -> Iterator[str]:
-    """Check that nobody else gets a run while a process owns it, and that an overtaken process adds nothing more."""
+    """Check that a run has one owner at a time, and that an overtaken process adds nothing more."""
     seen = trial.seen
     if not trial.overtaken:
         return

@@ -20,9 +20,9 @@ PointKind = Literal[
 ]
 """The kind of a point, which says what happens there.
 
-The process dies just before a write, just after a write that nothing has reacted to yet, or before a step of its
-event loop; or it pauses there until another process has taken its run, and then continues; or it is told to stop
-there, parks its run by force, and ends.
+The process dies just before a write, just after a write that nothing has reacted to yet, or before a step of
+its event loop; or it pauses there until another process has taken its run, and then continues; or it is told
+to stop there, parks its run by force, and ends.
 """
 
 CRASHED = 137
@@ -30,7 +30,10 @@ CRASHED = 137
 
 
 class Point(NamedTuple):
-    """One moment of a run. Give its text, such as `before write 12`, to `simulate(..., at=...)` to repeat it."""
+    """One moment of a run.
+
+    Give its text, such as `before write 12`, to `simulate(..., at=...)` to repeat it.
+    """
 
     kind: PointKind
     number: int
@@ -123,7 +126,8 @@ _PATIENCE_ASKED = 0.002
 class SimulatedLoop(VirtualTimeLoop):
     """A loop in virtual time that counts its callbacks, and waits for threads before anything else.
 
-    A run therefore takes the same steps each time. Only the order of concurrent threads depends on the machine.
+    A run therefore takes the same steps each time. Only the order of concurrent threads depends on the
+    machine.
     """
 
     def __init__(self, points: Points, start: float) -> None:

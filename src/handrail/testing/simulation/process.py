@@ -47,10 +47,11 @@ def live(
     connected: bool = False,
     stops: bool = False,
 ) -> None:
-    """Play the scenario in this process, from the current state of its journal. The outcome is recorded in the world.
+    """Play the scenario in this process, from the current state of its journal.
 
-    With `connected` the person is present and answers at once, so that the run is never parked. A process that
-    `stops` parks its run by force at its point, and ends when that is done.
+    The outcome is recorded in the world. With `connected` the person is present and answers at once, so that
+    the run is never parked. A process that `stops` parks its run by force at its point, and ends when that is
+    done.
     """
     world = World(folder / WORLD, process)
     stopping = _Stopping() if stops else None

@@ -98,7 +98,7 @@ class Stage:
         return f"id-{self.process}-{next(self._ids)}"
 
     def model(self, said: Said, *, seconds: float = 1.0) -> SimulatedModel:
-        """Create a model that answers by the length of its conversation, so that it says the same in each process."""
+        """Create a model that says the same in each process: it answers by the length of its conversation."""
         return SimulatedModel(self.world, said, seconds)
 
 

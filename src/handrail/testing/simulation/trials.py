@@ -134,8 +134,8 @@ class Trials:
     def _measure(self, broken: list[Broken]) -> Path | None:
         """Run the scenario without a crash: it must end, keep the laws, and take the same steps each time.
 
-        If a person answers, the scenario also runs with that person connected: a run that is parked and replayed must
-        have the same outcome.
+        If a person answers, the scenario also runs with that person connected: a run that is parked and
+        replayed must have the same outcome.
         """
         measured: list[tuple[Sequence[int], int]] = []
         for name in ("connected", "uncrashed", "again"):
