@@ -71,7 +71,7 @@ Over = Mapping[str, Mapping[str, tuple[Node, Node]]]
 
 
 class Listing(NamedTuple):
-    """A folder's members as a layer sees them, the stamp of their last change, and the listing below."""
+    """A folder's members in a layer, the stamp of their last change, and the listing of the layer below."""
 
     members: dict[str, Node]
     stamp: int

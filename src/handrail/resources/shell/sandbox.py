@@ -220,7 +220,7 @@ def _restore_resolver(resolver: tuple[str, bytes] | None) -> None:
 
 
 def _check_mounts(writable: set[str], request: Request) -> str:
-    """Check that the folder is mounted as requested, and that nothing else is writable."""
+    """Read the mounts back: the folder must be mounted as requested, and nothing else writable."""
     kind = ""
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
