@@ -14,7 +14,7 @@ PARTS = ("imports.py", "run.py", "directory.py", "journal.py", "parked.py")
 
 
 def run(part: str) -> list[str]:
-    """Run a part, show its output, and return what it missed."""
+    """Run a part, show its output, and return the limits it missed."""
     print(f"== {part}", flush=True)
     missed: list[str] = []
     with subprocess.Popen([sys.executable, HERE / part], stdout=subprocess.PIPE, text=True) as process:

@@ -26,7 +26,7 @@ MOST = 1.0
 
 
 def measure() -> None:
-    """In a side's process: measure a round for every input line."""
+    """Measure a round for every line of input. Runs in a side's process."""
     import run
 
     side: Any = run
@@ -77,7 +77,7 @@ class Side:
         return statistics.median(each[name] for each in self.rounds)
 
     def ratio(self, name: str) -> float:
-        """The cost as a ratio to the floor of the same round."""
+        """Return the cost as a ratio to the floor of the same round."""
         floor = "writing floor" if name == "writing" else "floor"
         return statistics.median(each[name] / each[floor] for each in self.rounds)
 
@@ -92,7 +92,7 @@ def main(commit: str) -> int:
                 for side in sides if number % 2 else sides[::-1]:
                     side.go()
             for side in sides:
-                del side.rounds[0]  # everything was created inside it
+                del side.rounds[0]  # the first round created everything
                 side.close()
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)

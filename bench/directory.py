@@ -69,7 +69,7 @@ async def medians(rows: dict[str, Work], calls: int = CALLS, rounds: int = ROUND
 
 
 def bare(folder: Path, synced: bool) -> Work:
-    """The bare operations: write beside, sync, rename."""
+    """Return work that does only the disk operations: write beside, sync, rename."""
 
     async def work() -> None:
         fd = os.open(folder / "d0" / ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -144,7 +144,7 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 async def snapshots(base: Path) -> None:
-    """Change one file the git way: snapshot before, change, snapshot after; then restore it."""
+    """Change one file with git: snapshot before, change, snapshot after, then restore it."""
     for files in GIT:
         folder = folder_of(base / "git", files)
         git(folder, "init", "-q")

@@ -1,7 +1,7 @@
-"""The cost of importing hello world's names, compared with the pydantic and asyncio names they are built on.
+"""The cost of importing hello world's names, compared with the pydantic and asyncio names they use.
 
-CPU time of fresh interpreters, medians over interleaved rounds. Bytecode is on disk, as for an installed
-package.
+Measured as CPU time of fresh interpreters, medians over interleaved rounds. Bytecode is on disk, as for an
+installed package.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The cost of recording: a call with and without a journal, compared with a bare insert; and resuming long runs.
+"""The cost of recording a call, compared with no journal and with a bare insert, and of resuming long runs.
 
     python bench/journal.py [CALLS [LONGEST]]
 
-The bare insert is one row of the same size in its own transaction, in a file opened in the same way: the
-minimum cost of any record with that durability.
+The bare insert is one row of the same size in its own transaction, in a file opened in the same way. It is
+the minimum cost of any record with that durability.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def say(what: str, figure: str) -> None:
 
 
 async def calls(count: int, journal: Any) -> float:
-    """Return the seconds of a call through the gate."""
+    """Return the seconds that a call through the gate takes."""
     gate = open_gate([add], journal=journal)
     for _ in range(50):
         await gate.invoke("add", {"a": 1, "b": 2})
@@ -68,7 +68,7 @@ async def calls(count: int, journal: Any) -> float:
 
 
 def inserts(path: Path, count: int, size: int, synchronous: str) -> float:
-    """Return the seconds of a bare insert."""
+    """Return the seconds that a bare insert takes."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {synchronous}")
@@ -119,7 +119,7 @@ class Steps:
 
 
 async def parked(path: Path, steps: int) -> SqliteJournal:
-    """Run this many steps, then wait."""
+    """Run this many steps, then ask a question and wait."""
     journal = SqliteJournal(path, watch=None)
     adapter = Adapter(Steps(steps), journal=journal, environment=LaterEnvironment())
     try:

@@ -74,7 +74,7 @@ async def park(path: Path, runs: int) -> None:
 
 
 async def answer(path: Path) -> None:
-    """The second process."""
+    """List the runs, answer one question and resume its run, in the second process."""
     before = resident()
     began = time.perf_counter()
     journal = SqliteJournal(path, watch=None)

@@ -1,7 +1,7 @@
 """The cost of a call through the gate, compared with the same work written by hand, in one run.
 
-CPU time, medians over interleaved rounds, so that a busy machine slows both sides. Each row has a limit, and
-says whether it was met.
+Measured as CPU time, medians over interleaved rounds, so that a busy machine slows both sides. Each row has a
+limit, and says whether it was met.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Allows:
 
 
 def listen(event: Fact) -> None:
-    """A subscriber to every fact."""
+    """Receive every fact, and do nothing with it."""
 
 
 # --- the two sides -------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ async def cpu_of(work: Callable[[], Awaitable[Any]], calls: int = CALLS) -> floa
 
 
 async def floor() -> float:
-    """By hand: parse with a cached validator, await the handler, store its result."""
+    """Measure a call by hand: parse with a cached validator, await the handler, store its result."""
     validate = TypeAdapter(Forecast).validator.validate_json
     kept: list[Any] = []
 
@@ -99,7 +99,7 @@ async def floor() -> float:
 
 
 async def writing_floor() -> float:
-    """The same, with a file in a dict and an event in a list."""
+    """Measure a call by hand that also writes a file to a dict and an event to a list."""
     validate = TypeAdapter(Forecast).validator.validate_json
     kept: list[Any] = []
     files: dict[str, bytes] = {}
@@ -117,7 +117,7 @@ async def writing_floor() -> float:
 
 
 def a_gate(body: Any = handler, *, timeout: float | None = None, items: int = 0, files: int = 0) -> Gate:
-    """A gate with a policy, a subscriber to every event, and this much in its session and files."""
+    """Return a gate with a policy, a subscriber to every event, and this many items and files."""
     session = Session()
     for number in range(items):
         session.dispatch(Seen(str(number)))
@@ -128,7 +128,7 @@ def a_gate(body: Any = handler, *, timeout: float | None = None, items: int = 0,
 
 
 def through(gate: Gate) -> Timed:
-    """Enter the gate as a model's turn does."""
+    """Return a measurement that enters the gate as a model's turn does."""
 
     async def work() -> Any:
         return await gate.pass_through(new_call(gate, "forecast", ARGUMENTS))
@@ -137,7 +137,7 @@ def through(gate: Gate) -> Timed:
 
 
 def invoked(gate: Gate) -> Timed:
-    """Enter the gate as a program does, with an operation."""
+    """Return a measurement that enters the gate as a program does, with an operation."""
 
     async def work() -> Any:
         return await gate.invoke("forecast", ARGUMENTS)
@@ -149,7 +149,7 @@ def invoked(gate: Gate) -> Timed:
 
 
 async def medians(**sides: Timed) -> dict[str, float]:
-    """Return the median of each side, measured in turn, round after round."""
+    """Return the median of each side. The sides are measured in turn, round after round."""
     taken: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(ROUNDS):
         for name, side in sides.items():
@@ -219,7 +219,7 @@ async def forks() -> None:
         return timed
 
     def appending(items: int, siblings: int) -> Timed:
-        """Each fork appends 32 times, so that every fill level of the last block counts once."""
+        """Measure forks that append 32 times each, so that each fill level of the last block counts once."""
         session = filled(items)
 
         async def timed() -> float:

@@ -2,9 +2,9 @@
 
     python bench/serving.py [RUNS] [VIEWERS] [SECONDS]
 
-The server is a separate process on loopback; the clients are this one. Each run has two turns of tool calls
-and a streamed answer, from a scripted model, and is recorded in a journal. It ends by itself. The exit status
-is 1 if a run did not complete, or if idle viewers cost more than 1 % of a core.
+The server is a separate process on loopback; the clients are in this process. Each run has two turns of tool
+calls and a streamed answer, from a scripted model, and is recorded in a journal. The bench ends by itself.
+The exit status is 1 if a run did not complete, or if idle viewers cost more than 1 % of a core.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ class Server(NamedTuple):
     pid: int
 
     def cpu(self) -> float:
-        """Return the seconds of CPU so far."""
+        """Return the CPU seconds that the server has used so far."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
     def resident(self) -> float:
-        """MB of memory."""
+        """Return the server's memory in MB."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
@@ -137,7 +137,7 @@ def asked(port: int, thread: str, text: str) -> bytes:
 
 
 async def stream(port: int, thread: str, text: str = "go") -> Took:
-    """One run, as an AG-UI client sees it."""
+    """Make one run as an AG-UI client, and measure it."""
     async with connected(port) as (reader, writer):
         began = time.perf_counter()
         writer.write(asked(port, thread, text))
@@ -207,9 +207,9 @@ async def over(port: int, thread: str) -> None:
 
 
 async def stalled(at: Server, runs: int, rounds: int = 3) -> None:
-    """Runs alone, and next to a reader of a long answer that never reads.
+    """Measure runs alone, and next to a reader of a long answer that never reads.
 
-    Alternating, since the machine varies.
+    The two alternate, because the machine's speed varies.
     """
     alone: list[Took] = []
     beside: list[Took] = []

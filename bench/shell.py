@@ -2,8 +2,8 @@
 
     python bench/shell.py [FOLDER]      (FOLDER is where the files are made; by default /tmp)
 
-Wall time of `true`, medians over interleaved rounds. The shell itself checks the overlay's mount on every
-run. The only limit is that the overlay costs the same at any size.
+Measured as wall time of `true`, medians over interleaved rounds. The shell itself checks the overlay's mount
+on every run. The only limit is that the overlay costs the same at any size.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ PROJECT = {
 }
 SCRIPT = ScriptedModel(
     [
-        "It is fixed.",  # it is not, so the completion check keeps the run going
+        "It is fixed.",  # not true, so the completion check keeps the run going
         ToolCall("run_command", {"command": ["make", "tidy"]}),
         ToolCall("read_file", {"path": "price.py"}),
         ToolCall("edit_file", {"path": "price.py", "old": "> 100", "new": ">= 100"}),

@@ -29,7 +29,7 @@ _WORKER = "---\ndescription: Greets.\nmodel: openai:gpt-5\n---\n\nGreet {{ input
 
 
 def models() -> str:
-    """A model over HTTP answers."""
+    """Check that a model over HTTP answers."""
     from handrail import OpenAIModel
 
     class Provider(BaseHTTPRequestHandler):
@@ -58,7 +58,7 @@ def models() -> str:
 
 
 def local() -> str:
-    """The embedded model answers. Its weights are installed separately, as documented."""
+    """Check that the embedded model answers. Its weights are installed separately, as documented."""
     from handrail import LocalModel
 
     answer = Adapter(LocalModel(max_tokens=4)).evaluate(Prompt("p", "Answer."), "Hello").wait()
@@ -67,7 +67,7 @@ def local() -> str:
 
 
 def prices() -> str:
-    """A cost budget applies to a model whose price only the table knows."""
+    """Check that a cost budget applies to a model whose price only the table knows."""
     model = ScriptedModel([Reply("done", usage=Usage(1000, 100))], name="openai:gpt-5")
     answer = Adapter(model).evaluate(Prompt("p", "Answer."), "Hello", budget=Budget(money=1)).wait()
     assert answer.cost, answer
@@ -75,7 +75,7 @@ def prices() -> str:
 
 
 def bridge() -> str:
-    """A pydantic-ai model answers."""
+    """Check that a pydantic-ai model answers."""
     from handrail.models.bridge import BridgedModel
 
     try:
@@ -88,7 +88,7 @@ def bridge() -> str:
 
 
 def workers() -> str:
-    """A worker's file is read, and its template rendered."""
+    """Check that a worker's file is read, and its template rendered."""
     from handrail import WorkerRegistry
     from handrail.workers import WORKER_SCHEMA
 
@@ -101,7 +101,7 @@ def workers() -> str:
 
 
 def cli() -> str:
-    """The program creates its starter folder, and checks it."""
+    """Check that the program creates its starter folder, and that the folder passes its check."""
     program = Path(sys.executable).with_name("handrail")
     with tempfile.TemporaryDirectory() as folder:
         for arguments in (["new", "demo"], ["workers", "check", "demo"]):
@@ -114,7 +114,7 @@ def cli() -> str:
 
 
 def serve() -> str:
-    """The page and its libraries are served over HTTP."""
+    """Check that the page and its libraries are served over HTTP."""
     from handrail import SqliteJournal
     from handrail.serve import PromptSource, asgi
     from handrail.serve.routes import PAGE
@@ -133,7 +133,7 @@ def serve() -> str:
             try:
                 return await asyncio.to_thread(fetch, address_of(listening))
             finally:
-                signal.raise_signal(signal.SIGTERM)  # stopped by a signal, as usual
+                signal.raise_signal(signal.SIGTERM)  # stopped by a signal, as in normal use
                 await serving
                 journal.close()
 

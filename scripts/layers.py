@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-# Top-level modules and packages. A lower layer never imports a higher one.
+# Top-level modules and packages, by layer. A lower layer never imports a higher one.
 LAYERS = {
     name: layer
     for layer, names in {
@@ -24,11 +24,11 @@ LAYERS = {
     }.items()
     for name in names.split()
 }
-# These are outside the layers: they may import anything below the doors, and nothing imports them.
+# These are outside the layers. They may import anything below the doors, and nothing imports them.
 BESIDE = {"testing", "telemetry"}
 DOORS = 5
 
-# Only these may read the machine's time, a random number or an id.
+# Only these may read the machine's time, random numbers or ids.
 SOURCES = {"clock", "ids", "testing"}
 READS_TIME = {
     *(f"time.{name}" for name in ("time", "monotonic", "perf_counter")),
@@ -40,7 +40,7 @@ MAKES_CHANCE = {"random", "uuid"}
 
 
 class Import(NamedTuple):
-    """One name taken from a module of handrail; `path` is what follows `handrail.`."""
+    """One name imported from a module of handrail. `path` is the part after `handrail.`."""
 
     line: int
     path: tuple[str, ...]
@@ -60,7 +60,7 @@ class Finding(NamedTuple):
 
 
 def is_private(name: str) -> bool:
-    """Tell `_name` from `name` and `__name__`."""
+    """Return whether a name is private: `_name`, but not `name` or `__name__`."""
     return name.startswith("_") and not name.endswith("__")
 
 
@@ -133,7 +133,7 @@ def check_imports(file: Path, owner: str, imports: Iterator[Import]) -> Iterator
 
 
 def origin(node: ast.expr, names: dict[str, str]) -> str:
-    """Return the full name behind an expression such as `dt.now`, `datetime.datetime.now`; "" if unknown."""
+    """Return the full name of an expression (`datetime.datetime.now` for `dt.now`), or "" if unknown."""
     if isinstance(node, ast.Name):
         return names.get(node.id, "")
     if isinstance(node, ast.Attribute) and (start := origin(node.value, names)):
@@ -181,7 +181,7 @@ def check_package(root: Path) -> Iterator[Finding]:
         if owner not in SOURCES:
             yield from check_sources(file, tree)
         if owner == "__init__":
-            continue  # the package's `__init__` may import from everywhere
+            continue  # the package's own `__init__` may import from everywhere
         if owner not in LAYERS and owner not in BESIDE and owner not in unknown:
             unknown.add(owner)
             yield Finding(file, 1, f"handrail.{owner} has no layer", "add it to LAYERS in scripts/layers.py")
@@ -189,7 +189,7 @@ def check_package(root: Path) -> Iterator[Finding]:
 
 
 def main(root: Path) -> int:
-    """Print the findings for the package at `root`; return the exit status."""
+    """Print the findings for the package at `root`, and return the exit status."""
     if not root.is_dir():
         print(f"{root}: no such folder")
         return 2

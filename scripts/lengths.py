@@ -12,7 +12,7 @@ from pathlib import Path
 
 FILE_NOTE, FILE_LIMIT = 400, 500
 FUNCTION_NOTE, FUNCTION_LIMIT = 60, 80
-# Every exception is in one file, below the tree at its top. It is a list for looking things up.
+# All exceptions are in one file, below the tree at its top. It is a list to look things up in.
 OWN_LIMITS = {"errors.py": 800}
 
 
@@ -27,7 +27,7 @@ def lengths(file: Path) -> Iterator[tuple[str, int, int, int]]:
 
 
 def main(folder: Path) -> int:
-    """Print every finding and note under `folder`; return the exit status."""
+    """Print every finding and note under `folder`, and return the exit status."""
     if not folder.is_dir():
         print(f"{folder}: no such folder")
         return 2

@@ -343,7 +343,7 @@ MUTANTS = [
         "shown = list(rendered.tools)",
         "tests/environment/test_environments.py",
     ),
-    # --- what a call is, and where it happened ---------------------------------------------------------
+    # --- calls and their places ------------------------------------------------------------------------
     Mutant(
         "an idempotency key tells tries apart",
         "place.py",
@@ -372,7 +372,7 @@ MUTANTS = [
         "            pass",
         "tests/context/test_context.py tests/dispatch/test_gate.py",
     ),
-    # --- what a nested run inherits ---------------------------------------------------------------------
+    # --- inheritance of nested runs ---------------------------------------------------------------------
     Mutant(
         "a nested run spends what it likes",
         "dispatch/options.py",
@@ -606,7 +606,7 @@ MUTANTS = [
 
 
 def find(mutant: Mutant) -> str:
-    """Return what is wrong with a mutant's definition: its code is not found, or its tests are missing."""
+    """Return the problem with a mutant's definition: its code is not found, or its tests are missing."""
     file = ROOT / "src" / "handrail" / mutant.file
     if not file.is_file():
         return f"there is no {mutant.file}"
@@ -618,7 +618,7 @@ def find(mutant: Mutant) -> str:
 
 
 def catch(mutant: Mutant) -> str:
-    """Return the test that fails on the mutant; "" if none does."""
+    """Return the test that fails on the mutant, or "" if none does."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "src")
         shutil.copytree(ROOT / "src", source)

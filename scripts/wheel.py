@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "handrail"
 VENDOR = "handrail/serve/page/vendor"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "-qq"]
-# `import handrail` must not load anything of an extra.
+# `import handrail` must not load a package of an extra.
 PROBE = """
 import sys
 before = set(sys.modules)
@@ -48,11 +48,11 @@ def project() -> dict[str, object]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-# --- what is in it -------------------------------------------------------------------------------
+# --- contents --------------------------------------------------------------------------------------
 
 
 def look(wheel: Path) -> Iterator[str]:
-    """Return what is wrong with a wheel: missing files, extra files, a page that would not work."""
+    """Yield the problems of a wheel: missing files, extra files, a page that would not work."""
     with zipfile.ZipFile(wheel) as opened:
         names = {name for name in opened.namelist() if not name.endswith("/")}
         metadata = {name for name in names if PurePosixPath(name).parts[0].endswith(".dist-info")}
@@ -68,12 +68,12 @@ def look(wheel: Path) -> Iterator[str]:
 
 
 def files_under(folder: Path) -> Iterator[Path]:
-    """Return the files of a package, without Python's own leftovers."""
+    """Return the files of a package, without Python's caches."""
     return (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 
 
 def look_at_page(names: set[str], texts: dict[str, str]) -> Iterator[str]:
-    """Check the page's libraries with their licences, and every script that another one imports."""
+    """Check that the page's libraries have their licences, and that every imported script exists."""
     hint = "run scripts/page, then build again"
     libraries = json.loads((ROOT / "package.json").read_text())["dependencies"]
     for library in libraries:
@@ -89,7 +89,7 @@ def look_at_page(names: set[str], texts: dict[str, str]) -> Iterator[str]:
 
 
 def _joined(path: PurePosixPath) -> str:
-    """Return a path without its `..`. It stays inside the wheel, so links do not matter."""
+    """Return a path with its `..` resolved. It stays inside the wheel, so links do not matter."""
     parts: list[str] = []
     for part in path.parts:
         if part == "..":
@@ -99,7 +99,7 @@ def _joined(path: PurePosixPath) -> str:
     return "/".join(parts)
 
 
-# --- built and tried -----------------------------------------------------------------------------
+# --- building and testing --------------------------------------------------------------------------
 
 
 def build(into: Path) -> Path:
@@ -118,7 +118,7 @@ def build(into: Path) -> Path:
 
 
 def run(command: list[object], *, cwd: Path | None = None) -> str:
-    """Return a command's output; raises if it fails."""
+    """Run a command and return its output. Raises if it fails."""
     ended = subprocess.run(
         [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=300
     )
@@ -129,7 +129,7 @@ def run(command: list[object], *, cwd: Path | None = None) -> str:
 
 
 class Wrong(Exception):
-    """A check failed."""
+    """Raised if a check failed."""
 
 
 def fetch(wheel: Path, extras: list[str], into: Path) -> Path:
@@ -148,7 +148,7 @@ def clean(python: object, folder: Path, *install: object) -> Path:
 
 
 def try_core(version: str, python: str, folder: Path, wheel: Path) -> list[str]:
-    """Check on one interpreter that it imports without extras, and has its version and every public name."""
+    """Check on one interpreter that the wheel imports without extras, with its version and public names."""
     made = clean(python, folder / f"core-{version}", "-c", ROOT / "constraints.txt", wheel)
     found = run([made, "-I", "-c", PROBE], cwd=folder).split()
     if found[0] != project()["version"]:
@@ -160,7 +160,7 @@ def try_core(version: str, python: str, folder: Path, wheel: Path) -> list[str]:
 
 
 def try_extra(extra: str, folder: Path, wheel: Path) -> list[str]:
-    """Use one extra alone."""
+    """Use one extra in an environment with no other extra."""
     offline = ["--no-index", "--find-links", folder / "fetched"]
     made = clean(sys.executable, folder / extra, *offline, f"{wheel}[{extra}]")
     if extra == "local":
@@ -178,7 +178,7 @@ def try_extras(extras: list[str], made: Path, folder: Path, wheel: Path) -> list
 
 
 def try_without(extra: str, made: Path, folder: Path) -> list[str]:
-    """Check that each missing extra is reported by name."""
+    """Check that a missing extra is reported by name."""
     return [run([made, "-I", "-W", "error", ROOT / "scripts" / "extras.py", extra, "--missing"], cwd=folder)]
 
 
@@ -220,7 +220,7 @@ def try_out(wheel: Path) -> None:
 
 
 def try_out_lean(wheel: Path) -> None:
-    """Use one environment: without extras, where each is reported missing, then with all but the embedded model."""
+    """Test in one environment: first without extras, then with all but the embedded model."""
     interpreters()
     own, names = own_version(), extra_names()
     with tempfile.TemporaryDirectory() as kept:
@@ -246,7 +246,7 @@ def extra_names() -> list[str]:
 
 
 def tell(problems: list[str], *tasks: Future[list[str]]) -> None:
-    """Print the output of each as it finishes, and collect the problems."""
+    """Print the output of each task as it finishes, and collect the problems."""
     for task in tasks:
         try:
             print("\n".join(task.result()), flush=True)
@@ -255,7 +255,7 @@ def tell(problems: list[str], *tasks: Future[list[str]]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Build, inspect and test. Returns 1 and prints the problems, if there are any."""
+    """Build, inspect and test. Prints the problems and returns 1 if there are any."""
     if arguments[:1] == ["--look"]:
         findings = list(look(Path(arguments[1])))
         print("\n".join(findings), end="\n" if findings else "")

@@ -25,17 +25,17 @@ from typing import Any
 
 from work import Context, Script
 
-POINTS = (10, 100, 500, 1000)  # messages in the conversation at which `growth` looks
-AROUND = 7  # turns on either side of a point that are looked at with it
+POINTS = (10, 100, 500, 1000)  # numbers of messages in the conversation at which `growth` measures
+AROUND = 7  # turns before and after a point that are measured with it
 
 
 class Peer(ABC):
-    """One framework doing the work."""
+    """One framework that does the work."""
 
     name: str
     dists: tuple[str, ...]  # packages whose versions are reported
     final_tool: str | None = None
-    fresh_agent_per_run = False  # the agent holds its conversation, so each run needs its own
+    fresh_agent_per_run = False  # the agent keeps its conversation, so each run needs its own
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.http = options.variant == "http"
@@ -52,17 +52,17 @@ class Peer(ABC):
 
     @abstractmethod
     async def run(self, agent: Any, context: Context) -> Any:
-        """Run once, and return the answer."""
+        """Do the work once, and return the answer."""
 
     async def close(self) -> None:  # noqa: B027 (most have nothing to close)
-        """Close what was opened."""
+        """Close everything that was opened."""
 
 
 # --- checks --------------------------------------------------------------------------------------
 
 
 class WrongWork(Exception):
-    """The peer did other work than requested, so its figure is meaningless."""
+    """Raised if the peer did other work than requested, so that its figure is meaningless."""
 
 
 def check_run(script: Script, context: Context, answer: object) -> None:
@@ -75,7 +75,7 @@ def check_run(script: Script, context: Context, answer: object) -> None:
 
 
 def turns_made(peer: Peer) -> int:
-    """Return the number of model turns so far: counted here in process, by the server over HTTP."""
+    """Return the number of model turns so far. In process they are counted here, over HTTP by the server."""
     if not peer.http:
         return Script.made
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -96,7 +96,7 @@ async def checked(peer: Peer, turns: int, work: Awaitable[Any]) -> None:
 
 
 async def timed(peer: Peer, script: Script, agent: Any, marks: list[float] | None = None) -> float:
-    """CPU seconds of one run, checked."""
+    """Return the CPU seconds of one run, after checking its work."""
     context = Context(marks)
     gc.collect()
     began = time.process_time()
@@ -107,7 +107,7 @@ async def timed(peer: Peer, script: Script, agent: Any, marks: list[float] | Non
 
 
 async def tool_loop(peer: Peer, options: argparse.Namespace) -> dict[str, float]:
-    """CPU of one call and its turn: the median of several runs, divided by the number of calls."""
+    """Measure the CPU time of one call and its turn: the median of several runs, per call."""
     script = Script(options.calls, final_tool=peer.final_tool)
     taken: list[float] = []
 
@@ -123,7 +123,7 @@ async def tool_loop(peer: Peer, options: argparse.Namespace) -> dict[str, float]
 
 
 async def growth(peer: Peer, options: argparse.Namespace) -> dict[str, float]:
-    """CPU of one turn when the conversation of a long run reaches this many messages."""
+    """Measure the CPU time of one turn when a long run's conversation has this many messages."""
     short = Script(20, final_tool=peer.final_tool)
     await timed(peer, short, peer.build(short))
     script = Script(options.calls, final_tool=peer.final_tool)
@@ -131,17 +131,17 @@ async def growth(peer: Peer, options: argparse.Namespace) -> dict[str, float]:
     await checked(peer, script.calls + 1, timed(peer, script, peer.build(script), marks))
     figures: dict[str, float] = {}
     for point in POINTS:
-        middle = point // 2  # the call made after about this many messages
+        middle = point // 2  # the index of the call made after about this many messages
         if middle + AROUND + 1 < script.calls:
             near = range(max(1, middle - AROUND), middle + AROUND + 1)
             turns = sorted(marks[turn] - marks[turn - 1] for turn in near)
-            # Without the slowest quarter, which contains other work of the machine and garbage collection.
+            # Without the slowest quarter, which includes garbage collection and other work of the machine.
             figures[f"us_turn_{point}"] = statistics.mean(turns[: max(1, len(turns) * 3 // 4)]) * 1e6
     return figures
 
 
 async def concurrency(peer: Peer, options: argparse.Namespace) -> dict[str, float]:
-    """Many concurrent runs of five calls each, on a model that takes 50 ms per turn."""
+    """Measure many concurrent runs of five calls each, on a model that takes 50 ms per turn."""
     script = Script(5, delay_ms=50, final_tool=peer.final_tool)
     shared = None if peer.fresh_agent_per_run else peer.build(script)
     for _ in range(2):
@@ -179,7 +179,7 @@ SCENARIOS: dict[str, tuple[Scenario, int, int]] = {
 
 
 def calibration() -> float:
-    """CPU milliseconds of a fixed piece of Python. If it differs between two results, the machine did too."""
+    """Return the CPU milliseconds of a fixed piece of Python. If two results differ, so did the machine."""
     best = float("inf")
     for _ in range(3):
         began = time.process_time()
@@ -200,7 +200,7 @@ def versions(dists: tuple[str, ...]) -> dict[str, str]:
 
 
 async def measure(made: type[Peer], options: argparse.Namespace) -> dict[str, float]:
-    """Return the figures of one scenario."""
+    """Run one scenario and return its figures."""
     peer = made(options)
     try:
         return await SCENARIOS[options.scenario][0](peer, options)
@@ -209,7 +209,7 @@ async def measure(made: type[Peer], options: argparse.Namespace) -> dict[str, fl
 
 
 def main(made: type[Peer]) -> None:
-    """The main program of each peer's script."""
+    """Run the main program of a peer's script."""
     parser = argparse.ArgumentParser(description=f"{made.name}: one scenario, one JSON object")
     parser.add_argument("scenario", choices=SCENARIOS)
     parser.add_argument("--variant", default="inproc", choices=["inproc", "http"])

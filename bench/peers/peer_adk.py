@@ -1,11 +1,11 @@
-"""google-adk: our own BaseLlm in process, LiteLlm over HTTP (in its own venv).
+"""google-adk: a `BaseLlm` of the bench in process, LiteLlm over HTTP (in its own venv).
 
-A session per run is part of the run. Its state must be plain data, so it has a key under which the context is
-found.
+Creating a session is part of each run. Its state must be plain data, so it holds a key by which the context
+is found.
 """
 
 # pyright: basic, reportMissingImports=false
-# The framework lives in a venv of its own, where the type checker does not look.
+# The framework is installed in its own venv, where the type checker does not look.
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
-"""agno: our own Model in process, OpenAIChat over HTTP. Telemetry, which would post each run, is off."""
+"""agno: a `Model` of the bench in process, OpenAIChat over HTTP.
+
+Telemetry, which would post each run, is off.
+"""
 
 # pyright: basic, reportMissingImports=false
-# The framework lives in a venv of its own, where the type checker does not look.
+# The framework is installed in its own venv, where the type checker does not look.
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Handrail: the same work through its public interface.
 
 The context of the work reaches a tool as a resource. Every call goes through the gate with its events and its
-transaction, and the session keeps the conversation: nothing is switched off.
+transaction, and the session keeps the conversation. No feature is switched off.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ USAGE = Usage(10, 5, 0, 0, 1)
 
 
 class Stub:
-    """The scripted model, with the only method a model has."""
+    """The scripted model, with the only method that a model needs."""
 
     name = "bench:stub"
     traits = Traits(native_output=True)

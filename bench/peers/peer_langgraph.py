@@ -1,7 +1,7 @@
 """langchain's create_agent, which compiles to langgraph: BaseChatModel in process, ChatOpenAI over HTTP."""
 
 # pyright: basic, reportMissingImports=false
-# The framework lives in a venv of its own, where the type checker does not look.
+# The framework is installed in its own venv, where the type checker does not look.
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StubChat(BaseChatModel):
         return "bench-stub"
 
     def bind_tools(self, tools, **rest):
-        # Like ChatOpenAI: the tools are converted once per bind and passed on.
+        # As in ChatOpenAI, the tools are converted once per bind and passed on.
         from langchain_core.utils.function_calling import convert_to_openai_tool
 
         rest.pop("tool_choice", None)

@@ -1,10 +1,10 @@
-"""openai-agents: our own Model in process, OpenAIChatCompletionsModel over HTTP.
+"""openai-agents: a `Model` of the bench in process, OpenAIChatCompletionsModel over HTTP.
 
 Tracing is off, since its exporter posts to a provider.
 """
 
 # pyright: basic, reportMissingImports=false
-# The framework lives in a venv of its own, where the type checker does not look.
+# The framework is installed in its own venv, where the type checker does not look.
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """pydantic-ai: FunctionModel in process, OpenAIChatModel over HTTP."""
 
 # pyright: basic, reportMissingImports=false
-# The framework lives in a venv of its own, where the type checker does not look.
+# The framework is installed in its own venv, where the type checker does not look.
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_LIMIT = UsageLimits(request_limit=None)  # the default stops at 50 requests
 def stub(script: Script) -> FunctionModel:
     async def answer(messages, info) -> ModelResponse:
         turn = await script.aturn(messages[-1].parts[-1].content)
-        # Given explicitly, because FunctionModel would otherwise estimate it over the whole history.
+        # Given explicitly, because FunctionModel would otherwise estimate the usage over the whole history.
         usage = RequestUsage(input_tokens=10, output_tokens=5)
         if turn.calls:
             parts = [ToolCallPart(call.name, call.args_json, call.id) for call in turn.calls]

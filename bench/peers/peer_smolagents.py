@@ -1,11 +1,11 @@
-"""smolagents' ToolCallingAgent: our own Model in process, OpenAIModel over HTTP.
+"""smolagents' ToolCallingAgent: a `Model` of the bench in process, OpenAIModel over HTTP.
 
-It is synchronous, so each run has a thread. It can't pass a context to a tool (the tool holds it), the answer
-is a call of `final_answer`, and results return to the model as user text.
+It is synchronous, so each run has a thread. It can't pass a context to a tool, so the tool holds it. The
+answer is a call of `final_answer`, and results return to the model as user text.
 """
 
 # pyright: basic, reportMissingImports=false
-# The framework lives in a venv of its own, where the type checker does not look.
+# The framework is installed in its own venv, where the type checker does not look.
 
 from __future__ import annotations
 

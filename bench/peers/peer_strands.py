@@ -1,11 +1,11 @@
-"""strands-agents: our own Model in process, OpenAIModel without streaming over HTTP.
+"""strands-agents: a `Model` of the bench in process, OpenAIModel without streaming over HTTP.
 
 An agent keeps its conversation, so each run needs a new one. Its loop recurses once per turn: with Python's
 default limit a run fails after about 320 calls, so `growth` raises the limit.
 """
 
 # pyright: basic, reportMissingImports=false
-# The framework lives in a venv of its own, where the type checker does not look.
+# The framework is installed in its own venv, where the type checker does not look.
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Strands(Peer):
             from strands.models.openai import OpenAIModel
 
             self.openai_model = OpenAIModel
-            # One client for all: by default the model opens a client, and a connection, for each request.
+            # All runs share one client. By default the model opens a client for each request.
             self.client = AsyncOpenAI(base_url=self.base_url, api_key="x")
 
     def build(self, script):
@@ -85,7 +85,7 @@ class Strands(Peer):
             model=model,
             system_prompt=SYSTEM,
             callback_handler=None,
-            # The default drops messages beyond 40, which would be other work.
+            # The default drops messages beyond 40, which would change the work.
             conversation_manager=NullConversationManager(),
             name="agent",
             tools=[work],

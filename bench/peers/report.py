@@ -1,4 +1,4 @@
-"""The tables of a run, made from its results.
+"""Formats the results of a run as tables.
 
 python bench/peers/report.py bench/results/peers.jsonl
 """
@@ -16,7 +16,7 @@ Result = dict[str, Any]
 
 
 class Row(NamedTuple):
-    """A figure in the tables. `limit` is how many times the floor Handrail may cost."""
+    """A figure in the tables. `limit` is the maximum cost of Handrail as a multiple of the floor."""
 
     what: str
     variant: str
@@ -39,7 +39,7 @@ OURS = ("floor", "handrail")
 
 
 def figure(results: Iterable[Result], row: Row, peer: str) -> float | None:
-    """Return the median over the rounds; None if there is no result."""
+    """Return the median over the rounds, or None if there is no result."""
     wanted = (peer, row.variant, row.scenario)
     taken = [
         result["figures"][row.figure]
@@ -87,7 +87,7 @@ def summary(results: list[Result], peers: list[str]) -> str:
 
 
 def tables(results: list[Result]) -> str:
-    """Return everything: the summary, every peer's figures, failures, versions, and how steady the machine was."""
+    """Format all tables: summary, figures of every peer, failures, versions, and the machine's steadiness."""
     peers = list(dict.fromkeys(result["peer"] for result in results))
     every = [[row.what, *(_number(figure(results, row, peer)) for peer in peers)] for row in ROWS]
     parts = [summary(results, peers), _table(["CPU", *peers], every)]

@@ -26,14 +26,14 @@ from typing import Any, NamedTuple
 import report
 import venvs
 
-# Only what the tables show is run.
+# Only scenarios that the tables show are run.
 SCENARIOS = tuple(dict.fromkeys((row.variant, row.scenario) for row in report.ROWS))
 QUICK = {
     "tool_loop": ["--calls", "5", "--repeat", "3"],
     "growth": ["--calls", "65"],
     "concurrency": ["--runs", "20"],
 }
-# Peers must not send anything elsewhere.
+# Peers must not send data to other machines.
 QUIET = {
     "AGNO_TELEMETRY": "false",
     "DO_NOT_TRACK": "1",
@@ -58,12 +58,12 @@ class Job(NamedTuple):
 
 
 def environment() -> dict[str, str]:
-    """This process's environment without proxies, and with reporting disabled."""
+    """Return this process's environment without proxies, and with reporting disabled."""
     return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")} | QUIET
 
 
 def jobs(peers: list[str], rounds: int) -> Iterator[Job]:
-    """Return all jobs in order."""
+    """Yield all jobs in order."""
     for number in range(rounds):
         turned = peers[number % len(peers) :] + peers[: number % len(peers)]
         for variant, scenario in SCENARIOS:
@@ -76,7 +76,7 @@ def serving() -> Generator[str]:
     """Run the model's server in its own process, and yield its address."""
     command = [venvs.python_of(None), venvs.HERE / "server.py"]
     pipe = subprocess.PIPE
-    # Closing its standard input ends it.
+    # Closing the server's standard input ends it.
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment()) as server:
         assert server.stdout is not None
         address = server.stdout.readline().strip()
@@ -130,7 +130,10 @@ def arguments(table: dict[str, Any]) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run, store the results, print the tables. Fails if the floor or Handrail did not do the work."""
+    """Run all jobs, store the results and print the tables.
+
+    Fails if the floor or Handrail did not do the work.
+    """
     table = tomllib.loads((venvs.HERE / "peers.toml").read_text())
     options = arguments(table)
     for name in options.only:

@@ -22,7 +22,7 @@ _USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 
 
 def completion(turn: Turn, model: str) -> bytes:
-    """The body of a response."""
+    """Return the body of the response for a turn."""
     message: dict[str, Any] = {"role": "assistant", "content": turn.text, "refusal": None, "annotations": []}
     if turn.calls:
         message["tool_calls"] = [
@@ -40,16 +40,16 @@ def completion(turn: Turn, model: str) -> bytes:
 
 
 def reply(status: int, body: bytes) -> bytes:
-    """A whole response."""
+    """Encode a complete HTTP response."""
     head = b"HTTP/1.1 %d OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     return head % (status, len(body)) + body
 
 
 @functools.lru_cache(maxsize=4096)
 def answer(name: bytes, step: int) -> tuple[float, bytes]:
-    """Return the seconds to wait and the response.
+    """Return the seconds to wait, and the response.
 
-    Cached, so that the server costs the peers as little as possible.
+    Responses are cached, so that the server costs the peers as little as possible.
     """
     script = Script.named(name)
     return script.delay_ms / 1000, reply(200, completion(script.turn_at(step), script.model_name))
@@ -90,7 +90,7 @@ class Connection(asyncio.Protocol):
         return head, body
 
     def chunks(self, position: int) -> tuple[bytes, int] | None:
-        """Return the body of a chunked request, and where it ends."""
+        """Return the body of a chunked request, and the position where it ends."""
         body = b""
         while True:
             line = self.buffer.find(b"\r\n", position)
@@ -134,7 +134,7 @@ async def serve() -> None:
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)
     gc.freeze()
     async with server:
-        # If the parent is killed, the system closes this, and the server ends too.
+        # If the parent is killed, the system closes standard input, and the server ends too.
         await asyncio.to_thread(sys.stdin.read)
 
 

@@ -11,12 +11,12 @@ VENVS = ROOT / ".venv-peers"
 
 
 def python_of(venv: str | None) -> Path:
-    """Return the Python of a venv; by default the project's own."""
+    """Return the path of a venv's Python. None means the project's own venv."""
     return (VENVS / venv if venv else ROOT / ".venv") / "bin" / "python"
 
 
 def ready(venv: str | None) -> Path:
-    """Return the same Python, after creating or updating its venv if necessary."""
+    """Return the path of a venv's Python, after creating or updating the venv if necessary."""
     python = python_of(venv)
     if venv is None:
         subprocess.run([ROOT / "scripts" / "venv", ".venv", "requirements/dev.txt"], cwd=ROOT, check=True)
@@ -25,7 +25,7 @@ def ready(venv: str | None) -> Path:
     stamp = VENVS / venv / "stamp"
     wanted = f"{python}\n{requirements.read_text()}"
     if not stamp.exists() or stamp.read_text() != wanted:
-        # The interpreter of the project's venv, so that all peers run on the same one.
+        # Use the interpreter of the project's venv, so that all peers run on the same one.
         found = subprocess.run([ROOT / "scripts" / "find-python"], capture_output=True, text=True, check=True)
         print(f"== making {(VENVS / venv).relative_to(ROOT)}", flush=True)
         subprocess.run([found.stdout.strip(), "-m", "venv", "--clear", VENVS / venv], check=True)

@@ -33,7 +33,7 @@ class Context:
         self.marks = marks
 
     def work(self, index: int, label: str) -> dict[str, Any]:
-        """The tool's body. `@r` and the index mark the result in later messages."""
+        """Do the tool's work. `@r` and the index mark the result in later messages."""
         self.calls += 1
         self.total += index
         if self.marks is not None:
@@ -50,12 +50,12 @@ class Call(NamedTuple):
 
     @property
     def args(self) -> dict[str, Any]:
-        """The arguments, for frameworks whose models return them parsed."""
+        """The parsed arguments, for frameworks whose models return them parsed."""
         return json.loads(self.args_json)
 
 
 class Turn(NamedTuple):
-    """What the model says: a call, or the answer."""
+    """One turn of the model: calls, or the answer."""
 
     calls: list[Call]
     text: str | None
@@ -70,9 +70,9 @@ class Script:
 
     calls: int
     delay_ms: int = 0
-    final_tool: str | None = None  # for frameworks whose answer is a call: its name
+    final_tool: str | None = None  # the name of the final call, for frameworks whose answer is a call
 
-    made: ClassVar[int] = 0  # turns requested in this process
+    made: ClassVar[int] = 0  # number of turns requested in this process
 
     @property
     def model_name(self) -> str:
@@ -82,7 +82,7 @@ class Script:
 
     @classmethod
     def named(cls, text: bytes) -> Script:
-        """Return the script whose name is in `text`."""
+        """Return the script whose name occurs in `text`."""
         found = _NAME.search(text)
         if found is None:
             raise ValueError("no script is named in the request's `model`")
@@ -109,7 +109,7 @@ class Script:
         return self.turn_at(int(found.group(1)) + 1 if found else 0)
 
     async def aturn(self, newest: object) -> Turn:
-        """The same after the model's delay."""
+        """Return the turn that follows the newest message, after the model's delay."""
         if self.delay_ms:
             await asyncio.sleep(self.delay_ms / 1000)
         return self.turn(newest)

@@ -55,7 +55,7 @@ class Slip(BaseModel):
 
     about: Annotated[
         str, Field(max_length=60)
-    ]  # first, because a small model chooses better after writing it
+    ]  # first, because a small model chooses a folder better after writing this
     folder: Literal["money", "travel", "health", "school"]
     sender: Annotated[str, Field(max_length=40)]
 
@@ -118,7 +118,9 @@ async def book_bill(path: str, payee: str, sum: str, context: ToolContext) -> st
 async def sort_inbox(context: ToolContext) -> str:
     """Sort every message of the inbox, and book the bills among them."""
     paths = context.filesystem.glob("inbox/*.txt")
-    at_once = asyncio.Semaphore(3)  # for a person at a page; the embedded model takes one at a time anyway
+    at_once = asyncio.Semaphore(
+        3
+    )  # for a person at a page; the embedded model takes one message at a time anyway
     calls = [context.call("sort_message", path=path) for path in paths]
     slips = [result.unwrap() for result in await gather(*(one_of(at_once, call) for call in calls))]
 

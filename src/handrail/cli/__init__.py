@@ -32,15 +32,15 @@ def main() -> None:
             "Install it with: pip install 'handrail[cli]'\n"
         )
         raise SystemExit(2) from None
-    except OSError as error:  # commands report their own; this one comes from printing
+    except OSError as error:  # commands report their own OSErrors; this one comes from printing
         _discard_output()
-        if not isinstance(error, BrokenPipeError):  # the reader of a closed pipe has seen enough
+        if not isinstance(error, BrokenPipeError):  # a closed pipe means its reader wants no more
             sys.stderr.write(f"handrail: can't write the output: {error.strerror}.\n")
         raise SystemExit(1) from None
 
 
 def _run() -> None:
-    if sys.argv[1:] == ["--version"]:  # works without the extra
+    if sys.argv[1:] == ["--version"]:  # works without the `cli` extra
         from handrail import __version__
 
         print(f"handrail {__version__}")
@@ -60,7 +60,7 @@ def _prepare_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # open until the program ends
     for name in ("COLUMNS", "LINES"):
-        if not os.environ.get(name, "").strip("0"):  # a screen of size zero would show nothing
+        if not os.environ.get(name, "").strip("0"):  # a terminal of size zero would show nothing
             os.environ.pop(name, None)
     out: TextIO = sys.stdout
     if isinstance(out, io.TextIOWrapper):
@@ -68,6 +68,6 @@ def _prepare_streams() -> None:
 
 
 def _discard_output() -> None:
-    """Send buffered output to the null device: Python would retry at exit and complain again."""
+    """Send buffered output to the null device, so that Python does not report the error again at exit."""
     with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as null:
         os.dup2(null.fileno(), sys.stdout.fileno())

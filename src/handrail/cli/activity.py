@@ -1,6 +1,6 @@
-"""The activity of a run: what is in progress, and a line of text for everything that happens.
+"""The activity of a run: what is in progress, and the lines of text to print for each event.
 
-Nothing is printed here. Both views read from an `Activity`.
+This module prints nothing. The live and the plain view both read from an `Activity`.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ class Row:
     done: float | None = None
     total: float | None = None
     opened: bool = False
-    """Whether its heading has been printed above its inner calls."""
+    """Whether this call's heading has been printed above its inner calls."""
     run_id: str = ""
-    """The run it is a call of."""
+    """The id of the run that made this call."""
     place: Place | None = None
-    """Its place in that run."""
+    """The call's place in that run."""
     inner: int = 0
     cost: Decimal | None = None
-    """What its nested runs have cost so far."""
+    """The cost of the call's nested runs so far."""
 
     def contains(self, run_id: str) -> bool:
-        """Whether a run is nested in this call."""
+        """Return whether a run is nested in this call."""
         if self.place is None or not is_in_run(run_id, self.run_id):
             return False
         return Place.from_id(run_id, self.run_id).attempt_at(self.place) is not None
@@ -87,7 +87,7 @@ class Activity:
     verbose: bool = False
     rows: dict[str, Row] = field(default_factory=dict[str, Row])
     thinking: Row | None = None
-    """The model of the outermost run, until its answer begins."""
+    """The row of the outermost run's model, until its answer begins."""
     root: str = ""
     """The id of the outermost run."""
     denied: list[str] = field(default_factory=list[str])
@@ -95,9 +95,9 @@ class Activity:
     done: list[str] = field(default_factory=list[str])
     """Ids of the calls that succeeded, oldest first."""
     _group: str = ""
-    """The call whose inner calls were printed last."""
+    """The id of the call whose inner calls were printed last."""
     _calls: dict[str, int] = field(default_factory=dict[str, int])
-    """How many calls each run has made itself."""
+    """Number of calls that each run has made itself, by run id."""
 
     def update(self, event: object) -> list[Text]:
         """Take in one event and return the lines to print for it."""
@@ -116,7 +116,7 @@ class Activity:
         return []
 
     def _place(self, run_id: str, path: tuple[str, ...]) -> Place:
-        """The place of a call: inside another call of the same run, or in the run itself."""
+        """Return a new call's place: inside another call of the same run, or in the run itself."""
         parent = self._parent(path[:-1])
         if parent is not None and parent[1].run_id == run_id and parent[1].place is not None:
             parent[1].inner += 1
@@ -140,7 +140,7 @@ class Activity:
         return []
 
     def _headings(self, path: tuple[str, ...]) -> list[Text]:
-        """The headings of the calls around this one, unless they were printed just before."""
+        """Return the headings of the calls around this one, unless they were printed just before."""
         found: list[tuple[str, Row]] = []
         for depth in range(1, len(path)):
             parent = self._parent(path[:depth])
@@ -223,7 +223,10 @@ class Activity:
         return [Text(f"· {by} {verb}: {escape_line(event.text, _MAX_REASON)}", "dim")]
 
     def on_text(self, event: TextDelta) -> list[Text]:
-        """The view streams the outermost run's text; a nested run shows its newest line beside its call."""
+        """Update what is shown for streamed text; return no lines.
+
+        The view itself streams the outermost run's text. A nested run's newest line is shown beside its call.
+        """
         run_id = event.run_context.run_id
         if run_id == self.root:
             self.thinking = None
@@ -233,10 +236,10 @@ class Activity:
             row.message = f"{row.message}{event.text}".rpartition("\n")[2][-_MAX_MESSAGE:]
         return []
 
-    # What is in progress.
+    # Work in progress.
 
     def live_lines(self, limit: int) -> list[Text]:
-        """A line for each thing in progress, with its time and progress; at most `limit` of them."""
+        """Return the lines of what is in progress: at most `limit` of them, then how many more there are."""
         now = self.clock.monotonic()
         rows = sorted(self.rows.values(), key=lambda row: row.since)
         if not rows and self.thinking is not None:
@@ -266,12 +269,12 @@ _HANDLERS: dict[type, Any] = {
 
 
 def indent(path: tuple[str, ...]) -> str:
-    """Two spaces for a call, and two more for each call it is nested in."""
+    """Return the indentation of a line: two spaces for a call, and two more for each call around it."""
     return "  " * max(len(path), 1)
 
 
 def call_line(event: ToolInvoked, cost: Decimal | None = None) -> Text:
-    """The line of a call that has ended, with the reason below it if it did not succeed."""
+    """Format the line of a finished call, with the reason below it if the call did not succeed."""
     mark, colour = _MARKS[event.status]
     text = Text(indent(event.path))
     text.append(f"{mark} ", colour)
@@ -292,7 +295,7 @@ def call_line(event: ToolInvoked, cost: Decimal | None = None) -> Text:
 
 
 def _plain_arguments(params: Any) -> Any:
-    """Parsed arguments as plain JSON, with secrets masked; None if they can't be shown."""
+    """Return parsed arguments as plain JSON, with secrets masked, or None if they can't be shown."""
     if params is None:
         return None
     try:
@@ -302,7 +305,7 @@ def _plain_arguments(params: Any) -> Any:
 
 
 def _heading(row: Row) -> Text:
-    """The line above the inner calls of a call."""
+    """Format the line that is printed above a call's inner calls."""
     text = Text(indent(row.path))
     text.append("▸ ", "cyan")
     text.append(escape_line(row.name, _MAX_NAME), "bold")
@@ -310,7 +313,7 @@ def _heading(row: Row) -> Text:
 
 
 def row_line(row: Row, now: float) -> Text:
-    """The line of something in progress: spinner, name, time and progress."""
+    """Format the line of a call in progress: spinner, name, time and progress."""
     text = Text(indent(row.path), no_wrap=True, overflow="ellipsis")
     text.append(f"{_SPINNER[int(now * 10) % len(_SPINNER)]} ", "cyan")
     text.append(escape_line(row.name, _MAX_NAME), "bold")
@@ -322,7 +325,7 @@ def row_line(row: Row, now: float) -> Text:
 
 
 def format_progress(row: Row, *, bar: bool = True) -> str:
-    """The progress a call reported: a bar if the total is known, and its message."""
+    """Format the progress that a call reported: a bar if the total is known, and its message."""
     message = escape_line(row.message, 80)
     done, total = _finite(row.done), _finite(row.total)
     if done is None:
@@ -336,12 +339,12 @@ def format_progress(row: Row, *, bar: bool = True) -> str:
 
 
 def _finite(value: Any) -> float | None:
-    """The value if it is a finite number: a tool can report anything."""
+    """Return the value if it is a finite number, else None: a tool can report anything."""
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def format_seconds(spent: float) -> str:
-    """A duration: tenths of a second while they matter, minutes when they do."""
+    """Format a duration: with tenths below ten seconds, in minutes and seconds from one minute."""
     if spent < 9.95:
         return f"{spent:.1f} s"
     if spent < 60:
@@ -350,7 +353,7 @@ def format_seconds(spent: float) -> str:
 
 
 def format_money(cost: Decimal | None) -> str:
-    """US dollars; small amounts keep two significant digits."""
+    """Format an amount in US dollars. Amounts below one cent keep two significant digits."""
     if cost is None:
         return "cost unknown"
     if not cost:
@@ -361,18 +364,18 @@ def format_money(cost: Decimal | None) -> str:
 
 
 def format_spending(usage: Usage, cost: Decimal | None) -> str:
-    """Requests, tokens and cost."""
+    """Format the requests, tokens and cost of a run."""
     requests = f"{usage.requests} request{'' if usage.requests == 1 else 's'}"
     return f"{requests} · {usage.input:,} tokens in, {usage.output:,} out · {format_money(cost)}"
 
 
 def format_summary(usage: Usage, cost: Decimal | None, spent: float) -> str:
-    """Requests, tokens, cost and time."""
+    """Format the requests, tokens, cost and time of a run."""
     return f"{format_spending(usage, cost)} · {format_seconds(spent)}"
 
 
 def answer_text(response: PromptResponse[Any]) -> str:
-    """The answer of a run as text: what the model said, or else its output as JSON."""
+    """Return a run's answer as text: what the model said, or else its output as JSON."""
     if response.text or response.output is None:
         return response.text
     return json.dumps(pydantic_core.from_json(to_json(response.output)), indent=2, ensure_ascii=False)

@@ -45,7 +45,7 @@ def chat(options: WorkerOptions) -> int:
 
 
 class Chat:
-    """A conversation at a prompt, or with the lines of standard input."""
+    """A conversation at a prompt, or with messages read from standard input."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
@@ -123,7 +123,7 @@ class Chat:
             view.note("")
 
     def _warn(self, message: str, style: Literal["red", "yellow"]) -> None:
-        """Print a problem, even where nothing else is printed."""
+        """Print a problem, even with `--quiet`."""
         if self._quiet:
             print_error(message, style)
         else:
@@ -176,7 +176,7 @@ class Chat:
             try:
                 paths = files.undo(call_id)
             except UndoRefused as refused:
-                if refused.places:  # changed by somebody else since
+                if refused.places:  # somebody else has changed the files since
                     self._done.append(call_id)
                     self._view.note(escape(str(refused)), "yellow")
                     return
@@ -190,13 +190,13 @@ class Chat:
 
 
 def _relative(path: Path) -> str:
-    """A path as short as it can be written from the current folder."""
+    """Return a path relative to the current folder if it is inside it, else unchanged."""
     here = Path.cwd().resolve()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def _read_message(prompt: str) -> str:
-    """Read a line, and the next ones while they end in a backslash."""
+    """Read a message: one line, and the lines after it as long as each ends in a backslash."""
     lines: list[str] = []
     while True:
         line = _read_line(prompt if not lines else "  " * bool(prompt))
@@ -215,7 +215,7 @@ def _read_line(prompt: str) -> str:
 
 
 def _enable_history() -> None:
-    """Line editing and history, if this Python has readline."""
+    """Enable line editing and history, if this Python has readline."""
     with contextlib.suppress(ImportError):
         import readline
 

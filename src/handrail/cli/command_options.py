@@ -111,7 +111,7 @@ class WorkerOptions:
         return Budget(*limits)
 
     def start_deadline(self) -> Deadline | None:
-        """Start the time limit of a run. The time a person takes to answer does not count."""
+        """Start the time limit of a run. Time spent waiting for a person's answer does not count."""
         if self.deadline is None:
             return None
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", self.deadline.strip())
@@ -226,15 +226,15 @@ def with_signature(command: Callable[..., None], parameters: list[inspect.Parame
     """Give a command the parameters that typer reads its options from."""
     by_name = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
     command.__signature__ = inspect.Signature(by_name)  # pyright: ignore[reportFunctionMemberAccess]  # read by inspect
-    command.__annotations__ = {}  # typer would prefer them to the signature
+    command.__annotations__ = {}  # typer would prefer annotations to the signature
     return command
 
 
-# What options mean.
+# Meaning of the options.
 
 
 def parse_approvals(word: str, *, can_park: bool = False) -> Any:
-    """The approval mode for `--approve`. `later` is allowed where a run can be parked."""
+    """Return the approval mode for `--approve`. `later` is allowed only if the run can be parked."""
     modes = {**_MODES, "later": None} if can_park else _MODES
     if word not in modes:
         raise UsageError(f"--approve {word!r} is not one of {', '.join(modes)}.")
@@ -242,7 +242,7 @@ def parse_approvals(word: str, *, can_park: bool = False) -> Any:
 
 
 def search_here() -> None:
-    """Look for modules in the current folder too, as `python -m` does."""
+    """Add the current folder to the places where modules are looked up, as `python -m` does."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -258,7 +258,7 @@ def find_model(named: str | None) -> Any:
 
 
 def _own_model(named: str) -> Any:
-    """The model of this name in the user's own module, or None if there is no such module."""
+    """Return the model of this name in the user's own module, or None if there is no such module."""
     from handrail.models import PROVIDERS
 
     module, _, name = named.partition(":")
@@ -277,7 +277,7 @@ def _own_model(named: str) -> Any:
 
 
 def open_files(files: Path | None, folder: Path | None) -> DirectoryFilesystem | None:
-    """Open the folder tools may change: the one given, else `files` in the worker's folder if it exists."""
+    """Open the folder that tools may change: the one given, else `files` beside the worker, if it exists."""
     if files is not None and not files.is_dir():
         raise UsageError(f"--files {files}: no such folder. Create it first, or give another one.")
     if files is None and folder is not None:
@@ -308,12 +308,12 @@ def open_journal(given: Path | None) -> SqliteJournal:
 
 
 def _is_named(journal: Path | None) -> bool:
-    """Whether the user said which journal to use."""
+    """Return whether the user chose the journal, by option or environment variable."""
     return journal is not None or bool(os.environ.get("HANDRAIL_JOURNAL"))
 
 
 def read_input(given: str | None) -> str:
-    """The message of a run: the one given, or standard input if that is `-` or piped."""
+    """Return the message of a run: the one given, or standard input if that is `-` or piped."""
     if given is not None and given != "-":
         return given
     advice = 'Write it after the worker, "like this", or pipe it in.'
@@ -332,14 +332,14 @@ def read_input(given: str | None) -> str:
 
 
 def find_worker(named: str) -> Worker:
-    """Find the worker of `folder/main.md`, `folder/main` or `folder` (its `main`, or its only worker)."""
+    """Find a worker by `folder/main.md`, `folder/main` or `folder` (its `main`, or its only worker)."""
     from handrail.workers import WorkerRegistry
 
     return WorkerRegistry.worker_at(Path(named))
 
 
 def is_module(named: str) -> bool:
-    """Whether `module:name` names a module, here or installed, or a Python file."""
+    """Return whether `module:name` names a Python file or a module, installed or in the current folder."""
     module = named.partition(":")[0]
     if module.endswith(".py"):
         return True

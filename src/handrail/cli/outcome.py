@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, its error message, and which stream output goes to."""
+"""The end of a command: its exit code, its error message, and the streams its output goes to."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ CANCEL_NOTE = "Cancelled. Unfinished calls were undone."
 
 
 class UsageError(Exception):
-    """The command can't start like this. The message says what to change."""
+    """Raised if a command can't start with the options given. The message says what to change."""
 
 
 class Failure(NamedTuple):
-    """Why a command ended early."""
+    """The reason why a command ended early, with its exit code."""
 
     code: int
     kind: str
@@ -84,7 +84,7 @@ def _parked_message(error: RunParked, journal: str) -> str:
 
 
 def classify_stop(stop_reason: str, denied: list[str]) -> tuple[int, str]:
-    """The exit code of a finished run, and a note to print beside its answer."""
+    """Return the exit code of a finished run, and a note to print beside its answer."""
     notes = {
         "length": "The answer was cut off at the model's length limit.",
         "refused": "The model refused to answer.",
@@ -98,12 +98,12 @@ def classify_stop(stop_reason: str, denied: list[str]) -> tuple[int, str]:
 
 
 def journal_path(given: Path | None) -> Path:
-    """The journal to use: the file given, else $HANDRAIL_JOURNAL, else `.handrail/runs.db`."""
+    """Return the journal to use: the file given, else $HANDRAIL_JOURNAL, else `.handrail/runs.db`."""
     return given or Path(os.environ.get("HANDRAIL_JOURNAL") or DEFAULT_JOURNAL)
 
 
 def runs_command(verb: str, run_id: str, journal: str) -> str:
-    """The `handrail runs` command to type for a run in this journal; "" stands for the default journal."""
+    """Return the `handrail runs` command to type for a run in this journal. "" means the default journal."""
     is_default = not journal or Path(journal) == journal_path(None)
     return f"handrail runs {verb} {run_id}{'' if is_default else f' --journal {shlex.quote(journal)}'}"
 
@@ -147,7 +147,7 @@ def is_debugging() -> bool:
 
 @contextlib.contextmanager
 def divert_stdout(even_on_a_terminal: bool = False) -> Generator[None]:
-    """Send what tools and their child processes print to standard error inside this block.
+    """Send what tools and their child processes print inside this block to standard error.
 
     Standard output is reserved for the answer. On a terminal both end up in the same place anyway.
     """
@@ -158,7 +158,9 @@ def divert_stdout(even_on_a_terminal: bool = False) -> Generator[None]:
     out.flush()
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-        with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor has no child processes
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # a stream without a descriptor is not inherited by child processes
             number, kept = out.fileno(), os.dup(out.fileno())
             stack.callback(os.close, kept)
             os.dup2(sys.stderr.fileno(), number)

@@ -22,7 +22,7 @@ from handrail.records import RunRow
 
 
 class Program(NamedTuple):
-    """The code that a recorded run executes: a worker, or an agent or a prompt of a module."""
+    """The code that a recorded run executes: a worker, or a module's agent or prompt."""
 
     prompt: Any
     changed: bool
@@ -35,7 +35,7 @@ class Program(NamedTuple):
         return ["The code has changed since the run began."] if self.changed else []
 
     def adapter(self, model: str) -> Adapter:
-        """An adapter for this model, with everything that the agent's own adapter has."""
+        """Return an adapter for this model, with all other settings of the agent's own adapter."""
         if self.agent is None:
             return Adapter(find_model(model))
         own: Adapter = self.agent.adapter
@@ -46,7 +46,7 @@ class Program(NamedTuple):
         return adapter
 
     def render(self, message: str | None) -> Any:
-        """A worker's instructions as its file has them now; None to use the recorded ones."""
+        """Render a worker's instructions from its current file, or return None to use the recorded ones."""
         if self.worker is None or self.worker.attachments.count or message is None:
             return None
         return self.worker.render(message)
@@ -61,7 +61,7 @@ class RecordedRun:
 
     @classmethod
     async def find(cls, journal: SqliteJournal, named: str) -> RecordedRun:
-        """Find a run by its id, or by a beginning that only one id has."""
+        """Find a run by its id, or by a prefix that only one id has."""
         try:
             return cls(journal, await journal.runs.get(named))
         except RunUnknown:
@@ -81,11 +81,11 @@ class RecordedRun:
         return self.row.record.id
 
     def next_command(self, verb: str) -> str:
-        """The command to type next."""
+        """Return the command to type next, with this verb."""
         return runs_command(verb, self.id, self.journal.path)
 
     def load_program(self, app: str | None) -> Program:
-        """Load the code named, else the code the run began with."""
+        """Load the code that `app` names, or else the code the run began with."""
         record = self.row.record
         named = app or record.app
         try:
@@ -107,7 +107,7 @@ class RecordedRun:
 
     @contextlib.asynccontextmanager
     async def open_folder(self, files: Path | None) -> AsyncGenerator[Any]:
-        """Open the folder given, else the folder the run was recorded with."""
+        """Open the given folder, or else the folder the run was recorded with."""
         from handrail.resources.directory import DirectoryFilesystem
 
         if files is not None:
@@ -126,7 +126,7 @@ class RecordedRun:
                 folder.close()
 
     async def find_question(self, named: str | None) -> Question:
-        """Find an open question by its id or name, or the only one there is."""
+        """Find an open question by its id or name. Without one, find the only open question."""
         waiting = await self.journal.questions.open(self.id)
         found = [each for each in waiting if named is None or named in (each.id, each.name)]
         if len(found) == 1:
@@ -144,7 +144,7 @@ class RecordedRun:
 
 
 def _agent_at(app: str) -> Any:
-    """The agent that an app reference names; None if it names a prompt."""
+    """Return the agent that an app reference names, or None if it names a prompt."""
     from handrail.agent import Agent
 
     module, _, name = app.partition(":")

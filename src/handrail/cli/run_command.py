@@ -1,4 +1,4 @@
-"""A conversation with a worker or an agent, and `handrail run`, which is one of a single turn."""
+"""A conversation with a worker or an agent, and `handrail run`, which is a conversation of one turn."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """How a turn ended: with a response, or with a failure."""
+    """The end of a turn: a response or a failure."""
 
     code: int
     seconds: float
@@ -68,7 +68,7 @@ class Outcome(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """Who a conversation is with: a worker, or an agent of a module."""
+    """The worker, or the agent of a module, that a conversation is with."""
 
     name: str
     description: str
@@ -79,7 +79,7 @@ class Subject(NamedTuple):
 
     @classmethod
     def find(cls, options: WorkerOptions) -> Subject:
-        """Find the worker or agent that the options name, on the model they name."""
+        """Find the worker or agent that the options name, and give it the model they name."""
         path = Path(options.worker)
         if path.is_dir() or path.suffix == ".md" or not is_module(options.worker):
             return cls._of_worker(find_worker(options.worker), options)
@@ -142,7 +142,7 @@ class Conversation:
         self.session = Session()
         self.files = open_files(options.files, subject.folder)
         self._attachments = tuple(_check_attachment(path) for path in attachments or ())
-        # With --json a program reads the answer, so nobody is asked.
+        # With --json a program reads the answer, so no questions are asked.
         self.is_attended = not as_json and is_terminal(sys.stdin) and is_terminal(sys.stdout)
         self.view = self._make_view()
         self.journal = options.open_journal()
@@ -154,7 +154,7 @@ class Conversation:
             if self.journal is None:
                 raise UsageError("--approve later needs a journal to leave questions in: --journal FILE.")
             self._environment = LaterEnvironment()
-        options.start_deadline()  # a mistake in it is reported before anything runs
+        options.start_deadline()  # report an invalid time limit before anything runs
         budget = options.parse_budget()
         self._budget = None if budget is None else BudgetTracker(budget)
 
@@ -166,7 +166,7 @@ class Conversation:
         return PlainView(SYSTEM_CLOCK, verbose=options.verbose, quiet=options.quiet)
 
     async def recover(self) -> None:
-        """Apply what a killed process had recorded but not applied, before the files are used."""
+        """Apply what a killed process recorded but did not apply. Must run before the files are used."""
         if self.files is not None and self.journal is not None:
             await self.files.recover(self.journal)
 
@@ -187,7 +187,7 @@ class Conversation:
     async def turn(self, message: str) -> Outcome:
         """Run one turn and show its events. Ctrl-C cancels it; a second Ctrl-C ends the process.
 
-        Never raises for the run itself: a failure is part of the outcome.
+        A failed run raises nothing: the failure is part of the outcome.
         """
         loop, view, started = asyncio.get_running_loop(), self.view, SYSTEM_CLOCK.monotonic()
 
@@ -227,7 +227,7 @@ class Conversation:
 
 
 class _Canceller:
-    """What Ctrl-C does: the first cancels the run and everything inside it, the second ends the process."""
+    """Handles Ctrl-C: the first cancels the run and everything inside it, the second ends the process."""
 
     def __init__(self, task: asyncio.Task[Any], view: View) -> None:
         self._task = task
@@ -312,14 +312,14 @@ def _to_json(outcome: Outcome, view: View) -> dict[str, Any]:
 
 
 class _EscapingFormatter(logging.Formatter):
-    """Escapes log records: they contain tracebacks and what models and tools said."""
+    """Escapes log records, because they contain tracebacks and text from models and tools."""
 
     def format(self, record: logging.LogRecord) -> str:
         return escape(super().format(record))
 
 
 def configure_logging(verbose: bool) -> None:
-    """Print log records if details are wanted; the view shows what a person needs."""
+    """Print log records if `verbose` is set. The view shows everything else that a person needs."""
     if verbose or is_debugging():
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(_EscapingFormatter("%(name)s: %(message)s"))

@@ -89,11 +89,11 @@ Command = Callable[..., Awaitable[Report]]
 
 
 def _shared(journal: JournalFile = None, as_json: Json = False) -> None:
-    """The options that every command has."""
+    """Declare the options that every command has."""
 
 
 def _command(name: str, *, creates_journal: bool = False) -> Callable[[Command], Command]:
-    """Register a command. Its parameters after the journal are its options, to which the shared ones are added."""
+    """Register a command. Its options are its parameters after the journal, and the shared ones."""
 
     def register(command: Command) -> Command:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
@@ -141,7 +141,7 @@ def _run(
 
 
 def _journal_file(given: Path | None, create: bool) -> Path:
-    """The file of the journal. It must exist, unless the command may create it."""
+    """Return the journal's file. It must exist, unless the command may create it."""
     path = journal_path(given)
     if create:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -280,7 +280,7 @@ async def answer(
     if value is not None and approve is not None:
         raise UsageError("give either --value, or --approve or --deny.")
     if asked.secret:
-        raise secret_refused(asked)  # before a secret is typed in vain
+        raise secret_refused(asked)  # before the user types a secret that would be refused
     if approve is not None and asked.kind != "approval":
         raise UsageError(f"the question {asked.name!r} is not an approval. Give its answer: --value JSON.")
     given: Any
@@ -474,7 +474,7 @@ async def forget(
 
 
 def _parse_time(text: str | None) -> datetime | None:
-    """A date, or a duration before now."""
+    """Parse a date, or a duration before now."""
     if text is None:
         return None
     duration = re.fullmatch(r"(\d+)([hdw])", text)

@@ -35,7 +35,7 @@ def print_item(item: Any) -> None:
     """Print to standard output, in colour on a terminal, plain and unwrapped elsewhere."""
     attended = is_terminal(sys.stdout)
     if isinstance(item, str) and not attended:
-        sys.stdout.write(f"{item}\n")  # keeps its tabs
+        sys.stdout.write(f"{item}\n")  # keeps the text's tabs
         return
     console = make_console(sys.stdout, width=None if attended else 240)
     console.print(item, soft_wrap=not attended)
@@ -64,7 +64,7 @@ def _seconds(spent: float | None) -> str:
 
 
 def run_table(lines: Sequence[RunLine], now: float) -> Any:
-    """The runs, one per row."""
+    """Build a table of runs, one per row."""
     if not lines:
         return "There are no runs."
     heads = ("RUN", "STANDING", "PROMPT", "MODEL", "STARTED", "WAITS FOR", "FORKED FROM")
@@ -94,7 +94,7 @@ def _waits(line: RunLine) -> str:
 
 
 def run_tree(tree: RunTree, full: bool) -> Any:
-    """A run: what was said, what was called, and the results."""
+    """Build a tree of a run: what was said, what was called, and the results."""
     row, record = tree.row, tree.row.record
     head = Text(escape(record.id), "bold")
     head.append(f"  {tree.standing}", _COLOURS[tree.standing])
@@ -201,14 +201,14 @@ def _answered(asked: QuestionRecord) -> Text:
 
 
 def question_line(question: Question) -> Text:
-    """An open question, with the id to answer it by."""
+    """Format an open question, with the id to answer it by."""
     text = Text(f"? {_line(question.message)}", "yellow")
     text.append(f"  {escape(question.id)}", "dim")
     return text
 
 
 def approval_line(number: int | None, kept: ApprovalRemembered) -> Text:
-    """A decision remembered for a session, with the number and the id to revoke it by."""
+    """Format a decision remembered for a session, with the number and the id to revoke it by."""
     text = Text("" if number is None else f"{number}  ")
     text.append("approved" if kept.approved else "denied", "green" if kept.approved else "yellow")
     text.append(f"  {_line(kept.tool)}: {_line(kept.scope)}")
@@ -222,7 +222,7 @@ def approval_line(number: int | None, kept: ApprovalRemembered) -> Text:
 
 
 def undo_lines(done: Undoing) -> list[Any]:
-    """What was undone, and what could not be."""
+    """Format the lines that say what was undone, and what could not be."""
     places = ", ".join([*map(escape, done.paths), *done.slices]) or "it had changed nothing"
     lines: list[Any] = [f"Undid {done.tool}: {places}. The model is told in its next turn."]
     if done.stands:
@@ -231,7 +231,7 @@ def undo_lines(done: Undoing) -> list[Any]:
 
 
 def divergence_text(found: Divergence) -> Text:
-    """The first difference."""
+    """Format the first difference that a replay found."""
     head = Text(f"The replay differs {escape(str(found))}\n", "bold")
     return head + _style_diff(escape(found.diff()).splitlines()) + Text("\n")
 

@@ -23,7 +23,7 @@ from handrail.messages import AssistantMessage
 
 _REFRESH_SECONDS = 0.1
 _PROGRESS_SECONDS = 5.0
-"""Time between two lines about the progress of one call in a plain view."""
+"""Seconds between two progress lines of one call in a plain view."""
 _UNLIMITED = 10_000
 _INLINE = re.compile(r"(?P<code>`[^`]+`)|(?P<bold>\*\*[^*]+\*\*)")
 
@@ -69,11 +69,11 @@ class View:
         self._print([text if isinstance(text, Text) else Text(text, style)])
 
     def answer(self, text: str) -> None:
-        """Print the answer of a run, unless it was streamed already."""
+        """Print a run's answer, unless it was streamed already."""
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Restore the terminal at once: the process is about to end."""
+        """Restore the terminal at once, because the process is about to end."""
         raise NotImplementedError
 
     @contextlib.contextmanager
@@ -101,7 +101,7 @@ class PlainView(View):
     """A view without a cursor: the answer goes to standard output, everything else to standard error."""
 
     def __init__(self, clock: Clock, *, verbose: bool = False, quiet: bool = False) -> None:
-        width = None if is_terminal(sys.stderr) else _UNLIMITED  # a log wraps its lines itself
+        width = None if is_terminal(sys.stderr) else _UNLIMITED  # a log viewer wraps lines itself
         super().__init__(make_console(sys.stderr, width=width), clock, verbose=verbose)
         self._quiet = quiet
         self._reported: dict[str, float] = {}
@@ -129,7 +129,10 @@ class PlainView(View):
         return [Text(f"{indent(row.path)}· {escape_line(row.name, 60)}: {progress}", "dim")]
 
     def _message(self, event: MessageAdded) -> list[Text]:
-        """What a model says before it calls a tool. Its last message is the answer, printed separately."""
+        """Return the lines of a model's message, if it calls a tool.
+
+        A model's last message is the answer, which is printed separately.
+        """
         message = event.message
         if event.run_id != self.activity.root or not isinstance(message, AssistantMessage):
             return []
@@ -155,7 +158,7 @@ class LiveView(View):
     """A view for a terminal.
 
     Finished lines are printed once and never changed. What is in progress is redrawn below them ten times a
-    second. While a question is asked nothing is drawn; lines that arrive meanwhile are printed afterwards.
+    second. While a question is asked nothing is drawn; lines that arrive in that time are printed afterwards.
     """
 
     def __init__(self, clock: Clock, *, verbose: bool = False) -> None:
@@ -258,7 +261,7 @@ class LiveView(View):
             live.stop()
 
     def _below(self) -> Group:
-        """What is drawn below the finished lines: the line being written, and what is in progress."""
+        """Build what is drawn below the finished lines: the line being written, and what is in progress."""
         tail = [self._markdown.style(self._flow.tail)] if self._flow.tail else []
         return Group(*tail, *self.activity.live_lines(max(self.console.height // 2, 3)))
 
@@ -276,8 +279,8 @@ class LiveView(View):
 class TextFlow:
     """Breaks streamed text into lines of at most `width` cells, at spaces where possible.
 
-    A line that was returned never changes. `tail` is the line still being written: only its last word can move,
-    to the next line, when it turns out not to fit.
+    A returned line never changes. `tail` is the line still being written: only its last word can still move
+    to the next line, if it does not fit.
     """
 
     def __init__(self, width: int) -> None:
@@ -297,7 +300,7 @@ class TextFlow:
         if piece.endswith("\r"):  # perhaps the first half of \r\n
             piece, self._return = piece[:-1], True
         text = escape(piece)
-        if self._at_break:  # spaces at the end of a full line don't start the next one
+        if self._at_break:  # spaces at the end of a full line are not carried over to the next one
             text = text.lstrip(" ")
             self._at_break = not text
         *whole, last = f"{self.tail}{text}".expandtabs(4).split("\n")
@@ -323,7 +326,7 @@ class TextFlow:
 
 
 def _prefix(text: str, width: int) -> str:
-    """As much of the text as fits into `width` cells."""
+    """Return the longest prefix of the text that fits into `width` cells."""
     used = 0
     for at, character in enumerate(text):
         used += cell_len(character)

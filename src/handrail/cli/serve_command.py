@@ -74,12 +74,12 @@ async def _serve(options: ServeOptions, app: ServedApp, listening: socket.socket
 
 
 def _load(options: ServeOptions) -> Loaded:
-    """Load what is served. Workers get the files beside them, as with `run` and `chat`."""
+    """Load the app to serve. Workers get the files beside them, as with `run` and `chat`."""
     from handrail.serve.sources import load
 
     path = Path(options.app)
     if not path.exists() and path.with_suffix(".md").is_file():
-        path = path.with_suffix(".md")  # folder/main, as `run` accepts it
+        path = path.with_suffix(".md")  # `folder/main` is accepted, as by `run`
     is_worker = path.is_dir() or path.suffix == ".md"
     if not is_worker and not path.suffix == ".py" and not is_module(options.app):
         raise UsageError(

@@ -103,7 +103,7 @@ def _show(named: str) -> int:
 
 
 def _format_settings(given: Any) -> str:
-    """The settings of a part of the front matter, without those left out."""
+    """Format the settings of one part of the front matter, except those left out."""
     fields: dict[str, Any] = given.model_dump()
     return ", ".join(f"{name} {value}" for name, value in fields.items() if value is not None)
 
@@ -120,7 +120,7 @@ def _check(folder: str) -> int:
 
 
 def new(name: str) -> int:
-    """Create a folder of workers, never touching one that exists, and return the exit code."""
+    """Create a folder of workers and return the exit code. An existing folder is never touched."""
     folder = Path(name)
     if not _FOLDER_NAME.fullmatch(folder.name) or folder.name.endswith((" ", ".")):
         print_error(
@@ -137,7 +137,7 @@ def new(name: str) -> int:
         shutil.copytree(STARTER, folder)
         (folder / "tools.py.txt").rename(
             folder / "tools.py"
-        )  # .txt, so that it is not a module of this package
+        )  # stored as .txt, so that this package does not contain it as a module
     except OSError as error:
         print_error(f"can't create {folder}: {error.strerror or error}.")
         return FAILED

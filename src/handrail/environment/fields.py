@@ -1,4 +1,4 @@
-"""Fields of a form: read their JSON Schema, and parse what is typed into them."""
+"""Fields of a form: reads their JSON Schema, and parses what is typed into them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from handrail.environment.text import compact, escape_line
 JsonSchema = dict[str, Any]
 
 _MAX_REFERENCES = 100
-"""References followed from one schema to the next before it counts as a cycle."""
+"""Maximum number of references to follow. A longer chain counts as a cycle."""
 
 
 def resolve(schema: JsonSchema, root: JsonSchema) -> JsonSchema:
-    """Follow the references of a schema; keywords beside a reference take precedence."""
+    """Follow the references of a schema. Keywords beside a reference take precedence."""
     for _ in range(_MAX_REFERENCES):
         parts = schema.get("allOf")
         if "$ref" in schema:
@@ -45,7 +45,7 @@ def _lookup(reference: str, root: JsonSchema) -> JsonSchema:
 
 
 def alternatives(schema: JsonSchema, root: JsonSchema) -> tuple[list[JsonSchema], bool]:
-    """List the resolved schemas a value may match, without null, and whether it may be null."""
+    """Return the resolved schemas that a value may match, without null, and whether it may be null."""
     of = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(of, list):
         rest = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf", "discriminator")}
@@ -61,7 +61,7 @@ def alternatives(schema: JsonSchema, root: JsonSchema) -> tuple[list[JsonSchema]
 
 
 def list_options(schema: JsonSchema) -> list[Any] | None:
-    """List the options of an `enum` or `const`, or None if any value may be typed."""
+    """Return the options of an `enum` or `const`, or None if any value may be typed."""
     if "const" in schema:
         return [schema["const"]]
     listed = schema.get("enum")
@@ -69,14 +69,14 @@ def list_options(schema: JsonSchema) -> list[Any] | None:
 
 
 def labels(values: list[Any]) -> list[str]:
-    """Label options with numbers, or with letters if the options look like numbers."""
+    """Return labels for options: numbers, or letters if the options look like numbers."""
     if any(isinstance(value, int | float) or re.fullmatch(r"\s*-?\d+\s*", str(value)) for value in values):
         return [chr(ord("a") + at) if at < 26 else f"z{at - 25}" for at in range(len(values))]
     return [str(at + 1) for at in range(len(values))]
 
 
 def choose(values: list[Any], typed: str) -> Any:
-    """Find the option meant by a label or by its own text. Raises `ValueError` if there is none."""
+    """Find the option that a label or its own text names. Raises `ValueError` if there is none."""
     marks = labels(values)
     words = typed.strip()
     if words in marks:
@@ -117,7 +117,10 @@ def _parse_string(schema: JsonSchema, typed: str) -> str:
 
 
 def _matches(pattern: str, text: str) -> bool:
-    """True also for patterns that Python can't compile: the answer is validated again by the tool."""
+    """Return whether a text matches a pattern, or True if Python can't compile the pattern.
+
+    The tool validates the answer again.
+    """
     try:
         return re.search(pattern, text) is not None
     except re.error:
@@ -176,7 +179,7 @@ def _parse_null(schema: JsonSchema, typed: str) -> None:
 
 
 def _parse_any(schema: JsonSchema, typed: str) -> Any:
-    """Parse as JSON, or else take the text itself."""
+    """Parse a line as JSON, or else take it as text."""
     try:
         return json.loads(typed, parse_constant=_refuse_constant)
     except ValueError:
@@ -232,7 +235,7 @@ def _count(number: int, thing: str) -> str:
 
 
 def hint(schema: JsonSchema) -> str:
-    """Say in a word or two what a field expects."""
+    """Describe in a word or two what a field expects."""
     kind = str(schema.get("type", ""))
     words = {
         "string": escape_line(str(schema.get("format", "")), 40).replace("date-time", "date and time")

@@ -1,6 +1,7 @@
 """Forms made from a JSON Schema and filled in line by line.
 
-The form for approving a call shows what it is, what it would change, and the choices. A choice is a key and Enter. Enter alone decides nothing, so nothing is approved by accident.
+The form for approving a call shows the call, what it would change, and the choices. A choice is a key and
+Enter. Enter alone decides nothing, so nothing is approved by accident.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ class Dialog(Protocol):
 
 
 class _Nothing:
-    """The absence of a value; null is a value."""
+    """Marks the absence of a value. Null is a value."""
 
 
 NOTHING = _Nothing()
 
 _MAX_DEPTH = 20
-"""How deep objects may nest before the form asks for JSON instead."""
+"""Maximum nesting of objects. For deeper ones the form asks for JSON instead."""
 
 
 class Form:
     """Asks for a value that matches a schema, checking each field as it is typed.
 
-    The whole value is validated again by the tool, so keywords unknown here are accepted.
+    The tool validates the whole value again, so keywords unknown here are accepted.
     """
 
     def __init__(self, schema: JsonSchema, dialog: Dialog) -> None:
@@ -59,7 +60,7 @@ class Form:
         self._dialog = dialog
 
     async def fill(self, before: Any = NOTHING) -> Any:
-        """Ask for a value, field by field. With `before`, Enter keeps what was there."""
+        """Ask for a value, field by field. With `before`, Enter keeps the earlier value."""
         return await self._value(self._root, "", before, depth=0)
 
     async def _value(self, schema: JsonSchema, name: str, before: Any, *, depth: int) -> Any:
@@ -83,12 +84,12 @@ class Form:
                 return await self._array(asked, name, before, depth)
         return await self._scalar(asked, name, before, depth)
 
-    # One line.
+    # Single lines.
 
     async def _scalar(
         self, schema: JsonSchema, name: str, before: Any, depth: int, *, ends: bool = False
     ) -> Any:
-        """Ask for one line. With `ends`, an empty line returns `NOTHING`."""
+        """Ask for a value on one line. With `ends`, an empty line returns `NOTHING`."""
         listed = list_options(schema)
         indent = "  " * (depth + 1)
         kept = before if before is not NOTHING else schema.get("default", NOTHING)
@@ -167,7 +168,7 @@ class Form:
     async def _entries(
         self, schema: JsonSchema, there: dict[str, Any], taken: set[str], depth: int
     ) -> dict[str, Any]:
-        """Ask for the entries of a mapping, a name and a value each, until a name is empty."""
+        """Ask for the entries of a mapping, each a name and a value, until a name is empty."""
         indent = "  " * (depth + 1)
         entries = {name: value for name, value in there.items() if name not in taken}
         if entries:
@@ -248,7 +249,10 @@ def _or_empty(schema: JsonSchema) -> str:
 
 
 async def fill_in(schema: JsonSchema, dialog: Dialog, before: Any = NOTHING) -> Any:
-    """Ask for a value, show it, and let the person send, edit or decline it. Declining raises `Declined`."""
+    """Ask for a value, show it, and let the person send, edit or decline it.
+
+    Raises `Declined` if it is declined.
+    """
     form = Form(schema, dialog)
     while True:
         value = await form.fill(before)
@@ -268,15 +272,18 @@ async def fill_in(schema: JsonSchema, dialog: Dialog, before: Any = NOTHING) -> 
 
 
 DIFF_LINES = 30
-"""Lines of a diff shown before the rest is left to `v`."""
+"""Maximum lines of a diff shown at first. `v` shows the rest."""
 ARGUMENT_LINES = 20
 MESSAGE_LINES = 20
 LINE_CHARACTERS = 1000
-"""Characters of a line shown before the rest is left to `v`: more would push the question off the screen."""
+"""Maximum characters of a line shown at first, so that the question stays on the screen.
+
+`v` shows the rest.
+"""
 
 
 class Choice(NamedTuple):
-    """A choice, its key, and the answer it stands for."""
+    """A choice: its key, and the answer it gives."""
 
     key: str
     words: str
@@ -285,7 +292,7 @@ class Choice(NamedTuple):
 
 
 def list_choices(question: Question) -> list[Choice]:
-    """List the possible answers to an approval. Each scope on offer has its own number."""
+    """Return the possible answers to an approval. Each scope on offer has its own number."""
     payload = _payload(question)
     found = [Choice("y", "yes, once", {"approved": True})]
     remembers = "scopes" in payload or "remember" in cast(
@@ -318,12 +325,12 @@ def _scopes(payload: dict[str, Any]) -> list[str]:
 
 
 def asker(question: Question) -> str:
-    """The path of calls that led to a question, outermost first."""
+    """Format the path of calls that led to a question, outermost first."""
     return " › ".join(escape_line(name, 60) for name in question.asked_by) or escape_line(question.name)
 
 
 def _describe(question: Question, style: Styler) -> list[str]:
-    """Who asks, why, and with which arguments; the diff is separate."""
+    """Describe who asks, why, and with which arguments. The diff is shown separately."""
     payload = _payload(question)
     tool = escape_line(str(payload.get("tool", question.name)), 80)
     lines = [f"{style('?', 'yellow', 'bold')} {style(f'Allow {tool}?', 'bold')}"]
@@ -337,13 +344,16 @@ def _describe(question: Question, style: Styler) -> list[str]:
 
 
 def _message(question: Question) -> list[str]:
-    """The reason for asking. A message of several lines has a bar in front, so it can't imitate this form."""
+    """Return the reason for asking.
+
+    If it has several lines, a bar precedes each, so that it can't imitate this form.
+    """
     lines = escape(question.message or str(_payload(question).get("reason") or "")).split("\n")
     return [f"  {lines[0]}"] if len(lines) == 1 else [f"  │ {line}" for line in lines]
 
 
 def _diff(question: Question, style: Styler, limit: int | None = DIFF_LINES) -> list[str]:
-    """The diff in colour, at most `limit` lines of it."""
+    """Return the diff in colour, cut to at most `limit` lines."""
     diff = _payload(question).get("diff")
     if not isinstance(diff, str) or not diff:
         return []
@@ -352,7 +362,7 @@ def _diff(question: Question, style: Styler, limit: int | None = DIFF_LINES) -> 
 
 
 def _shorten(lines: Sequence[str], limit: int | None, indent: str) -> list[str]:
-    """Cut to `limit` lines of readable length; None cuts nothing."""
+    """Cut a text to `limit` lines of readable length. None cuts nothing."""
     if limit is None:
         return list(lines)
     shown = [
@@ -367,7 +377,7 @@ def _shorten(lines: Sequence[str], limit: int | None, indent: str) -> list[str]:
 
 
 async def fill_in_approval(question: Question, dialog: Dialog, style: Styler, page: int) -> dict[str, Any]:
-    """Show what needs approval and return the answer that was chosen. Ctrl-D raises `Declined`."""
+    """Show what needs approval and return the chosen answer. Raises `Declined` on Ctrl-D."""
     for line in (*_describe(question, style), *_diff(question, style)):
         dialog.say(line)
     choices = list_choices(question)
@@ -398,7 +408,7 @@ async def fill_in_approval(question: Question, dialog: Dialog, style: Styler, pa
 
 
 async def _view(question: Question, dialog: Dialog, style: Styler, page: int) -> None:
-    """Show everything, a screen at a time."""
+    """Show the whole question, one screen at a time."""
     arguments = format_value(_payload(question).get("arguments"), "  ")
     lines: Sequence[str] = [*_message(question), *arguments, *_diff(question, style, None)]
     for start in range(0, len(lines), page):

@@ -39,7 +39,10 @@ class Keyboard:
         self._typed = b""
 
     async def line(self) -> str | None:
-        """Read the next line without its end, or None for Ctrl-D: only Enter sends what was typed."""
+        """Read the next line without its line end, or return None for Ctrl-D.
+
+        Only Enter sends what was typed.
+        """
         loop = asyncio.get_running_loop()
         while b"\n" not in self._typed:
             ready: asyncio.Future[None] = loop.create_future()
@@ -60,7 +63,7 @@ class Keyboard:
         return typed.decode("utf-8", "replace").rstrip("\r")
 
     def clear(self) -> None:
-        """Drop everything typed so far: it can't have been meant for a question nobody had seen."""
+        """Discard everything typed so far, because it can't be meant for a question that is not shown yet."""
         import termios
 
         self._typed = b""
@@ -69,7 +72,7 @@ class Keyboard:
 
     @contextlib.contextmanager
     def echo(self, on: bool) -> Generator[None]:
-        """Show what is typed, or hide it, inside this block; then restore what was set before."""
+        """Show or hide what is typed inside this block, and restore the earlier setting afterwards."""
         import termios
 
         try:
@@ -94,7 +97,7 @@ def _wake(ready: asyncio.Future[None]) -> None:
 
 
 class Screen(Protocol):
-    """Other output on the same terminal, which must pause while a question is asked."""
+    """Other output on the same terminal. It must pause while a question is asked."""
 
     def hold(self) -> contextlib.AbstractContextManager[None]:
         """Print nothing inside this block; print what accumulated when it ends."""
@@ -102,14 +105,14 @@ class Screen(Protocol):
 
 
 class TerminalEnvironment(Environment):
-    """A person at a terminal, or nobody where there is no terminal.
+    """A person at a terminal, or nobody if there is no terminal.
 
     - `run_mode` is `user` if both streams are terminals, else `headless`: then every question is cancelled.
-    - Questions are asked one after the other. A question withdrawn while it is shown ends with a note.
+    - Questions are asked one after the other. If a question is withdrawn while it is shown, a note says so.
     - A secret is never shown, neither while it is typed nor before it is sent.
     - What was typed before a question appeared does not answer it. Enter alone approves nothing. Ctrl-D declines.
-    - Whatever a model, a tool or a file says is escaped before it is shown.
-    - The terminal is never put into raw mode, so it is always left as it was found.
+    - Text from a model, a tool or a file is escaped before it is shown.
+    - The terminal is never put into raw mode, so its settings never need to be restored.
     """
 
     def __init__(
@@ -130,7 +133,7 @@ class TerminalEnvironment(Environment):
         self._last: dict[str, Any] = {}
 
     async def ask(self, question: Question, /) -> Answer:
-        """Ask one question, after those before it have been answered."""
+        """Ask one question, once all earlier questions have been answered."""
         keyboard = self._keyboard
         if keyboard is None:
             raise QuestionCancelled(question.name)
@@ -174,12 +177,12 @@ class TerminalEnvironment(Environment):
         value = await fill_in(question.schema, dialog, self._last.get(question.id, NOTHING))
         self._last = {
             question.id: value
-        }  # the start of the form if the answer is refused and asked for again
+        }  # the form is filled with this if the answer is refused and asked for again
         return value
 
 
 class _TerminalDialog:
-    """The terminal as forms see it."""
+    """The terminal as a `Dialog` for forms."""
 
     def __init__(self, out: TextIO, keyboard: Keyboard, style: Styler) -> None:
         self._out = out
@@ -202,7 +205,7 @@ class _TerminalDialog:
         with self._keyboard.echo(False):
             typed = await self._keyboard.line()
         if typed is not None:
-            self._write("\n")  # Enter was not echoed either
+            self._write("\n")  # Enter was not echoed, because echo was off
         return self._checked(typed)
 
     def _checked(self, typed: str | None) -> str:
@@ -217,5 +220,5 @@ def _answer(question: Question, **more: Any) -> Answer:
 
 
 def _page_lines() -> int:
-    """How many lines fit on the screen above the prompt."""
+    """Return the number of lines that fit on the screen above the prompt."""
     return max(shutil.get_terminal_size().lines - 2, 5)

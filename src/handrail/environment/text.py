@@ -1,6 +1,6 @@
-"""Text for a terminal: escape what a reader would not see, and style what is ours.
+"""Text for a terminal: escapes what a reader would not see, and styles Handrail's own text.
 
-Everything that a model, a tool or a file says is escaped here before it is shown, so it can neither move the
+All text from a model, a tool or a file is escaped here before it is shown, so it can neither move the
 cursor nor change colours. Control characters, escape sequences, invisible characters and marks that change
 the direction of text are written as escapes.
 """
@@ -48,14 +48,14 @@ def _escape_match(found: re.Match[str]) -> str:
 
 
 def compact(value: Any) -> str:
-    """Write a JSON value briefly: plain words without quotes, everything else as JSON."""
+    """Format a JSON value briefly: plain words without quotes, everything else as JSON."""
     if isinstance(value, str) and re.fullmatch(r"[\w./@:+-]+", value):
         return value
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def format_arguments(arguments: Any, limit: int) -> str:
-    """Write the arguments of a call in one line: `path=notes.md text="a b"`."""
+    """Format the arguments of a call on one line: `path=notes.md text="a b"`."""
     if arguments is None or arguments == {}:
         return ""
     if not isinstance(arguments, dict):
@@ -65,7 +65,7 @@ def format_arguments(arguments: Any, limit: int) -> str:
 
 
 def format_value(value: Any, indent: str = "") -> Iterator[str]:
-    """Write a JSON value as indented lines, `name: value` each, with longer text below its name."""
+    """Yield the lines of an indented JSON value, each `name: value`, with longer text below its name."""
     if isinstance(value, dict) and value:
         named: dict[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
         for name, each in named.items():
@@ -98,7 +98,7 @@ def _format_scalar(value: Any) -> str:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a stream is a terminal. False for a missing or closed one."""
+    """Return whether a stream is a terminal. A missing or closed stream is not."""
     try:
         return stream is not None and stream.isatty()
     except ValueError:
@@ -106,7 +106,10 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def wants_colour(stream: TextIO | None, environ: Mapping[str, str] | None = None) -> bool:
-    """Whether to write colour: `NO_COLOR` wins over `FORCE_COLOR`; without either, terminals except dumb ones."""
+    """Return whether to write colour to a stream.
+
+    `NO_COLOR` wins over `FORCE_COLOR`. Without either, colour is written to terminals except dumb ones.
+    """
     environ = os.environ if environ is None else environ
     if environ.get("NO_COLOR"):
         return False
@@ -116,7 +119,7 @@ def wants_colour(stream: TextIO | None, environ: Mapping[str, str] | None = None
 
 
 class Styler:
-    """Adds ANSI styles to text, or returns it unchanged where there is no colour."""
+    """Adds ANSI styles to text, or returns it unchanged if colour is off."""
 
     __slots__ = ("colour",)
 

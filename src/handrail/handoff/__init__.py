@@ -1,4 +1,4 @@
-"""Handoffs: tools in three acts, the same object for a person, a model, or nobody."""
+"""Handoffs: tools in three acts, the second played by a person, by a model, or without either."""
 
 from handrail.handoff.acts import Parked
 from handrail.handoff.agent_run import run_as_agent

@@ -1,6 +1,6 @@
 """`Acts`: the three acts of one handoff, each a tool that only the handoff can call.
 
-An `Act` is one of its functions; `Parked` is what a handoff sets aside while somebody else decides.
+An `Act` is one function of a handoff. `Parked` holds the data that is kept while somebody else decides.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ class Act:
     is_async: bool
     context_type: type[ToolContext]
     takes: tuple[Any, ...]
-    """The annotations of its positional arguments."""
+    """The annotations of the function's positional arguments."""
     returns: Any
     wants_params: bool
 
 
 def read_act(handoff: str, function: Callable[..., Any], act: str, form: str, params: Any) -> Act:
-    """Read the function of an act. Raises `ToolDefinitionError` where it can't be one."""
+    """Read the function of an act. Raises `ToolDefinitionError` if it can't be one."""
     what = f"`{act}`"
     signature = read(handoff, function, caller_namespace(), what)
     context_type = context_parameter(handoff, signature, what)
@@ -97,7 +97,7 @@ def read_act(handoff: str, function: Callable[..., Any], act: str, form: str, pa
 
 
 def parked_types(handoff: str, act: Act) -> tuple[Any, Any, Any]:
-    """The private type, the public type and the early result type that `before` is annotated with."""
+    """Return the private type, the public type and the early result type in the annotation of `before`."""
     hint = "Annotate it `-> Parked[Private, Public]`, or `-> Parked[Private, Public] | ToolResult[Result]`."
     members = _members(act.returns)
     parked = [each for each in members if get_origin(each) is Parked]
@@ -115,12 +115,12 @@ def parked_types(handoff: str, act: Act) -> tuple[Any, Any, Any]:
 
 
 def always_parks(act: Act) -> bool:
-    """Whether this `before` never returns a result of its own."""
+    """Return whether this `before` always parks, and never returns an early result."""
     return len(_members(act.returns)) == 1
 
 
 def schema_for(handoff: str, what: str, annotation: Any, namespace: Mapping[str, Any]) -> Schema[Any]:
-    """The schema that one part of a handoff is recorded with."""
+    """Return the schema with which one part of a handoff is recorded."""
     try:
         return Schema[Any](annotation, namespace)
     except DefinitionError as error:
@@ -132,7 +132,7 @@ def schema_for(handoff: str, what: str, annotation: Any, namespace: Mapping[str,
 
 
 def check_fit(handoff: str, what: str, given: Any, whose: str, wanted: Any) -> None:
-    """Refuse one class where an unrelated class is wanted. Anything finer is left to a type checker."""
+    """Refuse a class that is unrelated to the class wanted. Finer checks are left to a type checker."""
     given, wanted = (type(None) if each is None else each for each in (given, wanted))
     if any(each in (Any, MISSING) or not isinstance(each, type) for each in (given, wanted)):
         return
@@ -140,7 +140,7 @@ def check_fit(handoff: str, what: str, given: Any, whose: str, wanted: Any) -> N
         return
     try:
         fits = issubclass(given, wanted)
-    except TypeError:  # a TypedDict or a generic alias, which can't be asked
+    except TypeError:  # a TypedDict or a generic alias, which `issubclass` does not accept
         return
     if not fits:
         raise ToolDefinitionError(
@@ -151,12 +151,12 @@ def check_fit(handoff: str, what: str, given: Any, whose: str, wanted: Any) -> N
 
 
 def either(one: Any, other: Any) -> Any:
-    """The union of two types."""
+    """Return the union of two types."""
     return Any if Any in (one, other) else Union[one, other]  # noqa: UP007  # `|` is not there for None
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    """The types of a union, or the annotation itself."""
+    """Return the types of a union, or the annotation itself."""
     return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 
 
@@ -168,15 +168,15 @@ _TOLD = (
     *(NoAnswer, CallFailed, ContextError, EffectRefused, Conflict, LimitError, ModelError),
     *(PromptEvaluationError, VisibilityExpansionRequired),
 )
-"""Errors that carry no private data, and are passed on unchanged."""
+"""Errors that contain no private data and are passed on unchanged."""
 
 
 class ActRunner:
     """Runs the acts of one call, in order.
 
-    Each passes the gate as an inner call whose tool is given. So an act is isolated, commits into the call
-    it is part of, and has its events and its place in the path. It needs no approval and counts as no
-    further call: the one around it was approved and counted.
+    Each act passes the gate as an inner call of a given tool. So an act is isolated, commits into the call it
+    is part of, and has its own events and its place in the path. It needs no approval and is not counted as
+    another call, because the call around it was approved and counted.
     """
 
     __slots__ = ("_attempt", "_ids")
@@ -195,7 +195,7 @@ class ActRunner:
         return await attempt.gate.pass_through(part)
 
     def done(self) -> None:
-        """All acts are over: from now on the call as a whole is responsible for their effects."""
+        """End the acts: from now on the call as a whole is responsible for their effects."""
         transaction = self._attempt.open_transaction
         if transaction.settled is not None:
             transaction.settled = [
@@ -219,7 +219,7 @@ class Acts:
     ends: Tool[Any, Any]
 
     async def play(self, context: ToolContext) -> ToolResult[Any]:
-        """Run one call of the handoff. The handler has no effects of its own, so it may be rerun."""
+        """Run one call of the handoff. It has no effects outside its acts, so it may be rerun."""
         runner = ActRunner(context)
         begun = await runner.run(_with(self.begins, self.before, None, self._begun, without_words))
         if not begun.success:
@@ -239,7 +239,7 @@ class Acts:
         return ended
 
     def asking(self, public: Any) -> Tool[Any, Any]:
-        """The `client` act for this public part: its function, or a question to the environment."""
+        """Return the `client` act for this public part: its function, or a question to the environment."""
         if self.client is not None:
             return _with(self.asks, self.client, (public,), self._answered, None)
 
@@ -295,7 +295,7 @@ class Acts:
 async def _hand_over(
     context: ToolContext, name: str, message: str, public: object, answer: Schema[Any]
 ) -> Any:
-    """Put a handoff to a person or an agent, and return their answer."""
+    """Ask a person or an agent to take over a handoff, and return their answer."""
     attempt = _attempt_of(context)
     attempt.home.check()
     number = attempt.next_verb(f"handoff {name}")
@@ -315,7 +315,7 @@ def _attempt_of(context: ToolContext) -> Attempt:
 def act_tool(
     handoff: Tool[Any, Any], name: Literal["before", "client", "after"], act: Act | None, result: Any
 ) -> Tool[Any, Any]:
-    """The tool for one act, without the data it works on."""
+    """Return the tool for one act, without the data it works on."""
 
     async def begun_later(params: Any, *, context: ToolContext) -> Any: ...
     def begun_in_thread(params: Any, *, context: ToolContext) -> Any: ...
@@ -331,7 +331,7 @@ def act_tool(
         effect=_effect(handoff.effect, name),
         run_mode=handoff.run_mode,
     )
-    fill(made, "name", f"{handoff.name}.{name}")  # no model and no `context.call` can use such a name
+    fill(made, "name", f"{handoff.name}.{name}")  # a model or `context.call` can't use such a name
     if name == "before":
         fill(made, "shown", _without_private)
     elif name == "client" and made.result_schema is not None and made.result_schema.secret:
@@ -345,7 +345,10 @@ def fill(tool: Tool[Any, Any], field: str, value: Any) -> None:
 
 
 def _effect(effect: Effect, act: str) -> Effect:
-    """The effect of an act: the handoff's. `client` has none of its own, but may call what the handoff may."""
+    """Return the effect of an act, which is that of the handoff.
+
+    `client` has no effect of its own, but may call whatever the handoff may.
+    """
     if EFFECTS[effect].transactional:
         return effect
     if act == "client":
@@ -354,7 +357,7 @@ def _effect(effect: Effect, act: str) -> Effect:
 
 
 def _without_private(result: ToolResult[Any]) -> ToolResult[Any]:
-    """The result of `before` without its private part."""
+    """Return the result of `before` without its private part."""
     came: Any = result.value
     if not isinstance(came, Begun):
         return result
@@ -364,7 +367,7 @@ def _without_private(result: ToolResult[Any]) -> ToolResult[Any]:
 
 
 def _masked_by(schema: Schema[Any]) -> Callable[[ToolResult[Any]], ToolResult[Any]]:
-    """A view of the answer with its secrets masked."""
+    """Return a function that masks the secrets in a result."""
 
     def shown(result: ToolResult[Any]) -> ToolResult[Any]:
         return ToolResult(result.message, schema.hide(result.value), True) if result.success else result
@@ -385,7 +388,7 @@ def _with(
     finish: Callable[[Any], ToolResult[Any]] | None,
     hide: Callable[[Exception], Exception] | None,
 ) -> Tool[Any, Any]:
-    """The tool of an act that works on `given`, or on the params where that is None."""
+    """Return the tool of an act that works on `given`, or on the params if `given` is None."""
     function = act.function
 
     def arguments(params: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -419,7 +422,7 @@ def _with(
 
 
 def without_words(error: Exception) -> Exception:
-    """Return an act's error without its message, which may contain private data."""
+    """Replace an act's error by one without its message, which may contain private data."""
     if isinstance(error, _TOLD) or _concerns_the_run(error):
         return error
     if isinstance(error, TransientError):
@@ -438,7 +441,7 @@ def _concerns_the_run(error: BaseException) -> bool:
 
 
 def _recorded(what: str, schema: Schema[Any], value: Any) -> Any:
-    """Return the value as it will be read back. An invalid part is reported by its place only."""
+    """Return the value as it will be read back. An error names only the place of an invalid part."""
     places = ""
     try:
         return schema.parse_value(value)

@@ -56,9 +56,9 @@ def run_as_agent(
 ) -> Operation[AnswerT]:
     """Let a model play the `client` act on this public data, and return its answer.
 
-    Neither `before` nor `after` runs: `gate.invoke` and `context.call` run all acts. The act may `call`
-    `tools`; what it emits goes to `on_emit` at once. Nobody can approve anything, so a call that needs
-    approval is denied. An act that fails raises `CallFailed`.
+    Neither `before` nor `after` runs. To run all acts, use `gate.invoke` or `context.call`. The act may
+    `call` `tools`, and what it emits goes to `on_emit` at once. Nobody can approve anything, so a call that
+    needs approval is denied. An act that fails raises `CallFailed`.
     """
     if not isinstance(handoff, Handoff):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
         raise DefinitionError(

@@ -54,8 +54,9 @@ _FORMS = {
 
 
 class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
-    """A tool in three acts: `before` here, `client` with the person or model of the environment, `after` here
-    again.
+    """A tool in three acts: `before`, `client` and `after`.
+
+    `client` involves the person or model of the environment; `before` and `after` do not.
 
         pick_card = Handoff("pick_card", "Let the other side pick a card.", params=Deal)
 
@@ -107,7 +108,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     def before(
         self, function: Callable[Concatenate[ParamsT, P], BeforeT], /
     ) -> Callable[Concatenate[ParamsT, P], BeforeT]:
-        """Define the first act: prepare, and park what is private and what is public."""
+        """Define the first act, which prepares the decision and parks the private and the public data."""
         act = self._read("before", function)
         taken = act.takes[0]
         if self.params is None and isinstance(taken, type) and taken is not type(None):
@@ -125,7 +126,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     def client(
         self, function: Callable[Concatenate[PublicT, P], ClientT], /
     ) -> Callable[Concatenate[PublicT, P], ClientT]:
-        """Define the second act: decide, with a person, with a model, or without either."""
+        """Define the second act, which decides, with a person, with a model, or without either."""
         act = self._read("client", function)
         if ToolResult in (act.returns, get_origin(act.returns)):
             raise ToolDefinitionError(
@@ -138,12 +139,12 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     def after(
         self, function: Callable[Concatenate[PrivateT, ClientT, P], AfterT], /
     ) -> Callable[Concatenate[PrivateT, ClientT, P], AfterT]:
-        """Define the last act: take the answer. The model sees its result."""
+        """Define the last act, which receives the answer. The model sees its result."""
         return self._define("after", self._read("after", function), function)
 
     @property
     def acts(self) -> Acts:
-        """Its three acts. Raises `ToolDefinitionError` where one is missing."""
+        """The three acts of the handoff. Raises `ToolDefinitionError` if one is missing."""
         if self._acts is None:
             fill(self, "_acts", self._complete())
         return cast(Acts, self._acts)
@@ -245,7 +246,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         return acts
 
     def _take_result(self, acts: Acts, whole: Tool[Any, Any]) -> None:
-        """Take over the result type and the needs of its acts."""
+        """Take over the result type and the requirements of the acts."""
         for field in ("result", "result_class", "_result_schema"):
             fill(self, field, getattr(whole, field))
         fill(self, "needs", acts.asks.needs)

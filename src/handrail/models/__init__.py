@@ -1,4 +1,4 @@
-"""Models: one class per kind of provider, behind one protocol: a stream of parts.
+"""Models: one class per kind of provider. All implement one protocol: a stream of parts.
 
 The errors of requests to models are here too. `ModelError`, their base, is in `handrail.errors`.
 
@@ -23,11 +23,11 @@ PROVIDERS = {
     "local": ("handrail.models.local", "LocalModel"),
     "demo": ("handrail.models.scripted", "DemoModel"),
 }
-"""The providers with wires of our own. Every other name uses the bridge."""
+"""The providers whose APIs Handrail implements itself. Every other name uses the bridge."""
 
 
 def model_named(name: str) -> Model:
-    """Return the model of this name, `provider:name`. Its key comes from the environment."""
+    """Return the model named `provider:name`. Its key comes from the environment."""
     provider, model = check_name(name)
     made = _made.get(name)
     if made is None:
@@ -38,7 +38,7 @@ def model_named(name: str) -> Model:
 
 
 def check_name(name: str) -> tuple[str, str]:
-    """Split `provider:name`, or raise `DefinitionError`. Nothing is loaded."""
+    """Split `provider:name`. Raises `DefinitionError` if it is malformed. Nothing is loaded."""
     provider, colon, model = name.partition(":")
     if not colon or not provider or not model:
         raise DefinitionError(
@@ -59,26 +59,26 @@ def check_name(name: str) -> tuple[str, str]:
 
 
 _made: dict[str, Model] = {}
-"""Return one shared model per name, so that connections are shared too."""
+"""Models by name. Each name has one shared model, so that its connections are shared too."""
 
 
 class ModelRateLimited(ModelError):
-    """The provider takes no more for now."""
+    """Raised if the provider accepts no more requests for now."""
 
     transient = True
 
 
 class ModelUnavailable(ModelError, ConnectionError):
-    """The provider could not be reached, or could not answer."""
+    """Raised if the provider could not be reached, or could not answer."""
 
     transient = True
 
 
 class ModelAnswerBroken(ModelError, ValueError):
-    """The answer was cut off or can't be read, and nothing of it was used."""
+    """Raised if the answer was cut off or can't be read. No part of it was used."""
 
     transient = True
 
 
 class ModelRequestRefused(ModelError, ValueError):
-    """The provider refuses the request itself: a key, a model, or a setting is wrong."""
+    """Raised if the provider refuses the request itself: a key, a model, or a setting is wrong."""

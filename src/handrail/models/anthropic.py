@@ -1,7 +1,7 @@
-"""`AnthropicModel`: Anthropic's messages API, and every server that speaks it."""
+"""`AnthropicModel`: Anthropic's messages API, and every server that implements it."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# Provider data is untyped until it is checked.
+# Provider data is untyped until it is validated.
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WIRE = "anthropic"
 _ANTHROPIC = "https://api.anthropic.com"
 _CACHE = {"cache_control": {"type": "ephemeral"}}
 _EMPTY = "(nothing)"
-"""Stands for empty text, which the API refuses."""
+"""Replaces empty text, which the API refuses."""
 _STOPS: dict[str, StopReason] = {
     "end_turn": "done",
     "stop_sequence": "done",
@@ -47,7 +47,7 @@ _STOPS: dict[str, StopReason] = {
 
 
 class AnthropicModel:
-    """A model of Anthropic's, with its key in `ANTHROPIC_API_KEY`, or of any server with the same API.
+    """A model of Anthropic, with its key in `ANTHROPIC_API_KEY`, or of any server with the same API.
 
     The stable part of each request (tools, system prompt, conversation so far) is marked for the
     provider's cache. Thinking blocks are kept and sent back as the API requires. `options` are further
@@ -105,7 +105,7 @@ class AnthropicModel:
                 "format": {"type": "json_schema", "schema": _held(request.output.json_schema)}
             }
         if self._cache:
-            more |= _CACHE  # moves along with the newest message and leaves its bytes unchanged
+            more |= _CACHE  # the mark follows the newest message; the messages' bytes stay unchanged
         written = {"messages": b"[%s]" % request.messages.encoded(_message)}
         if request.system:
             marked = b"," + encode(_CACHE)[1:-1] if self._cache else b""
@@ -124,7 +124,7 @@ _UNHELD = frozenset(
     {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength"}
     | {"minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties", "pattern"}
 )
-"""Schema keywords that the API refuses. Handrail still checks what they require."""
+"""Schema keywords that the API refuses. Handrail still validates what they require."""
 
 
 def _held(schema: Any) -> Any:
@@ -170,7 +170,7 @@ def _message(message: Message) -> bytes:
 def _result(result: CallAnswered) -> dict[str, Any]:
     block: dict[str, Any] = {"type": "tool_result", "tool_use_id": result.id, "content": result.text}
     if result.shows:
-        # Deferred tools become visible by name; the text follows in a block of its own.
+        # Deferred tools become visible by name. The text follows in its own block.
         block["content"] = [{"type": "tool_reference", "tool_name": name} for name in result.shows]
     if result.failed:
         block["is_error"] = True
@@ -183,7 +183,7 @@ def _blocks(message: AssistantMessage) -> list[Any]:
         for call in message.calls
     ]
     if message.kept is not None and message.kept.wire == WIRE:
-        # Signed thinking blocks go back unchanged, in their place before the calls.
+        # Signed thinking blocks are sent back unchanged, in their place before the calls.
         return [calls.pop(0) if block["type"] == "tool_use" else block for block in decode(message.kept.data)]
     if message.text.strip() or not calls:
         return [{"type": "text", "text": message.text if message.text.strip() else _EMPTY}, *calls]
@@ -221,14 +221,14 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
 
 
 def _kept(blocks: list[Any]) -> Kept | None:
-    """Return the blocks to send back, if there are thinking blocks among them."""
+    """Return the blocks to send back, or None if there are no thinking blocks among them."""
     if not any(block["type"] in ("thinking", "redacted_thinking") for block in blocks):
         return None
     return Kept(WIRE, encode([block for block in blocks if block["type"] != "text" or block["text"].strip()]))
 
 
 class _Pieces:
-    """The events of one streamed answer."""
+    """Converts the events of one streamed answer to parts."""
 
     __slots__ = ("_blocks", "_calls", "_provider", "_stop", "_usage")
 

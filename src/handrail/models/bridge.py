@@ -1,7 +1,8 @@
 """`BridgedModel`: every other provider, through the models of pydantic-ai.
 
-Only its model layer is used: one request, one answer. The loop, tools, retries and validation stay
-here. docs/design.md says why this library. It is imported when the first `BridgedModel` is created.
+Only pydantic-ai's model layer is used: one request, one answer. The loop, tools, retries and validation are
+Handrail's. docs/design.md says why this library was chosen. It is imported when the first `BridgedModel` is
+created.
 
 Messages are converted to pydantic-ai's and back, and its errors become Handrail's own, without the key.
 """
@@ -57,15 +58,14 @@ _NEEDED = "models of other providers need pydantic-ai, which is not installed. R
 
 
 class BridgedModel:
-    """A model of a provider without a wire of our own: `BridgedModel("google:gemini-3-pro")`.
+    """A model of any other provider: `BridgedModel("google:gemini-3-pro")`.
 
-    Each provider has packages of its own (`pip install 'pydantic-ai-slim[google]'`) and its key in the
-    environment; pydantic-ai's documentation lists the names. A configured model of pydantic-ai's is
-    accepted as well; one with a client of its own works on one event loop. `options` are further
-    settings of the request, such as `{"thinking": "low"}`.
+    Each provider needs its own packages (`pip install 'pydantic-ai-slim[google]'`) and its key in the
+    environment; pydantic-ai's documentation lists the names. A configured pydantic-ai model is accepted too;
+    one that has its own client works on one event loop only. `options` are further settings of the request,
+    such as `{"thinking": "low"}`.
 
-    The conversation is converted for each request. `context.request` shows it as it is here, not as it
-    was sent.
+    The conversation is converted for each request. `context.request` shows it before the conversion.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class BridgedModel:
         except (ModelError, DefinitionError):
             raise
         except Exception as error:
-            # Without a cause: a client's error holds the request, and with it the key.
+            # No cause is given: a client's error holds the request, and with it the key.
             raise failure_of(self.name, error, self._silence) from None
 
     def _settings(self, model: Any, request: ModelRequest) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class BridgedModel:
         yield StopPart("calls" if called and stop == "done" else stop, kept_of(self.name, response))
 
     async def _model(self) -> Any:
-        """Return the model of this loop. Its connections are closed with the loop's async generators."""
+        """Return this event loop's model. Its connections are closed with the loop's async generators."""
         loop = asyncio.get_running_loop()
         model = self._of_loop.get(loop)
         if model is None:
@@ -177,7 +177,7 @@ class BridgedModel:
 
 
 _keepers: WeakKeyDictionary[asyncio.AbstractEventLoop, list[AsyncGenerator[Any]]] = WeakKeyDictionary()
-"""What is open on a loop, even if its model is gone: garbage collection could not close it in order."""
+"""Models that are open on a loop. They outlive their owners: garbage collection can't close them in order."""
 
 
 async def _keep(make: Callable[[], Any]) -> AsyncGenerator[Any]:
@@ -186,7 +186,7 @@ async def _keep(make: Callable[[], Any]) -> AsyncGenerator[Any]:
 
 
 def _cut(model: Any, response: Any) -> bool:
-    """Whether a stream ended before its answer was complete.
+    """Return whether a stream ended before its answer was complete.
 
     If chat completions end without a reason, pydantic-ai considers them complete and invents one. The
     provider's own reason is then missing from the details.
@@ -248,11 +248,11 @@ def _begun(index: int, part: Any, whole: bool = False) -> Iterator[ModelPart]:
 
 
 class _Pieces:
-    """A streamed answer, piece by piece."""
+    """Converts a streamed answer to parts, piece by piece."""
 
     def __init__(self) -> None:
         self._late: set[int] = set()
-        """Calls whose arguments arrive as objects, which are only complete at the end."""
+        """Indexes of calls whose arguments arrive as objects, which are complete only at the end."""
 
     def take(self, event: Any) -> Iterator[ModelPart]:
         if event.event_kind == "part_start":
@@ -276,7 +276,7 @@ class _Pieces:
                 yield CallPart(index, "", delta.tool_name_delta or "", delta.args_delta or "")
 
     def late(self, response: Any) -> Iterator[ModelPart]:
-        """Yield what can only be written once the answer is complete."""
+        """Yield the parts that are known only once the answer is complete."""
         for index in sorted(self._late):
             yield CallPart(index, arguments=arguments_of(response.parts[index].args, whole=True))
 
@@ -287,7 +287,10 @@ _MOST_SAID = 500
 
 
 def failure_of(model: str, error: Exception, silence: float) -> ModelError:
-    """Convert an error of pydantic-ai. An unexpected one counts as an unreadable answer."""
+    """Convert an error of pydantic-ai to a `ModelError`.
+
+    An unexpected error counts as an unreadable answer.
+    """
     known: Any = import_module("pydantic_ai.exceptions")
     said = _without_secrets(_said(error))[:_MOST_SAID]
     status: int | None = getattr(error, "status_code", None)
@@ -315,7 +318,10 @@ def _said(error: Exception) -> str:
 
 
 def _without_secrets(text: str) -> str:
-    """Remove keys: some providers echo them, and only the provider knows which variable they came from."""
+    """Remove keys from a text, because some providers echo them.
+
+    Only the provider knows which variable has its key.
+    """
     for name, value in os.environ.items():
         if len(value) >= _SHORTEST_SECRET and _SECRET.search(name):
             text = text.replace(value, "[the key]")
@@ -366,7 +372,7 @@ def _message(said: Any, model: str, message: Message) -> Any:
 
 
 def _as_it_was(said: Any, message: AssistantMessage, kept: Kept) -> Any:
-    """Convert an answer with its thinking and signatures. Its calls keep the ids they have here."""
+    """Convert an answer with its thinking and signatures. Its calls keep the ids that Handrail gave them."""
     [response] = said.ModelMessagesTypeAdapter.validate_json(kept.data)
     calls = iter(message.calls)
     parts = [
@@ -377,7 +383,7 @@ def _as_it_was(said: Any, message: AssistantMessage, kept: Kept) -> Any:
 
 
 def kept_of(model: str, response: Any) -> Kept | None:
-    """Return what the provider needs back unchanged; None if text and calls are enough."""
+    """Return what the provider needs back unchanged, or None if text and calls are enough."""
     if not any(
         part.part_kind not in ("text", "tool-call") or part.id or part.provider_details
         for part in response.parts
@@ -392,7 +398,7 @@ def _wire(model: str) -> str:
 
 
 def arguments_of(arguments: Any, whole: bool) -> str:
-    """Return a call's arguments as JSON text; an incomplete object as nothing."""
+    """Return a call's arguments as JSON text. For an incomplete object, return ""."""
     if isinstance(arguments, str):
         return arguments
     if not whole:

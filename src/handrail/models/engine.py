@@ -1,8 +1,8 @@
 """The engine of the embedded model: llama.cpp in this process, through `xllamacpp`.
 
-There is one per settings and process. The first request loads it, and it generates one answer at a
-time, on a thread. It does not trust its surroundings: the weights are verified before they are loaded,
-and the loopback port that llama.cpp opens requires a key that nobody has.
+There is one engine per settings and process. The first request loads it, and it generates one answer at a
+time, on a thread. For security, the weights are verified before they are loaded, and the loopback port that
+llama.cpp opens requires a random key that is never handed out.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ INSTALL = (
     "(with --no-deps: only the file in it is used, and what it depends on takes long to build)."
 )
 _BATCH = 32
-"""Prompt tokens processed between two checks for cancellation; more are hardly faster."""
+"""Number of prompt tokens processed between two checks for cancellation. Larger batches are hardly faster."""
 _EXIT_SECONDS = 10.0
-"""How long a running generation may take to stop at exit."""
+"""Seconds that a running generation may take to stop at exit."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -50,21 +50,21 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How a generation ended by itself."""
+    """The end of a generation that was not stopped from outside."""
 
     cut: bool
-    """Whether it ran out of tokens."""
+    """Whether the generation ran out of tokens."""
     usage: Usage
 
 
 Body = dict[str, Any]
-"""The request in llama.cpp's terms: `prompt`, `n_predict`, `grammar` and so on."""
+"""The request in the form that llama.cpp expects: `prompt`, `n_predict`, `grammar` and so on."""
 Take = Callable[[str], bool]
-"""Receives each piece on the engine's thread; returning True ends the generation."""
+"""Receives each piece of text on the engine's thread. Returning True ends the generation."""
 
 
 class Engine:
-    """Generates text. Loaded once, used from any thread and event loop, one answer at a time."""
+    """Generates text. It is loaded once and used from any thread and event loop, for one answer at a time."""
 
     def __init__(self, model: str, settings: Settings) -> None:
         self._model = model
@@ -75,10 +75,10 @@ class Engine:
         self._lost = False
 
     async def generate(self, body: Body) -> AsyncGenerator[str | Ended]:
-        """Yield the pieces of the text as they come, then how it ended. Raises `ModelError` on failure.
+        """Yield the pieces of text as they arrive, then how the generation ended.
 
-        If the caller leaves early, generation stops within a token, or within a batch of the prompt. A
-        request that still waits for its turn never starts.
+        Raises `ModelError` on failure. If the caller leaves early, generation stops within a token, or within
+        a batch of the prompt. A request that still waits for its turn never starts.
         """
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[str | None] = asyncio.Queue()
@@ -91,7 +91,7 @@ class Engine:
                 if piece:
                     loop.call_soon_threadsafe(arrived.put_nowait, piece)
             except RuntimeError:
-                return True  # the loop is closed, and nobody waits
+                return True  # the loop is closed, and nothing waits for the answer
             return False
 
         work = loop.create_task(run_in_thread(lambda: self._generate(body, take)))
@@ -105,12 +105,12 @@ class Engine:
             await cancel_and_await([work])
 
     def close(self) -> None:
-        """Stop the running generation, refuse new ones, and unload.
+        """Stop the running generation, refuse new ones, and unload the model.
 
         Without this, interpreter shutdown would end a thread inside llama.cpp, which aborts the process.
         """
         self._closing = True
-        if self._turn.acquire(timeout=_EXIT_SECONDS):  # and never released
+        if self._turn.acquire(timeout=_EXIT_SECONDS):  # the turn is never released
             self._server = None
 
     def _generate(self, body: Body, take: Take) -> Ended:
@@ -123,7 +123,7 @@ class Engine:
 
         with self._turn:
             if take(""):
-                return Ended(True, Usage())  # no longer awaited
+                return Ended(True, Usage())  # the caller no longer waits
             if not self._closing:
                 self._load()
                 self._server.handle_completions({**body, "stream": True, "return_progress": True}, hear)
@@ -158,18 +158,21 @@ class Engine:
         params.n_batch = params.n_ubatch = _BATCH
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self._settings.threads
         params.cache_ram_mib = 64
-        params.verbosity = -1  # it would write to stderr
+        params.verbosity = -1  # llama.cpp would write to stderr
         params.endpoint_slots = params.endpoint_props = params.ui = False
-        params.api_keys = [secrets.token_hex(32)]  # it listens on loopback too; nobody can connect
+        params.api_keys = [
+            secrets.token_hex(32)
+        ]  # llama.cpp also listens on loopback; with this key nobody can connect
         try:
             self._server = xllamacpp.Server(params)
         except Exception as error:
             raise ModelRequestRefused(self._model, f"its engine can't be loaded: {error}") from error
 
     def leave_behind(self) -> None:
-        """In a forked child: never generate, and never unload, which would wait for the parent's threads.
+        """Disable the engine in a forked child: never generate, and never unload.
 
-        For the same reason such a child must end with `os._exit`, as `multiprocessing` does.
+        Unloading would wait for the parent's threads. For the same reason such a child must end with
+        `os._exit`, as `multiprocessing` does.
         """
         self._turn = threading.Lock()
         if self._server is not None:
@@ -216,7 +219,7 @@ def checked_weights(model: str) -> Path:
 
 @lru_cache(maxsize=4)
 def _sha256(path: Path, changed: int) -> str:
-    """Compute the digest once per process, and again only if the file changed."""
+    """Compute a file's digest once per process, and again only if the file changed."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -228,7 +231,7 @@ _engines_lock = threading.Lock()
 
 
 def engine_of(model: str, settings: Settings) -> Engine:
-    """Return this process's engine for these settings. It loads on first use."""
+    """Return this process's engine for these settings. It is loaded on first use."""
     with _engines_lock:
         found = _engines.get(settings)
         if found is None:

@@ -1,12 +1,12 @@
-"""One provider over HTTP: a request out, JSON or a stream of events back, and every failure in our words.
+"""`Provider`: requests to one provider over HTTP.
 
-aiohttp is met only here, and only once a request is made.
-
-What the wires share is here too: JSON encoded once, schemas as providers want them, arguments as they came.
+It reads JSON or a stream of events, and converts every failure. aiohttp is used only here, and imported with
+the first request. The functions that all HTTP models share are here too: they encode JSON, adapt schemas to
+providers, and pass on arguments.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# Provider data is untyped until it is checked.
+# Provider data is untyped until it is validated.
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 _LARGE = 1 << 20
-"""From this size on, aiohttp wants a body that it can read in pieces."""
+"""Size in bytes from which aiohttp expects a body that it can read in pieces."""
 _PASSING = frozenset({408, 425, 500, 502, 503, 504, 520, 522, 524, 529})
 _SHOWN = frozenset({"content-type", "anthropic-version", "anthropic-beta", "openai-beta", "accept"})
 _MOST_SAID = 500
@@ -53,13 +53,13 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SPAN_PIECE = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
 _SPAN = re.compile(rf"(?:{_SPAN_PIECE.pattern})+", re.ASCII)
 _LAST_BYTES = 1.0
-"""Seconds to wait for the bytes after a stream's last event."""
+"""Maximum seconds to wait for the bytes after a stream's last event."""
 _BOM = b"\xef\xbb\xbf"
 
 decode = msgspec.json.decode
 
 Read = Callable[[Any], Iterable[ModelPart]]
-"""Turns an answer, or an event of one, into parts."""
+"""Converts an answer, or one event of it, to parts."""
 _UNEXPECTED = (KeyError, IndexError, TypeError, AttributeError)
 
 
@@ -108,13 +108,13 @@ class Provider:
             **{k.lower(): v for k, v in (headers or {}).items()},
         }
         self._silence = silence
-        """Seconds without a byte after which a provider counts as unreachable."""
+        """Seconds without data after which a provider counts as unreachable."""
         self._clock = clock
 
     def __repr__(self) -> str:
         return f"Provider({self.model!r}, {self._base_url!r})"
 
-    # Two kinds of answers.
+    # Complete and streamed answers.
 
     async def parts(
         self, path: str, body: bytes, *, whole: Read | None = None, take: Read | None = None
@@ -151,7 +151,7 @@ class Provider:
             yield stop
 
     async def fetch(self, path: str, body: bytes) -> tuple[SentPart, Any]:
-        """Return the whole answer, decoded."""
+        """Return the complete answer, decoded."""
         async with self._post(path, body) as response:
             raw = await response.read()
             return self._sent(body, response), self.decoded(raw)
@@ -170,15 +170,15 @@ class Provider:
             await _read_out(response)
 
     def quoted(self, said: object, most: int = 300) -> str:
-        """Shorten a provider's message and remove the key."""
+        """Shorten a provider's message and remove the key from it."""
         return self._without_key(str(said))[:most]
 
     def broken(self, what: str, said: object) -> ModelAnswerBroken:
-        """Return the error for an answer that is not what was requested."""
+        """Create the error for an answer that is not what was requested."""
         return ModelAnswerBroken(self.model, f"{what}: {self.quoted(said, 200)}")
 
     def decoded(self, data: bytes) -> Any:
-        """Decode JSON from the provider. Raises `ModelAnswerBroken`."""
+        """Decode JSON from the provider. Raises `ModelAnswerBroken` if it is invalid."""
         try:
             return decode(data)
         except msgspec.DecodeError as error:
@@ -213,7 +213,7 @@ class Provider:
             failure = ModelUnavailable(self.model, f"it can't be reached: {said}")
         else:
             return
-        raise failure from None  # raised here because aiohttp's error may hold the headers and must not become its context
+        raise failure from None  # raised here, so that aiohttp's error, which may hold the headers, is not its context
 
     # Secrets.
 
@@ -233,7 +233,7 @@ class Provider:
         return {**self._headers, self._key_header: self._key_prefix + key} if key else self._headers
 
     def _without_key(self, text: str) -> str:
-        """Remove the key, which some providers echo in errors."""
+        """Remove the key from a text, because some providers echo it in errors."""
         key = self._key()
         return text.replace(key, "[the key]") if key else text
 
@@ -295,7 +295,7 @@ def _fits_header(text: str) -> bool:
 
 
 def refuse_key(given: object, variable: str | None) -> None:
-    """Refuse a key passed in code, the most common first mistake."""
+    """Refuse a key that is passed in code, which is a common first mistake."""
     if given is not None:
         raise DefinitionError(
             f"a model takes no api_key: keys come from the environment. Set {variable or 'a variable'}, or name "
@@ -304,7 +304,7 @@ def refuse_key(given: object, variable: str | None) -> None:
 
 
 def _moment(text: str, clock: Clock) -> datetime | None:
-    """Parse a time or a duration (`6m0s`, `20ms`); None if it is neither."""
+    """Parse a time or a duration (`6m0s`, `20ms`). Returns None if the text is neither."""
     try:
         if _SPAN.fullmatch(text):
             return clock.now() + sum(
@@ -325,7 +325,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _message_in(raw: bytes) -> str:
-    """Return a provider's error message, in any of its common shapes."""
+    """Return the message in a provider's error response, which has one of several common forms."""
     try:
         data: Any = decode(raw)
     except msgspec.DecodeError:
@@ -360,7 +360,7 @@ async def _event_data(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 async def _read_out(response: aiohttp.ClientResponse) -> None:
-    """Wait briefly for the last bytes: only a fully read connection is reused."""
+    """Wait briefly for the last bytes, because a connection is reused only if it was read to its end."""
     with contextlib.suppress(TimeoutError, _aiohttp().ClientError):
         async with asyncio.timeout(_LAST_BYTES):
             await response.content.read()
@@ -383,7 +383,7 @@ _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Any, AsyncGenerator
 
 
 async def _client() -> aiohttp.ClientSession:
-    """Return the client of this loop. It is closed with the loop's async generators, at its end."""
+    """Return this event loop's client. It is closed with the loop's async generators, when the loop ends."""
     loop = asyncio.get_running_loop()
     kept = _clients.get(loop)
     if kept is None:
@@ -405,7 +405,7 @@ encode = msgspec.json.encode
 
 
 _SMALL = 1 << 15
-"""Maximum length of cached texts: many runs share them, and together they take little memory."""
+"""Maximum length of cached texts. Many runs share them, and together they take little memory."""
 
 
 def text_json(text: str) -> bytes:
@@ -417,7 +417,7 @@ _kept_json = lru_cache(maxsize=64)(encode)
 
 
 def object_text(arguments: str) -> str:
-    """Return a call's arguments as a provider takes them back: an object, whatever the model sent."""
+    """Return a call's arguments in the form a provider accepts: always an object, whatever the model sent."""
     if not arguments:
         return "{}"
     try:
@@ -428,12 +428,12 @@ def object_text(arguments: str) -> str:
 
 
 def raw_object(arguments: str) -> msgspec.Raw:
-    """Return a call's arguments for a wire that wants an object instead of text."""
+    """Return a call's arguments as raw JSON, for an API that expects an object instead of text."""
     return msgspec.Raw(object_text(arguments).encode())
 
 
 def count(value: Any) -> int:
-    """Return a token count; 0 if a server sends something else."""
+    """Return a token count, or 0 if a server sent something else."""
     return max(int(value), 0) if type(value) in (int, float) else 0
 
 
@@ -448,11 +448,11 @@ _NOT_STRICT = frozenset(
     {"allOf", "contains", "default", "dependentRequired", "if", "not", "oneOf", "patternProperties"}
     | {"prefixItems", "propertyNames", "unevaluatedProperties", "uniqueItems"}
 )
-"""Keywords that a strict mode refuses, together with the whole request."""
+"""Schema keywords that make a provider's strict mode refuse the whole request."""
 
 
 def is_strict(schema: Any) -> bool:
-    """Whether a provider's strict mode can enforce this schema. It requires every property."""
+    """Return whether a provider's strict mode, which requires every property, can enforce this schema."""
     if isinstance(schema, list):
         return all(is_strict(each) for each in schema)
     if not isinstance(schema, Mapping):

@@ -1,4 +1,4 @@
-"""`LocalModel`: a small model in this process. No key, no network, no cost."""
+"""`LocalModel`: a small model in this process. It needs no key and no network, and costs nothing."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from handrail.tools import Tool
 
 _NAME = "smollm2-135m"
 _SYSTEM = "You are a helpful assistant."
-"""The default system prompt: with none, or with the one in its weights, answers are poor."""
+"""The default system prompt. Without one, or with the one in the weights, answers are poor."""
 _SEED = 1
 _COMPACT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 """The layout of JSON in the grammar. Without it, the model spends its tokens on spaces."""
 
 Turn = tuple[str, str]
-"""The role (`system`, `user`, `assistant`) and the text."""
+"""The role of a turn (`system`, `user`, `assistant`) and its text."""
 
 
 class LocalModel:
@@ -121,7 +121,7 @@ class LocalModel:
             await answer.aclose()
 
     def complete(self, text: str, *, choices: Sequence[str]) -> Operation[str]:
-        """Return the choice that best continues this text. One of them always comes back.
+        """Return the choice that best continues this text. One of the choices is always returned.
 
         A model of this size classifies by example: show it a few plain lines that each end in a label, then
         the new case, ending where its label belongs.
@@ -181,21 +181,26 @@ def _part(tool: Tool[Any, Any] | None, text: str) -> ModelPart:
 
 
 def _turns_for_call(request: ModelRequest, tool: Tool[Any, Any]) -> list[Turn]:
-    """Build the prompt that asks for a call's arguments alone: more context only confuses the model."""
+    """Build a prompt for a call's arguments alone, because more context only confuses the model."""
     turns = [
         ("system", f"Answer with the arguments of this function, as JSON. {tool.name}: {tool.description}")
     ]
     for example in tool.examples:
         params: Any = example.input
         params = tool.parse(params) if isinstance(params, Mapping) else params  # pyright: ignore[reportUnknownArgumentType]
-        arguments = json.dumps(from_json(tool.dump(params)), ensure_ascii=False)  # laid out as by the grammar
+        arguments = json.dumps(
+            from_json(tool.dump(params)), ensure_ascii=False
+        )  # in the same layout as the grammar's
         turns += [("user", example.description), ("assistant", arguments)]
     said = [message.text for message in request.messages if isinstance(message, UserMessage)]
     return [*turns, ("user", said[-1] if said else "")]
 
 
 def _turns(request: ModelRequest) -> list[Turn]:
-    """Build the conversation. Results follow their question, because calls would be copied as answers."""
+    """Build the conversation.
+
+    Results follow their question; calls are left out, because the model would copy them.
+    """
     turns: list[Turn] = [("system", request.system or _SYSTEM)]
     for message in request.messages:
         if isinstance(message, UserMessage):
@@ -218,13 +223,13 @@ def _add_results(turns: list[Turn], message: ToolMessage) -> None:
 
 
 def _chat(turns: Iterable[Turn]) -> str:
-    """Format turns as the model was trained on them."""
+    """Format turns in the form the model was trained on."""
     said = "".join(f"<|im_start|>{who}\n{_plain(text)}<|im_end|>\n" for who, text in turns)
     return f"{said}<|im_start|>assistant\n"
 
 
 def _plain(text: str) -> str:
-    """Escape text so that none of it is read as the end of a turn."""
+    """Escape text so that no part of it is read as the end of a turn."""
     return text.replace("<|", "< |")
 
 

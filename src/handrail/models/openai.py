@@ -1,10 +1,10 @@
-"""`OpenAIModel`: OpenAI's two wires, and every server that speaks one of them.
+"""`OpenAIModel`: OpenAI's two APIs, and every server that implements one of them.
 
-The chat completions wire, `POST /chat/completions`, is here; the other one is in `responses`.
+The chat completions API, `POST /chat/completions`, is here; the responses API is in `responses`.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# Provider data is untyped until it is checked.
+# Provider data is untyped until it is validated.
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class OpenAIModel:
     """A model behind an OpenAI-compatible server.
 
     `OpenAIModel("gpt-5")` is OpenAI's own, with its key in `OPENAI_API_KEY`. For any other server (vLLM,
-    Ollama, llama.cpp, Azure) pass its `base_url`. `key_variable` names the environment variable with its
-    key, if it needs one, and `key_header="api-key"` sends the key as Azure expects it. `options` are
+    Ollama, llama.cpp, Azure) pass its `base_url`. `key_variable` names the environment variable with the
+    server's key, if it needs one, and `key_header="api-key"` sends the key as Azure expects it. `options` are
     further fields of the request, such as `{"reasoning_effort": "low"}`.
     """
 
@@ -186,7 +186,7 @@ def _whole(answer: Any) -> Iterator[ModelPart]:
 
 
 class _Pieces:
-    """The chunks of one streamed answer."""
+    """Converts the chunks of one streamed answer to parts."""
 
     __slots__ = ("_at", "_calls", "_provider", "_refused")
 
@@ -195,7 +195,7 @@ class _Pieces:
         self._calls: list[tuple[str, str]] = []
         """The id and name of each call."""
         self._at: dict[Any, int] = {}
-        """The call being written at each index."""
+        """Position of the call that is being written at each of the server's indexes."""
         self._refused = False
 
     def take(self, chunk: Any) -> Iterator[ModelPart]:
@@ -229,7 +229,7 @@ class _Pieces:
             number = self._at[index] = len(self._calls)
             self._calls.append((id, name))
         elif self._calls[number or 0] == (id, name):
-            name = ""  # repeated with every fragment
+            name = ""  # the server repeats the name with every fragment
         return CallPart(number or 0, id, name, _arguments(function.get("arguments")))
 
 
@@ -241,7 +241,7 @@ def _text(content: Any) -> str:
 
 
 def _arguments(given: Any) -> str:
-    """Return arguments as JSON text; some servers send an object."""
+    """Return arguments as JSON text, even if the server sends an object."""
     return given if isinstance(given, str) else "" if given is None else encode(given).decode()
 
 

@@ -1,4 +1,4 @@
-"""The cost of a request: by a price given with the model, or by the table of `genai-prices`."""
+"""The cost of a request, by a price given with the model or by the table of `genai-prices`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _MILLION = 1_000_000
 _FREE = Decimal(0)
 
 Tariff = Callable[[Usage], Decimal | None]
-"""The cost of a usage in US dollars; None if unknown."""
+"""Returns the cost of a usage in US dollars, or None if it is unknown."""
 
 
 def tariff_of(model: str, traits: Traits) -> Tariff:
-    """Return how requests to this model are priced. An unknown price is unknown, not zero."""
+    """Return the tariff of a model. An unknown price is unknown, not zero."""
     if traits.price is not None:
         price = traits.price
         return lambda usage: cost_at(price, usage)
@@ -26,13 +26,16 @@ def tariff_of(model: str, traits: Traits) -> Tariff:
 
 
 def most_of(tariff: Tariff, input: int, output: int) -> Decimal | None:
-    """Return the maximum cost of this many tokens: writing to a provider's cache costs more than not."""
+    """Return the maximum cost of this many tokens.
+
+    Writing to a provider's cache costs more than not writing to it.
+    """
     plain, written = tariff(Usage(input, output)), tariff(Usage(input, output, cache_writes=input))
     return None if plain is None or written is None else max(plain, written)
 
 
 def cost_at(price: Price, usage: Usage) -> Decimal:
-    """Return the cost at a known price."""
+    """Return the cost of a usage at a known price."""
     if not (price.input or price.output):
         return _FREE
     cached = price.input if price.cached is None else price.cached
@@ -42,7 +45,10 @@ def cost_at(price: Price, usage: Usage) -> Decimal:
 
 @lru_cache(maxsize=256)
 def _from_table(model: str) -> Tariff:
-    """Return the tariff of a known provider; unknown for others, or without the extra `prices`."""
+    """Return the tariff from the table.
+
+    The cost is unknown for other providers, or without the `prices` extra.
+    """
     provider, _, name = model.partition(":")
     try:
         table: Any = import_module("genai_prices")
@@ -51,7 +57,9 @@ def _from_table(model: str) -> Tariff:
         return _unknown
 
     def cost(usage: Usage) -> Decimal | None:
-        cached = min(usage.cached, usage.input)  # the table refuses more, and some servers report more
+        cached = min(
+            usage.cached, usage.input
+        )  # the table refuses higher counts, but some servers report them
         used = table.Usage(
             input_tokens=usage.input,
             output_tokens=usage.output,

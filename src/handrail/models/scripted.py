@@ -1,6 +1,7 @@
-"""`ScriptedModel`: a model that follows a script. For tests, examples and documentation.
+"""`ScriptedModel`: a model that follows a script, for tests, examples and documentation.
 
-`DemoModel` plays a fixed conversation for the folder that `handrail new` creates, and says so itself. It needs no key, network or weights, and always does the same few things, so that a newcomer sees streamed text,
+`DemoModel` plays a fixed conversation for the folder that `handrail new` creates, and says so itself. It
+needs no key, network or weights, and always does the same few things, so that a newcomer sees streamed text,
 tool calls, a worker calling another, an approval with a diff, and a form.
 """
 
@@ -38,7 +39,7 @@ from handrail.models import ModelRequestRefused
 from handrail.schema import to_json
 
 _PIECE = 8
-"""Characters of a call's arguments per streamed piece."""
+"""Number of characters of a call's arguments per streamed piece."""
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -48,15 +49,18 @@ class Reply(msgspec.Struct, frozen=True):
     calls: Sequence[ToolCall] = ()
     thinking: str = ""
     delay: float = 0.0
-    """Seconds before the first part."""
+    """Seconds to wait before the first part."""
     error: Exception | None = None
-    """Raised after the rest was sent."""
+    """An error to raise after everything else was sent."""
     stop: StopReason | None = None
-    """None follows from the content. To cut the answer off, give an `error` or `cut=True`."""
+    """The stop reason; None derives it from the content.
+
+    To cut the answer off, give an `error` or `cut=True`.
+    """
     cut: bool = False
-    """End the stream without a stop reason, like a lost connection."""
+    """Whether to end the stream without a stop reason, like a lost connection."""
     pieces: Sequence[str] = ()
-    """The text in the pieces it is streamed in."""
+    """The text, split into the pieces in which it is streamed."""
     usage: Usage = Usage(requests=1)
 
 
@@ -70,7 +74,7 @@ class ScriptedModel:
 
         ScriptedModel([ToolCall("weather", {"city": "Oslo"}), "It rains."])
 
-    Every request is kept in `requests` for tests to inspect. One request too many is refused.
+    Every request is kept in `requests` for tests to inspect. A request after the last answer raises an error.
     """
 
     def __init__(
@@ -168,7 +172,7 @@ _REAL = "To use a real model, set `model:` in main.md, for example to openai:gpt
 
 
 class DemoModel:
-    """Plays the part of a model in the starter folder. It is free, and says what it is."""
+    """Plays a model in the starter folder. It costs nothing, and says that it is a demo."""
 
     def __init__(self, name: str = _NAME) -> None:
         if name != _NAME:
@@ -206,7 +210,7 @@ def _is_said(message: Message) -> bool:
 
 
 def _next(said: str, results: list[CallAnswered], offered: set[str], first: bool) -> Reply:
-    """Return the next step: read, get a review, ask for details by form, write, report."""
+    """Return the next answer. The steps are: read, get a review, ask for details by form, write, report."""
     names = [result.name for result in results]
     last = results[-1] if results else None
     if last is None:

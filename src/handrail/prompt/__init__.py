@@ -1,4 +1,4 @@
-"""Prompts: instructions, tools and policies in one tree, and what a model is shown of it."""
+"""Prompts: instructions, tools and policies in one tree, and how they are shown to a model."""
 
 from handrail.prompt.plan import OPENER
 from handrail.prompt.prompt import Prompt

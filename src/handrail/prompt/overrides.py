@@ -1,10 +1,10 @@
 """`Overrides`: tuned texts for prompts, kept in files beside the code.
 
-A file has, for one prompt, other texts for its sections' bodies and summaries and for its tools'
-descriptions and examples. Each one identifies its original by a hash. If the original has changed since, the
-override is stale: it is reported and not applied.
+A file replaces texts of one prompt: its sections' bodies and summaries, and its tools' descriptions and
+examples. Each override identifies its original by a hash. If the original has changed since, the override is
+stale: it is reported and not applied.
 
-What a file can replace, reading it, and writing one to start from are here too.
+The functions that list the texts that can be replaced, read a file, and write one to start from are here too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ State = Literal["applied", "stale", "unknown", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class OverrideReport:
-    """What happened to one override, and what to do if it is not applied."""
+    """The state of one override, and what to do if it is not applied."""
 
     path: str
     """The path of a section, or the name of a tool."""
@@ -70,19 +70,25 @@ class Overrides:
         return hash(self.folder)
 
     def file_of(self, prompt: Prompt[Any]) -> Path:
-        """The file for the overrides of a prompt, whether it exists or not."""
+        """Return the path of the file with a prompt's overrides, whether or not it exists."""
         return self.folder / f"{prompt.name}.toml"
 
     def check(self, prompt: Prompt[Any]) -> tuple[OverrideReport, ...]:
-        """A report on each override that the prompt's file has now."""
+        """Read the prompt's file again, and return a report on each of its overrides."""
         return self.apply(prompt, prompt.params_type).reports
 
     def apply(self, prompt: Prompt[Any], params_type: Any) -> TunedWords:
-        """Return the prompt's texts with its overrides applied, or raise the error for one that does not fit."""
+        """Return the prompt's texts with its overrides applied.
+
+        Raises an error for an override that does not fit.
+        """
         return TunedWords(self.file_of(prompt), tuple(originals(prompt)), params_type)
 
     def write_starter(self, prompt: Prompt[Any]) -> Path:
-        """Write a file with every text that can be overridden, to be edited. An existing file is kept."""
+        """Write a file with every text that can be overridden, to be edited.
+
+        Raises `FileInTheWay` if it exists.
+        """
         file = self.file_of(prompt)
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -95,13 +101,13 @@ class Overrides:
 
 
 def stale_overrides(prompt: Prompt[Any]) -> tuple[OverrideReport, ...]:
-    """Reports on the overrides of a prompt whose originals have changed."""
+    """Return reports on those overrides of a prompt whose originals have changed."""
     reports = () if prompt.overrides is None else prompt.overrides.check(prompt)
     return tuple(report for report in reports if report.state == "stale")
 
 
 class TunedWords(Words):
-    """A prompt's words with its overrides applied."""
+    """A prompt's texts with its overrides applied."""
 
     def __init__(self, file: Path, known: Sequence[Original], params_type: Any) -> None:
         self.file = file
@@ -121,7 +127,7 @@ class TunedWords(Words):
         return self._tools.get(id(tool), tool)
 
     def _apply(self, override: Override) -> OverrideReport:
-        """Apply one override, or say why not."""
+        """Apply one override, and report whether it was applied and, if not, why."""
         found = [one for one in self._known if (one.kind, one.path) == (override.kind, override.path)]
         accepting = [one for one in found if one.accepts]
         fitting = [one for one in accepting if one.replaces == override.replaces]
@@ -184,13 +190,13 @@ class Original:
     """The path of a section, or the name of a tool."""
     value: str | tuple[ToolExample[Any, Any], ...]
     replaces: str
-    """The hash that an override of it names."""
+    """The hash by which an override identifies this original."""
     accepts: bool
     tool: AnyTool | None = None
 
 
 def originals(prompt: Prompt[Any]) -> Iterator[Original]:
-    """Everything of a prompt that can be overridden, in declaration order."""
+    """Yield all texts and examples of a prompt that can be overridden, in declaration order."""
     yield from _of_tools(prompt.tools)
     for path, section in walk(prompt.sections):
         yield from _of_section(path, section)
@@ -213,7 +219,7 @@ def _of_tools(tools: Sequence[AnyTool]) -> Iterator[Original]:
 
 
 def digest(text: str) -> str:
-    """The hash with which an override names the text it replaces."""
+    """Return the hash by which an override identifies the text it replaces."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -233,7 +239,7 @@ class Override:
 
 
 def read_overrides(file: Path) -> tuple[Override, ...]:
-    """Every override in a file; none if there is no file."""
+    """Return every override in a file, or none if the file does not exist."""
     import tomllib  # imported only when overrides are used
 
     try:
@@ -327,7 +333,7 @@ _HEAD = """\
 
 
 def starter(prompt: str, known: Iterable[Original]) -> str:
-    """Return the content of a file of overrides in which every text is still the one in the code."""
+    """Return the content of a new file of overrides, in which every text is still the one in the code."""
     blocks = [_HEAD.format(prompt=prompt)]
     written: set[tuple[str, str]] = set()
     for original in known:
@@ -357,18 +363,18 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
 _SHORT = {"\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"'}
 _ESCAPED = re.compile(r'[\\"\x00-\x1f\x7f]')
 _LITERAL = re.compile(r"""[^'\x00-\x1f\x7f]*["\\][^'\x00-\x1f\x7f]*\Z""")
-"""What needs no escapes in single quotes, such as JSON."""
-# In a long text, line ends and tabs stay as they are, and so does a quote that no other follows.
+"""Matches text that needs no escapes in single quotes, such as JSON."""
+# In a multi-line string, line ends, tabs, and quotes that no other quote follows are not escaped.
 _ESCAPED_LONG = re.compile(r'[\\\x00-\x08\x0b-\x1f\x7f]|"(?="|\Z)')
 
 
 def toml_key(*parts: str) -> str:
-    """A dotted key: `tools.weather`, `sections."guidance.search"`."""
+    """Format a dotted TOML key: `tools.weather`, `sections."guidance.search"`."""
     return ".".join(part if _BARE.match(part) else _quoted(part) for part in parts)
 
 
 def toml_string(text: str) -> str:
-    """A text as a value, on as many lines as it has."""
+    """Format a text as a TOML string. A text of several lines stays on several lines."""
     if "\n" not in text:
         return f"'{text}'" if _LITERAL.match(text) else _quoted(text)
     return f'"""\n{_ESCAPED_LONG.sub(_escape, text)}"""'

@@ -1,4 +1,4 @@
-"""Plans: a prompt's tree with its templates read and its overrides applied, made once at definition."""
+"""Plans: a prompt's tree with its templates parsed and its overrides applied, made once at definition."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from handrail.schema import to_json
 from handrail.tools import Tool, ToolExample
 
 OPENER = "open_sections"
-"""The name of the built-in tool with which a model opens a section shown as a summary."""
+"""The name of the built-in tool that opens a section shown as a summary."""
 
 AnyTool = Tool[Any, Any]
 
 
 class Node(msgspec.Struct, frozen=True):
-    """One enabled section with everything filled in, for one rendering."""
+    """One enabled section with all values filled in, for one rendering."""
 
     path: str
     title: str
@@ -29,14 +29,14 @@ class Node(msgspec.Struct, frozen=True):
     summary: str
     examples: str
     is_summary: bool
-    """Whether it is shown as a summary until it is opened."""
+    """Whether the section is shown as a summary until it is opened."""
     tools: tuple[AnyTool, ...]
     policies: tuple[ToolPolicy, ...]
     children: tuple[Node, ...]
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """One section of a prompt with its templates read."""
+    """One section of a prompt with its templates parsed."""
 
     section: Section[Any]
     path: str
@@ -50,7 +50,7 @@ class Planned(msgspec.Struct, frozen=True):
     children: tuple[Planned, ...]
 
     def resolve(self, prompt: str, values: Mapping[str, Any], given: Mapping[str, Any]) -> Node | None:
-        """The section with these values filled in, or None if it is disabled for these params and session."""
+        """Fill these values in. Returns None if the section is disabled for these params and session."""
         section = self.section
         if not self.enabled.evaluate(prompt, self.path, given):
             return None
@@ -85,7 +85,7 @@ class Words:
 def plan(
     sections: Sequence[Section[Any]], words: Words, above: str = "", depth: int = 0
 ) -> tuple[Planned, ...]:
-    """Read the templates of a tree of sections in these words."""
+    """Plan a tree of sections: parse its templates, with the texts that `words` gives."""
     made: list[Planned] = []
     for section in sections:
         path = f"{above}{section.key}"
@@ -111,20 +111,20 @@ def plan(
 def resolved(
     prompt: str, plans: Sequence[Planned], values: Mapping[str, Any], given: Mapping[str, Any]
 ) -> tuple[Node, ...]:
-    """The enabled sections of a plan, filled in."""
+    """Return the enabled sections of a plan, with all values filled in."""
     nodes = (one.resolve(prompt, values, given) for one in plans)
     return tuple(node for node in nodes if node is not None)
 
 
 def all_of(plans: Sequence[Planned]) -> Iterator[Planned]:
-    """Every section of a plan, in declaration order."""
+    """Yield every section of a plan, in declaration order."""
     for one in plans:
         yield one
         yield from all_of(one.children)
 
 
 def examples_of(tools: Sequence[AnyTool]) -> str:
-    """The examples of these tools as a model reads them."""
+    """Format the examples of these tools for a model."""
     words = [
         (tool.name, example_words(tool, example))
         for tool in tools
@@ -138,7 +138,7 @@ def examples_of(tools: Sequence[AnyTool]) -> str:
 
 
 def example_words(tool: AnyTool, example: ToolExample[Any, Any]) -> dict[str, str]:
-    """An example as text: its description, and input and output as JSON."""
+    """Format an example: its description, and its input and output as JSON."""
     given: Any = example.input
     sent = to_json(cast(object, given)) if isinstance(given, Mapping) else tool.dump(given)
     return {

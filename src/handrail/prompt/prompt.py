@@ -43,16 +43,16 @@ log = logging.getLogger("handrail.prompt")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _MOST_CACHED = 64
-"""How many renderings of one prompt are cached, one for each set of opened sections."""
+"""Maximum number of cached renderings of one prompt, one for each set of opened sections."""
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """What follows from a prompt's definition."""
+    """The results of checking a prompt's definition."""
 
     params_type: Any
     reader: ParamsReader
     used: frozenset[str]
-    """The fields that the texts name."""
+    """The fields of the params that the texts use."""
     paths: frozenset[str]
     plans: tuple[Planned, ...]
     tools: tuple[AnyTool, ...]
@@ -68,8 +68,8 @@ class Prompt(Generic[OutputT]):
 
     `Prompt("guide", "Answer briefly.", tools=[weather])` has one section without a heading. Texts and sections
     can be mixed: `Prompt("guide", ["Answer briefly.", FileTools()])`. With `output=Report` it is a
-    `Prompt[Report]`, and the model's answer is a `Report`. A wrong definition is a `PromptDefinitionError`
-    here, not later. Policies of the prompt decide on every tool; those of a section decide on the tools of
+    `Prompt[Report]`, and the model's answer is a `Report`. A wrong definition raises `PromptDefinitionError`
+    at once. Policies of the prompt decide on every tool; those of a section decide on the tools of
     the section and of its children.
     """
 
@@ -84,7 +84,7 @@ class Prompt(Generic[OutputT]):
     overrides: Overrides | None
 
     params_type: Any = dataclasses.field(init=False, repr=False, compare=False)
-    """The one type of params its sections take; None where they take none."""
+    """The type of params that all sections take; None if they take none."""
     _checked: Checked = dataclasses.field(init=False, repr=False, compare=False)
     _cached: dict[frozenset[str], RenderedPrompt[OutputT]] = dataclasses.field(
         init=False, repr=False, compare=False
@@ -166,7 +166,7 @@ class Prompt(Generic[OutputT]):
 
         `params` is an instance of the sections' params type, or a mapping with its fields. `opened` are paths
         of summaries to show in full, with the sections around them; paths that are disabled, or not summaries
-        at the moment, are ignored. A prompt that depends on neither params nor session is rendered once.
+        at the moment, are ignored. A prompt that depends on neither params nor session is rendered only once.
         """
         checked = self._checked
         opened = (opened,) if isinstance(opened, str) else opened
@@ -199,11 +199,11 @@ class Prompt(Generic[OutputT]):
         return tree.rendered(tree.summaries(opened), deadline)
 
 
-# --- checks, made when a prompt is made ----------------------------------------------------------
+# --- checks of a new prompt ------------------------------------------------------------------------
 
 
 def _check(prompt: Prompt[Any]) -> Checked:
-    """Check a new prompt and make its parts tuples. An error says how to correct the definition."""
+    """Check a new prompt and convert its lists to tuples. An error says how to correct the definition."""
     check = _Check(prompt)
     check.name()
     check.parts()
@@ -275,7 +275,7 @@ class _Check:
         return found
 
     def params_type(self) -> Any:
-        """The one type of params that the sections take."""
+        """Return the params type of the sections. They must all take the same one."""
         found: Any = None
         where = ""
         for path, section in walk(self.prompt.sections):
@@ -291,7 +291,7 @@ class _Check:
         return found
 
     def texts(self, params_type: Any) -> tuple[Planned, ...]:
-        """Every placeholder has a field, and every field is used."""
+        """Plan the sections. Raises unless every placeholder has a field and every field is used."""
         plans = plan(self.prompt.sections, Words())
         fields = fields_of(params_type)
         for one in all_of(plans):
@@ -313,7 +313,10 @@ class _Check:
         return plans
 
     def names(self, plans: Sequence[Planned]) -> None:
-        """Tools and policies that are always enabled together have different names; OPENER is reserved."""
+        """Check that tools and policies that are always enabled together have different names.
+
+        `OPENER` is reserved.
+        """
         always = list(_always_enabled(plans))
         places = [("the prompt itself", self.prompt.tools)]
         check_tool_names(self.prompt.name, places + [(f"section {one.path!r}", one.tools) for one in always])
@@ -345,7 +348,10 @@ class _Check:
             raise self.error(f"its output: {problem}", hint) from error.__cause__
 
     def overrides(self, params_type: Any) -> Words | None:
-        """The overridden words, if there are any. Overrides that are not applied are logged."""
+        """Return the prompt's texts with overrides, or None if it has none.
+
+        Overrides that are not applied are logged.
+        """
         if self.prompt.overrides is None:
             return None
         if not hasattr(self.prompt.overrides, "apply"):
@@ -375,7 +381,7 @@ def _named(plans: Sequence[Planned]) -> frozenset[str]:
 
 
 def _unused(plans: Sequence[Planned], fields: frozenset[str]) -> list[str]:
-    """The fields that no text names. A function that takes the params may read any of them."""
+    """Return the fields that no text uses. A function that takes the params may read any of them."""
     every = list(all_of(plans))
     if any(condition.may_read_params for one in every for condition in (one.enabled, one.visibility)):
         return []

@@ -1,4 +1,4 @@
-"""`RenderedPrompt`: what a model is shown of a prompt, and how it opens sections shown as summaries."""
+"""`RenderedPrompt`: a prompt as a model is shown it, and how sections shown as summaries are opened."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OutputT = TypeVar("OutputT", default=Any)
 class ScopedPolicy(msgspec.Struct, frozen=True):
     """A policy and the tools it decides on; None means every tool of the prompt.
 
-    Whatever its scope, a policy is told the results of every tool. The scope includes the tools of sections
+    Whatever its scope, a policy receives the results of every tool. The scope includes the tools of sections
     that are still closed, so opening a section changes no policy.
     """
 
@@ -30,7 +30,7 @@ class ScopedPolicy(msgspec.Struct, frozen=True):
     tools: frozenset[str] | None
 
     def decides_on(self, tool: str) -> bool:
-        """Whether a call of that tool needs this policy's permission."""
+        """Return whether a call of that tool needs this policy's permission."""
         return self.tools is None or tool in self.tools
 
 
@@ -42,7 +42,7 @@ class ClosedSection(msgspec.Struct, frozen=True):
 
 
 class Tree:
-    """Everything that is enabled in one rendering of a prompt, shown or not."""
+    """All that is enabled in one rendering of a prompt, shown or not."""
 
     __slots__ = ("_by_path", "examples", "nodes", "output_schema", "policies", "prompt", "secretive", "tools")
 
@@ -72,7 +72,7 @@ class Tree:
         self.secretive = answers or any(tool.secret for tool in (*self.tools, *shown))
 
     def _scoped(self, policies: Sequence[ToolPolicy]) -> tuple[ScopedPolicy, ...]:
-        """Each policy once, with the tools of all the sections that declare it."""
+        """Return each policy once, with the tools of all sections that declare it."""
         scopes: dict[int, tuple[ToolPolicy, frozenset[str] | None]] = {}
         for policy in policies:
             scopes[id(policy)] = (policy, None)
@@ -85,7 +85,7 @@ class Tree:
         return tuple(ScopedPolicy(policy, scope) for policy, scope in scopes.values())
 
     def summaries(self, paths: Iterable[str]) -> frozenset[str]:
-        """The summaries to open so that these sections are shown in full: they, and those around them."""
+        """Return the summaries to open, at and around these paths, to show these sections in full."""
         wanted = {prefix for path in paths for prefix in _prefixes(path)}
         return frozenset(path for path in wanted if path in self._by_path and self._by_path[path].is_summary)
 
@@ -107,7 +107,7 @@ class Tree:
             raise ToolValidationError(said, [*problems, Problem("", hint)])
 
     def outermost(self, paths: frozenset[str]) -> list[Node]:
-        """Those of these sections that lie in none of the others, in order."""
+        """Return those of these sections that are in none of the others, in order."""
         return [
             node
             for path, node in self._by_path.items()
@@ -115,7 +115,7 @@ class Tree:
         ]
 
     def rendered(self, opened: frozenset[str], deadline: Deadline | None) -> RenderedPrompt[Any]:
-        """The prompt with these summaries opened."""
+        """Render the prompt with these summaries opened."""
         shown = list(_shown(self.nodes, opened))
         blocks = [text_of(node, opened) for node in self.nodes]
         if self.examples:
@@ -137,7 +137,7 @@ class Tree:
 
 @dataclasses.dataclass(frozen=True)  # no slots: a subscripted call sets an attribute
 class RenderedPrompt(Generic[OutputT]):
-    """A prompt as a model is shown it. It is immutable: opening a section makes a new one."""
+    """A prompt as a model is shown it. It is immutable: opening a section returns a new one."""
 
     text: str
     tools: tuple[AnyTool, ...]
@@ -149,20 +149,20 @@ class RenderedPrompt(Generic[OutputT]):
     closed: tuple[ClosedSection, ...]
     """The sections shown as summaries."""
     opened: frozenset[str]
-    """The summaries that were opened. `render(opened=...)` with these gives the same prompt again."""
+    """The paths of the opened summaries. `render(opened=...)` with these gives the same prompt again."""
     _tree: Tree = dataclasses.field(repr=False, compare=False)
 
     @property
     def secretive(self) -> bool:
-        """Whether a tool, shown or not, takes secrets, or the output can hold some."""
+        """Whether any tool, shown or not, takes secrets, or the output can contain some."""
         return self._tree.secretive
 
     def open(self, paths: Sequence[str]) -> Opening[OutputT]:
-        """Show these sections in full, and the ones around them that are still closed.
+        """Show these sections in full, and those around them that are still closed.
 
-        Their children keep their own visibility. Conditions are not evaluated again: it is the same rendering,
-        further unfolded. A path that is unknown or open already is a `ToolValidationError` that tells the
-        model what can be opened, and nothing is opened.
+        Their children keep their own visibility. Conditions are not evaluated again, because this continues
+        the same rendering. A path that is unknown or already open raises a `ToolValidationError` that tells
+        the model what can be opened, and nothing is opened.
         """
         paths = [paths] if isinstance(paths, str) else list(paths)
         tree = self._tree
@@ -183,11 +183,11 @@ class Opening(msgspec.Struct, Generic[OutputT], frozen=True):
     tools: tuple[AnyTool, ...]
     """The tools that are newly shown, in order."""
     rendered: RenderedPrompt[OutputT]
-    """The whole prompt as it is now."""
+    """The whole prompt after the opening."""
 
 
 def text_of(node: Node, opened: frozenset[str]) -> str:
-    """The text of a section: all of it, or its summary and how to open it."""
+    """Return the text of a section: all of it, or its summary with how to open it."""
     if _is_open(node, opened):
         examples = f"Examples:\n\n{node.examples}" if node.examples else ""
         blocks = [node.heading, node.body, examples, *(text_of(child, opened) for child in node.children)]
@@ -198,7 +198,7 @@ def text_of(node: Node, opened: frozenset[str]) -> str:
 
 
 def check_tool_names(prompt: str, places: Iterable[tuple[str, Sequence[AnyTool]]]) -> None:
-    """Refuse two tools of one name."""
+    """Raise an error if two tools have the same name."""
     seen: dict[str, str] = {}
     for place, tools in places:
         for tool in tools:
@@ -208,7 +208,10 @@ def check_tool_names(prompt: str, places: Iterable[tuple[str, Sequence[AnyTool]]
 
 
 def check_policy_names(prompt: str, policies: Iterable[ToolPolicy]) -> None:
-    """Refuse two policies of one name. The same policy may be declared in several places."""
+    """Raise an error if two policies have the same name.
+
+    The same policy may be declared in several places.
+    """
     seen: dict[str, ToolPolicy] = {}
     for policy in policies:
         if seen.setdefault(policy.name, policy) is not policy:
@@ -230,7 +233,7 @@ def _all_of(nodes: Iterable[Node]) -> Iterator[Node]:
 
 
 def _shown(nodes: Iterable[Node], opened: frozenset[str]) -> Iterator[Node]:
-    """The visible sections, in full or as a summary."""
+    """Yield the visible sections, in full or as a summary."""
     for node in nodes:
         yield node
         if _is_open(node, opened):
@@ -238,6 +241,6 @@ def _shown(nodes: Iterable[Node], opened: frozenset[str]) -> Iterator[Node]:
 
 
 def _prefixes(path: str) -> list[str]:
-    """`a.b.c` as `a`, `a.b`, `a.b.c`."""
+    """Split `a.b.c` into `a`, `a.b`, `a.b.c`."""
     keys = path.split(".")
     return [".".join(keys[: count + 1]) for count in range(len(keys))]

@@ -1,6 +1,6 @@
-"""`Section` and `MarkdownSection`: a piece of a prompt's text with the tools and policies that go with it.
+"""`Section` and `MarkdownSection`: a part of a prompt's text with the tools and policies that belong to it.
 
-Its conditions, `enabled` and `visibility`, are plain values or functions called at every rendering.
+A section's conditions, `enabled` and `visibility`, are plain values or functions called at every rendering.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from handrail.tools.checks import is_record
 from handrail.tools.signature import body_of
 
 _GIVEN = ("params", "session")
-"""The parameters such a function may have."""
+"""The parameters that a condition's function may have."""
 
 
 class Condition:
     """One `enabled` or `visibility`, ready to be evaluated.
 
-    A function takes `params`, `session`, both or neither; `**given` takes both. Anything else is a
+    A function may take `params`, `session`, both or neither; `**given` takes both. Any other parameter raises
     `PromptDefinitionError`.
     """
 
@@ -61,7 +61,7 @@ class Condition:
         try:
             parameters = inspect.signature(function).parameters.values()
         except (TypeError, ValueError):
-            return  # a C function that does not tell: called without arguments
+            return  # a C function without a signature: it is called without arguments
         for parameter in parameters:
             if parameter.kind is parameter.VAR_KEYWORD:
                 self._takes_all = True
@@ -74,25 +74,25 @@ class Condition:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether it is the same at every rendering."""
+        """Whether the condition is the same at every rendering."""
         return self._function is None
 
     @property
     def takes_params(self) -> bool:
-        """Whether its function names `params`."""
+        """Whether the condition's function has a parameter `params`."""
         return "params" in self._takes
 
     @property
     def may_read_params(self) -> bool:
-        """Whether its function can read any field of the params."""
+        """Whether the condition's function can read any field of the params."""
         return self._takes_all or self.takes_params
 
     def may_be(self, value: object) -> bool:
-        """Whether it can have this value."""
+        """Return whether the condition can have this value."""
         return self._function is not None or self._value == value
 
     def evaluate(self, prompt: str, path: str, given: Mapping[str, Any]) -> Any:
-        """Its value, or what its function returns for the params and session of a rendering."""
+        """Return the condition's value. A function is called with the params and session of a rendering."""
         function = self._function
         if function is None:
             return self._value
@@ -137,17 +137,17 @@ class _OfSession(Protocol[Answer_co]):
 class Section(Generic[ParamsT], abc.ABC):
     """One node of a prompt: text, tools, policies, and the sections below it.
 
-    `Section[Params]` is a class that knows the type of its params; without it a section takes those of its
-    prompt. `enabled` and `visibility` may be functions of `params`, of `session`, of both or of neither, called
-    by these names at every rendering. A disabled section takes its subtree, tools and policies with it. A
-    section shown as a summary hides its body, children and tools until it is opened.
+    `Section[Params]` is a class that knows the type of its params; a section without it takes the params of
+    its prompt. `enabled` and `visibility` may be functions of `params`, of `session`, of both or of neither,
+    called with these parameter names at every rendering. If a section is disabled, so are its subtree, tools
+    and policies. A section shown as a summary hides its body, children and tools until it is opened.
     """
 
     params_type: ClassVar[Any] = None
-    """The `Params` of `MarkdownSection[Params]`; None where it takes the prompt's."""
+    """The `Params` of `MarkdownSection[Params]`; None if the section takes the prompt's params."""
 
     needs_files: ClassVar[bool] = False
-    """Whether its tools need a filesystem: a run without one is refused before it begins."""
+    """Whether the section's tools need a filesystem. A run without one is then refused before it begins."""
 
     title: str
     key: str
@@ -185,7 +185,7 @@ class Section(Generic[ParamsT], abc.ABC):
             )
         made = _TYPED.get((cls, params))
         if made is None:
-            generic(params)  # refuses a second subscript, in typing's own words
+            generic(params)  # raises typing's own error for a second subscript
             name = f"{cls.__name__}[{describe(params)}]"
             names = {"params_type": params, "__module__": cls.__module__, "__doc__": cls.__doc__}
             made = _TYPED[cls, params] = type(name, (cls,), names)
@@ -193,25 +193,25 @@ class Section(Generic[ParamsT], abc.ABC):
 
     @abc.abstractmethod
     def heading(self, depth: int) -> str:
-        """The line above the section's text, `depth` sections deep (0 at the top); "" for none."""
+        """Return the line above the section's text, `depth` sections deep (0 at the top), or "" for none."""
 
 
 _TYPED: dict[tuple[type, Any], type] = {}
-"""The classes made for `MarkdownSection[Params]`: the same subscript gives the same class."""
+"""The classes made for `MarkdownSection[Params]`. The same subscript always gives the same class."""
 
 
 def _is_open(params: Any) -> bool:
-    """Whether this is a type variable, or a type with one in it, as in `class Mine(MarkdownSection[T])`."""
+    """Return whether this is a type variable, or contains one, as in `class Mine(MarkdownSection[T])`."""
     if isinstance(params, TypeVar):
         return True
     return not isinstance(params, type) and bool(getattr(params, "__parameters__", ()))
 
 
 class MarkdownSection(Section[ParamsT], Generic[ParamsT]):
-    """A section shown as Markdown: `## Title`, one `#` more for each level below.
+    """A section shown as Markdown: `## Title`, with one more `#` for each level below.
 
     The template is Markdown in which `$name` or `${name}` stands for a field of the params and `$$` for a
-    dollar sign. Values are put in as they are.
+    dollar sign. Values are inserted unchanged.
     """
 
     def heading(self, depth: int) -> str:
@@ -226,7 +226,7 @@ class PlainSection(MarkdownSection[Any]):
 
 
 def as_sections(given: Any) -> Any:
-    """The sections of a prompt, with a plain section in the place of each text."""
+    """Return the sections of a prompt, with each plain text replaced by a section."""
     if isinstance(given, str):
         given = [given] if given.strip() else ()
     if not isinstance(given, list | tuple):
@@ -240,13 +240,13 @@ def as_sections(given: Any) -> Any:
 
 
 def plain_section(text: str, number: int) -> Section[Any]:
-    """The section that a text is in a prompt; `number` makes its key unique."""
+    """Create the section for a plain text in a prompt. `number` makes its key unique."""
     key = "instructions" if number == 1 else f"instructions-{number}"
     return cast("Section[Any]", PlainSection("Instructions", key, text))
 
 
 def walk(sections: Sequence[Section[Any]], above: str = "") -> list[tuple[str, Section[Any]]]:
-    """Every section with its path, in declaration order."""
+    """Return every section with its path, in declaration order."""
     found: list[tuple[str, Section[Any]]] = []
     for section in sections:
         path = f"{above}{section.key}"
@@ -254,11 +254,11 @@ def walk(sections: Sequence[Section[Any]], above: str = "") -> list[tuple[str, S
     return found
 
 
-# --- checks, made when a section is made ---------------------------------------------------------
+# --- checks of a new section -----------------------------------------------------------------------
 
 
 def _check(section: Section[Any]) -> None:
-    """Refuse a section that is wrong in itself, and make its parts tuples."""
+    """Refuse an invalid section, and convert its lists to tuples."""
     key: Any = section.key
     title: Any = section.title
     if not isinstance(key, str) or not _KEY.match(key):
@@ -296,14 +296,14 @@ def _check(section: Section[Any]) -> None:
 
 
 def condition_of(section: Section[Any], what: str) -> Condition:
-    """The `enabled` or the `visibility` of a section."""
+    """Create the condition for a section's `enabled` or `visibility`."""
     return Condition(
         getattr(section, what), what, (True, False) if what == "enabled" else ("full", "summary")
     )
 
 
 def read_template(place: str, what: str, text: str) -> Template:
-    """Read the template or summary of a section; an error names the place."""
+    """Parse the template or summary of a section. An error names the place."""
     if what == "summary" and not text.strip():
         raise PromptDefinitionError(
             place, "the summary is empty", "Say in a sentence what the section holds."
@@ -321,7 +321,7 @@ def read_template(place: str, what: str, text: str) -> Template:
 def check_placeholders(
     place: str, what: str, template: Template, fields: frozenset[str] | None, params: Any
 ) -> None:
-    """Refuse a placeholder without a field; `fields` is None where they are not known yet."""
+    """Refuse a placeholder without a field. `fields` is None if they are not known yet."""
     for name in sorted(template.names - (template.names if fields is None else fields)):
         if params is None:
             problem = f"its {what} uses ${name}, and no section says what the params are"
@@ -334,7 +334,7 @@ def check_placeholders(
 
 
 def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
-    """These tools as a tuple; a function without `@tool` is refused by name."""
+    """Return these tools as a tuple. A function without `@tool` is refused by name."""
     if isinstance(given, Tool):
         raise PromptDefinitionError(place, "tools is one tool", f"Give a list of tools: [{given.name}].")
     found: tuple[Any, ...] = tuple(given)
@@ -354,7 +354,7 @@ def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
 
 
 def check_policies(place: str, given: Iterable[Any]) -> tuple[Any, ...]:
-    """These policies as a tuple; a class in place of an instance is refused."""
+    """Return these policies as a tuple. A class in place of an instance is refused."""
     found = tuple(given)
     for index, one in enumerate(found):
         if isinstance(one, type) or not all(hasattr(one, part) for part in ("name", "check", "on_result")):
@@ -365,7 +365,7 @@ def check_policies(place: str, given: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def check_sections(place: str, what: str, given: Iterable[Any]) -> tuple[Section[Any], ...]:
-    """These sections as a tuple; two of one key are refused."""
+    """Return these sections as a tuple. Two sections with the same key are refused."""
     found = tuple(given)
     places: dict[str, int] = {}
     for index, one in enumerate(found):
@@ -386,7 +386,7 @@ def check_sections(place: str, what: str, given: Iterable[Any]) -> tuple[Section
 
 
 def shown(given: object) -> str:
-    """A wrong argument, in the words of an error."""
+    """Describe a wrong argument for an error message."""
     if isinstance(given, type):
         return f"the class {given.__name__}"
     if callable(given):

@@ -1,4 +1,4 @@
-"""Templates, text with `$name` in it, and the params that fill them."""
+"""Templates: text with `$name` in it, and the params that fill it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _DOLLAR = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>[^\W\d]\w*)|\{(?P<braced>[^\
 
 
 class Template(msgspec.Struct, frozen=True):
-    """A text with placeholders. Values are put in as they are: a `$` in one means nothing."""
+    """A text with placeholders. Values are inserted unchanged: a `$` in a value has no meaning."""
 
     parts: tuple[str, ...]
-    """Text and names in turns, text first and last."""
+    """Text and names alternately, with text first and last."""
     names: frozenset[str]
 
     def fill(self, values: Mapping[str, Any]) -> str:
-        """The text with every placeholder replaced by the `str()` of its value."""
+        """Return the text with every placeholder replaced by the `str()` of its value."""
         if not self.names:
             return self.parts[0]
         filled = [str(values[part]) if odd % 2 else part for odd, part in enumerate(self.parts)]
@@ -36,7 +36,7 @@ class Template(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=1024)
 def template_of(text: str) -> Template:
-    """Read a template. A `$` that is neither a placeholder nor `$$` is a `PromptDefinitionError`.
+    """Parse a template. Raises `PromptDefinitionError` for a `$` that is neither a placeholder nor `$$`.
 
     Common indentation and empty lines around the text are dropped, so that a template can be indented like
     the code around it.
@@ -74,7 +74,7 @@ def _wrong(text: str, at: int, first: int) -> PromptDefinitionError:
 
 
 def fields_of(kind: Any) -> frozenset[str]:
-    """The names that a template may use: the fields of the params type."""
+    """Return the names that a template may use: the fields of the params type."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     origin = get_origin(kind) or kind
@@ -97,7 +97,7 @@ class ParamsReader:
         self._schema: Schema[Any] | None = None
 
     def read(self, given: object) -> Any:
-        """An instance of the params type, or `PromptRenderError`."""
+        """Return an instance of the params type. Raises `PromptRenderError` if the params do not fit."""
         kind = self._kind
         if kind is None:
             if given is not None:

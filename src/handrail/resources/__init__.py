@@ -1,4 +1,4 @@
-"""Resources: what tools work with, among them files."""
+"""Resources: objects that tools ask for by protocol, such as the run's files."""
 
 from handrail.resources.bindings import Binding, CallResources, RunResources, Scope, given
 

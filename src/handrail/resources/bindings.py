@@ -1,4 +1,7 @@
-"""Resources: what tools ask for by protocol, created on first use and closed in reverse order."""
+"""Bindings: how the resources that tools ask for by protocol are created and closed.
+
+A resource is created on first use. Resources are closed in reverse order.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ from handrail.resources.scopes import Closer, Kept, Scoped, circle, close_logged
 T = TypeVar("T")
 
 Scope = Literal["run", "call", "fresh"]
-"""One for the whole run, one per tool call, or a new one for every request."""
+"""Lifetime of a resource: one for the whole run, one per tool call, or a new one for every request."""
 
 
 @dataclass(frozen=True)  # no slots: a subscripted call, Binding[...](...), sets an attribute
 class Binding(Generic[T]):
-    """How to create the resource behind a protocol.
+    """Tells how to create the resource behind a protocol.
 
     `provide` is a plain or async function of the resources, or a generator that yields the resource
     once and closes it afterwards. A resource created here that has `aclose()` or `close()` is closed
@@ -92,7 +95,7 @@ class RunResources:
         self._closed = False
 
     def binds(self, protocol: type) -> bool:
-        """Whether anything is bound to the protocol."""
+        """Return whether anything is bound to the protocol."""
         return protocol in self._bindings
 
     def binding(self, protocol: type) -> Binding[Any]:
@@ -131,7 +134,10 @@ class Owner(Protocol):
 
 
 class CallResources:
-    """A call's view: run resources are shared (forkable ones as the call's fork), others are its own."""
+    """A call's view of the resources.
+
+    Run resources are shared, forkable ones as the call's fork; others are its own.
+    """
 
     __slots__ = ("_call", "_given", "_owner", "_run")
 
@@ -140,7 +146,7 @@ class CallResources:
         self._owner = owner
         self._given = given
         self._call: Scoped | None = None
-        """What was created for this call alone, if anything."""
+        """The resources created for this call alone, if any."""
 
     @property
     def home(self) -> Home:
@@ -153,7 +159,10 @@ class CallResources:
         return found
 
     def open(self, protocol: type[T], /) -> Operation[T]:
-        """Return what is bound to `protocol`, for async bindings and all others."""
+        """Return what is bound to `protocol`, creating it if necessary.
+
+        Works for async bindings and all others.
+        """
         self._owner.check()
         name = f"resources.open({name_of(protocol)})"
         return Operation(lambda: self.open_for(protocol, "fresh", ()), name, self.home)
@@ -221,7 +230,7 @@ class CallResources:
         return self._keep(binding, inside, thing, closer)
 
     def _there(self, protocol: type, within: Scope) -> Any:
-        """Return the resource if it exists already."""
+        """Return the resource if it exists already, else None."""
         ready = self._given.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
         if ready is not None:
             return ready()
@@ -267,11 +276,11 @@ class CallResources:
         return self._shown(binding, kept, inside.within)
 
     def _close_late(self, closer: Closer) -> None:
-        """Close what a thread created after its call ended, and refuse it to the thread."""
+        """Close a resource that a thread created after its call ended, and refuse it to the thread."""
         work = close_logged(closer)
         try:
             asyncio.run_coroutine_threadsafe(work, self.home.loop)
-        except RuntimeError:  # the loop has ended too
+        except RuntimeError:  # the event loop has ended too
             work.close()
         raise ContextExpired(self.home.call)
 
@@ -283,7 +292,10 @@ class CallResources:
         return Inside(self, lives, within, (*path, protocol))
 
     def _scope(self, lives: Scope) -> Scoped:
-        """Return the scope that keeps and closes a resource; a fresh one lives as long as its requester."""
+        """Return the scope that keeps and closes a resource.
+
+        A fresh resource lives as long as its requester.
+        """
         if lives == "run":
             return self._run.scope
         with self._run.lock:  # two threads may ask at once
@@ -293,15 +305,15 @@ class CallResources:
 
 
 class Inside:
-    """The resources as a provider sees them, for a resource with a scope of its own."""
+    """The resources as a provider sees them, for a resource that has its own scope."""
 
     __slots__ = ("_handed", "_path", "_resources", "scope", "within")
 
     def __init__(self, resources: CallResources, scope: Scope, within: Scope, path: tuple[type, ...]) -> None:
         self.scope: Scope = scope
-        """The lifetime of what is being created."""
+        """The lifetime of the resource being created."""
         self.within: Scope = within
-        """The lifetime of its requester."""
+        """The lifetime of the resource's requester."""
         self._resources = resources
         self._path = path
         self._handed: list[Any] = []
@@ -312,7 +324,10 @@ class Inside:
         return self._hand_out(self._resources.get_for(protocol, self.scope, self._path))
 
     def open(self, protocol: type[T], /) -> Operation[T]:
-        """Return what is bound to `protocol`, for async bindings and all others."""
+        """Return what is bound to `protocol`, creating it if necessary.
+
+        Works for async bindings and all others.
+        """
         self._check()
         return Operation(lambda: self._opened(protocol), f"resources.open({name_of(protocol)})")
 
@@ -320,7 +335,7 @@ class Inside:
         return self._hand_out(await self._resources.open_for(protocol, self.scope, self._path))
 
     def handed_out(self, thing: Any) -> bool:
-        """Whether it belongs to another binding, which closes it."""
+        """Return whether an object belongs to another binding, which closes it."""
         return any(each is thing for each in self._handed)
 
     def _hand_out(self, thing: Any) -> Any:
@@ -336,7 +351,10 @@ _NOTHING = object()
 
 
 def _first(binding: Binding[Any], made: Any) -> tuple[Any, Callable[[], Any] | None]:
-    """Return what a provider created, and how to finish the provider if it is a generator."""
+    """Return the object that a provider created.
+
+    If the provider is a generator, also return how to finish it.
+    """
     if not inspect.isgenerator(made):
         return made, None
     generator = made
@@ -385,7 +403,7 @@ def _yielded(binding: Binding[Any], how_often: str) -> ResourceError:
 
 def _takes_one(function: Callable[..., Any]) -> bool:
     if isinstance(function, _Ready):
-        return True  # created for every run with a given object, and inspecting its signature is slow
+        return True  # one is created for every run with a given object, and inspecting its signature is slow
     try:
         inspect.signature(function).bind(None)
     except TypeError:

@@ -1,4 +1,4 @@
-"""`diff`: a fork's changes as a unified diff, in git's format."""
+"""`diff`: formats a fork's changes as a unified diff, in git's format."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from handrail.resources.layer import Content, Node, loaded
 from handrail.resources.paths import ancestors
 
 MAX_SIZE, MAX_LINES = 1024 * 1024, 20_000
-"""Maximum bytes and lines of a file; beyond them only its size is shown."""
+"""Maximum bytes and lines of a file whose content is shown; for a larger file only its size is shown."""
 
 _UNSEEN = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""Characters that are invisible or would move the text around them: they are written as escapes."""
+"""Characters that are invisible or would move the text around them. They are written as escapes."""
 
 Mode = Callable[[Node], int | None]
 Data = bytes | Content | None
 
 
 def diff(changes: Iterable[tuple[str, Node, Node]], mode_of: Mode) -> str:
-    """Format changes as text. Each is a path, its node now and its node before."""
+    """Format changes as text. Each change is a path, its new node and its old node."""
     found = sorted(((path, node, base) for path, node, base in changes), key=lambda change: change[0])
     went = {id(base.data): path for path, node, base in found if base.data is not None and not node.version}
     moved = {
@@ -35,13 +35,16 @@ def diff(changes: Iterable[tuple[str, Node, Node]], mode_of: Mode) -> str:
     lines: list[str] = []
     for path, node, base in found:
         if path in moved or (path in around and _is_said_inside(node, base, mode_of)):
-            continue  # shown at its new path, or by its content
+            continue  # the change is shown at its new path, or by its content
         lines += _change(path, node, base, origins.get(path), mode_of)
     return "".join(f"{line}\n" for line in lines)
 
 
 def _is_said_inside(node: Node, base: Node, mode_of: Mode) -> bool:
-    """Whether a folder's own entry can be omitted: its content shows it, and its mode grants others nothing unusual."""
+    """Return whether a folder's own entry can be omitted.
+
+    It can if the folder's content shows it, and its mode grants others nothing unusual.
+    """
     if node.data is not None or base.data is not None:
         return False
     before, after = mode_of(base), mode_of(node)
@@ -98,7 +101,7 @@ def _content(old: str, new: str, base: Node, node: Node) -> Iterator[str]:
 
 
 def _text(data: Data) -> list[str] | None:
-    """Split a file into lines with their ends; None if it is not text."""
+    """Split a file into lines with their line endings. Returns None if it is not text."""
     raw = _bytes(data)
     if b"\0" in raw:
         return None
@@ -131,7 +134,10 @@ def _mode(mode: int | None) -> str:
 
 
 def _said(path: str) -> str:
-    """Format a name, quoted if it is not plain, so that it can't pass for another line of the diff."""
+    """Format a file name.
+
+    It is quoted if it is not plain, so that it can't be mistaken for a line of the diff.
+    """
     plain = path.encode("utf-8", "surrogateescape").decode(errors="backslashreplace")
     shown = _visible(plain).replace("\t", "\\t")
     return shown if shown == path else f'"{shown}"'

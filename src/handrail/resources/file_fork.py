@@ -1,4 +1,4 @@
-"""`FileFork`: a call's own version of the files, committed or dropped at its end."""
+"""`FileFork`: a call's own version of the files, committed or dropped when the call ends."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from handrail.resources.paths import ancestors, join, split
 
 
 class FileChange(msgspec.Struct, frozen=True):
-    """What one call read or changed at a path."""
+    """A read or a change of one path by one call."""
 
     path: str
     kind: Literal["read", "file", "folder", "link", "gone"]
     data: bytes = b""
     mode: int | None = None
     base: str = ""
-    """The version the change is based on, if that means something to another process."""
+    """The version the change is based on, if another process can use it."""
 
 
 class FileFork(Overlay):
-    """One call's version of the files, until it is committed into what was forked, or dropped.
+    """One call's version of the files, until it is committed into the files it was forked from, or dropped.
 
-    Reads are repeatable, whatever others commit meanwhile. Once prepared or dropped, the fork and all
+    Reads are repeatable, whatever others commit in the meantime. Once prepared or dropped, the fork and all
     forks of it raise `ContextExpired`, in every thread.
     """
 
@@ -37,7 +37,7 @@ class FileFork(Overlay):
     is_durable: ClassVar[bool] = False
 
     def fork(self, owner: str, /, *, writable: bool = True) -> Self:
-        """Return a fork that commits into this one. A fork of a read-only fork is read only too."""
+        """Return a fork that commits into this one. A fork of a read-only fork is read-only too."""
         self._enter()
         if self._claimed is None:
             self._stamps = {}
@@ -47,14 +47,14 @@ class FileFork(Overlay):
     # --- the end of a call ------------------------------------------------------------------------
 
     def seal(self) -> None:
-        """Refuse further changes: what can be seen now is what is committed."""
+        """Refuse further changes. The current content is what is committed."""
         with self._shared.lock:
             self._sealed = True
 
     def stale(self) -> tuple[str, ...]:
         """Return the paths read here, or in forks committed into this one, that have changed since.
 
-        A trailing `/` stands for a folder, or for the names in it.
+        A path that ends in `/` means a folder, or the names in it.
         """
         if self._seen is None and self._listed is None and self._torn is None:
             return ()
@@ -71,7 +71,7 @@ class FileFork(Overlay):
             return tuple(sorted(found))
 
     def prepare(self) -> None:
-        """Close the fork. `Conflict` names the paths written here that somebody else wrote too."""
+        """Close the fork. Raises `Conflict` with the paths written here that somebody else wrote too."""
         shared = self._shared
         shared.acquire()
         try:
@@ -89,7 +89,7 @@ class FileFork(Overlay):
             shared.release()
 
     def apply(self) -> None:
-        """Commit the changes, and the reads they depend on, into what was forked."""
+        """Commit the changes, and the reads they depend on, into the files that were forked."""
         shared = self._shared
         shared.acquire()
         try:
@@ -100,7 +100,7 @@ class FileFork(Overlay):
             if self._line and not any(fork._state for fork in self._line):
                 self._line[-1]._adopt(self)
             if self._line and (self._into_sealed() or any(fork._state for fork in self._line)):
-                self._over = None  # the parent is closed itself and accepts nothing
+                self._over = None  # the parent is closed too and accepts nothing
             if self._over is not None:
                 self._merge(self._over)
             self._seen = self._listed = self._torn = None
@@ -146,7 +146,10 @@ class FileFork(Overlay):
         return self.changed
 
     def redo(self, changes: Sequence[Any]) -> None:
-        """Repeat the changes of a fork of the same files. `Conflict` if the files have changed since."""
+        """Repeat the changes of a fork of the same files.
+
+        Raises `Conflict` if the files have changed since.
+        """
         again = [msgspec.convert(each, FileChange) for each in changes]
         with self._shared.lock:
             against = [
@@ -173,7 +176,7 @@ class FileFork(Overlay):
                     self._put(folder, name, self._node_again(each, old), old)
 
     def _lasting(self, node: Node) -> str:
-        """Return a version that outlives the process; "" if there is none."""
+        """Return a node's version in a form that outlives the process, or "" if there is none."""
         return ""
 
     def _change(self, path: str, node: Node, base: str) -> FileChange:
@@ -189,13 +192,13 @@ class FileFork(Overlay):
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """The paths a commit changes, sorted; a trailing `/` stands for a folder."""
+        """The paths a commit changes, sorted. A folder's path ends in `/`."""
         with self._shared.lock:
             found = [shown(path, node if node.version else base) for path, node, base in self._changes()]
         return tuple(sorted(found))
 
     def changes(self) -> Iterator[tuple[str, bytes | None, bytes | None]]:
-        """Yield the files a commit changes, sorted: path, bytes before, bytes after; None for no file."""
+        """Yield the files a commit changes, sorted, as path, old bytes and new bytes. None means no file."""
         with self._shared.lock:
             found = sorted(((path, base.data, node.data) for path, node, base in self._changes()), key=_path)
         return (
@@ -244,7 +247,7 @@ class FileFork(Overlay):
             raise Conflict(sorted(set(against)))
 
     def _into_sealed(self) -> bool:
-        """Whether this is a fork of one that takes no more changes."""
+        """Return whether this is a fork of one that accepts no more changes."""
         return bool(self._line) and self._line[-1]._sealed
 
     def _release(self) -> None:
@@ -252,12 +255,12 @@ class FileFork(Overlay):
             self._parent._claimed.pop(self, None)
 
     def _left_in(self, path: str, over: Over) -> Iterator[str]:
-        """Return what somebody else put into a folder removed here."""
+        """Return the paths that somebody else added to a folder that is removed here."""
         gone = over.get(path, {})
         return (join(path, name) for name in self._parent._names(path) if name not in gone)
 
     def _files_above(self, folder: str, over: Over) -> Iterator[str]:
-        """Return where somebody else put a file in place of a folder needed here."""
+        """Yield the paths where somebody else put a file in place of a folder that is needed here."""
         for path in (*ancestors(folder), folder):
             above, name = split(path)
             if self._parent._look(above, name).data is not None and name not in over.get(above, {}):

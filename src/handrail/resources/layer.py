@@ -1,4 +1,4 @@
-"""`Layer`: the verbs of a filesystem, built on a few primitives.
+"""`Layer`: the operations of a filesystem, built on a few primitives.
 
 A filesystem and its forks differ only in the primitives: how a path is looked up and a folder listed,
 how reads are recorded, how changes are stored, and how usage is counted.
@@ -23,7 +23,7 @@ from handrail.resources.search import decode, encode, find, replaced, sorted_mat
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """Limits of a filesystem. A fork is held to them together with everything it was forked from."""
+    """Limits of a filesystem. They apply to a fork and everything it was forked from together."""
 
     max_file_size: int = 16 * 1024 * 1024
     """Maximum bytes in one file."""
@@ -43,7 +43,7 @@ class Content(Protocol):
 
 
 class Node(msgspec.Struct, frozen=True, gc=False):
-    """What is at a path: a file, a folder (no data) or nothing (version 0). Immutable."""
+    """The immutable content of a path: a file, a folder (no data) or nothing (version 0)."""
 
     version: int
     data: bytes | Content | None
@@ -71,7 +71,7 @@ Over = Mapping[str, Mapping[str, tuple[Node, Node]]]
 
 
 class Listing(NamedTuple):
-    """A folder's members as a layer sees them, the stamp of their last change, and the listing below."""
+    """A folder's members in a layer, the stamp of their last change, and the listing of the layer below."""
 
     members: dict[str, Node]
     stamp: int
@@ -88,23 +88,23 @@ class Shared:
         self.clock = clock
         self.tick = tick
         self.lock = RLock()
-        # A `with` statement costs as much as the lock itself; the three verbs of every commit avoid it.
+        # A `with` statement costs as much as the lock itself. The three methods of every commit avoid it.
         self.acquire = self.lock.acquire
         self.release = self.lock.release
 
 
 class Layer:
-    """The verbs of `Filesystem`. All of them read and change under one lock."""
+    """The operations of `Filesystem`. All of them read and change under one lock."""
 
     __slots__ = ("_claimed", "_shared")
     _shared: Shared
     _claimed: dict[object, Over] | None
-    """What prepared but not yet applied forks of this layer are about to change."""
+    """The changes that prepared but not yet applied forks of this layer are about to make."""
 
     # --- primitives, called with the lock held ----------------------------------------------------
 
     def _enter(self, change: str = "") -> None:
-        """Raise if this layer is closed or may not make this change."""
+        """Check that this layer is open and may make this change. Raises otherwise."""
         if change and self._claimed:
             refuse_claimed(self._claimed, change)
 
@@ -129,18 +129,18 @@ class Layer:
         return self._names(folder)
 
     def _has_folder(self, folder: str) -> bool:
-        """Whether the folder exists, without recording a read. The root always does."""
+        """Return whether the folder exists, without recording a read. The root always does."""
         raise NotImplementedError
 
     def _put(self, folder: str, name: str, node: Node, old: Node, base: Node | None = None) -> None:
-        """Replace `old` at a path. The folder exists, and a folder to be removed is empty.
+        """Replace `old` at a path. The folder must exist, and a folder to be removed must be empty.
 
         `base` is the node this decision was based on, if not `old`.
         """
         raise NotImplementedError
 
     def _view(self, folder: str) -> Listing:
-        """Return a folder's listing with everything a fork needs to keep."""
+        """Return a folder's listing with everything that a fork needs to keep."""
         raise NotImplementedError
 
     def _stamp(self, folder: str) -> int:
@@ -311,14 +311,14 @@ class Layer:
         self._put(at.folder, at.name, Node(shared.tick(), data, shared.clock.now()), old)
 
     def _put_again(self, folder: str, name: str, node: Node) -> None:
-        """Put the same content at a new path, with a new version and the old time."""
+        """Put the same content at a new path, with a new version and the old modification time."""
         new = Node(self._shared.tick(), node.data, node.modified)
         self._put(folder, name, new, self._look(folder, name))
 
     def _make_folders(self, path: str, *, before: int = 0, force: bool = False) -> None:
         """Create a folder and its parents, all or none, leaving room for `before` more entries.
 
-        With `force` nothing is checked, because it was already.
+        With `force` nothing is checked, because the caller has checked it.
         """
         missing: list[str] = []
         while not self._has_folder(path):
@@ -385,7 +385,7 @@ class Layer:
         raise FileInTheWay(at.path, "a file exists there already. Delete it first, or choose another path")
 
     def _refuse_missing(self, at: ParsedPath) -> NoReturn:
-        """Raise an error that says where the path stops existing and what was probably meant."""
+        """Raise an error that says which part of the path does not exist, and suggests a name."""
         with self._shared.lock:
             lost = next((p for p in ancestors(at.path) if not self._has_folder(p)), at.path)
             folder, name = split(lost)
@@ -401,7 +401,7 @@ class Layer:
 
 
 def clashes(over: Over, claimed: Mapping[object, Over]) -> set[str]:
-    """Return the paths changed here that an already prepared fork is about to change too."""
+    """Return the paths changed here that a prepared fork is about to change too."""
     mine = _weights(over)
     found: set[str] = set()
     for other in claimed.values():
@@ -413,7 +413,7 @@ def clashes(over: Over, claimed: Mapping[object, Over]) -> set[str]:
 
 
 def refuse_claimed(claimed: Mapping[object, Over], path: str) -> None:
-    """Raise `Conflict` if an already prepared fork is about to change this path."""
+    """Raise `Conflict` if a prepared fork is about to change this path."""
     folder, name = split(path)
     if found := clashes({folder: {name: (ABSENT, ABSENT)}}, claimed):
         raise Conflict(sorted(found))

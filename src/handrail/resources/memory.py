@@ -1,4 +1,4 @@
-"""`MemoryFilesystem`, and `MemoryFork`, one call's version of it."""
+"""`MemoryFilesystem`: files in memory. `MemoryFork`: one call's version of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class MemoryFilesystem(Layer):
         self._shared = Shared(limits, clock, count(TOP.version + 1).__next__)
         self._tree: dict[str, dict[str, Node]] = {"": {}}
         self._stamps: dict[str, int] = {}
-        """When the names in a folder last changed; removed with the folder."""
+        """Stamps of the last change to the names in each folder.
+
+        A folder's stamp is removed with the folder.
+        """
         self._claimed = {}
         self._files = 0
         self._bytes = 0

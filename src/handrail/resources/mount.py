@@ -22,13 +22,13 @@ class Layers:
     """A folder and the writes over it, in Linux overlay format."""
 
     lowers: tuple[Path, ...]
-    """Read only, topmost first; the last one is the real folder."""
+    """Read-only layers, topmost first. The last one is the real folder."""
     upper: Path
-    """The folder for writes. It may hold earlier ones."""
+    """The folder for writes. It may contain earlier writes."""
     work: Path
     """A private folder on the same filesystem as `upper`."""
     mounted_at: int = 0
-    """The disk's clock when these were created, in nanoseconds: later changes may not have been seen."""
+    """The disk's time when the layers were created, in nanoseconds. Later changes may not have been seen."""
 
     @property
     def root(self) -> Path:
@@ -58,17 +58,17 @@ def attribute(path: str | Path, name: str) -> bytes | None:
 
 
 def is_opaque(folder: str | Path) -> bool:
-    """Whether this folder hides what lies below it."""
+    """Return whether this folder hides the layers below it."""
     return attribute(folder, OPAQUE) == b"y"
 
 
 def is_whiteout(facts: os.stat_result) -> bool:
-    """Whether this entry marks a deletion."""
+    """Return whether this entry marks a deletion."""
     return stat.S_ISCHR(facts.st_mode) and facts.st_rdev == 0
 
 
 def strip_marks(path: str | Path) -> None:
-    """Remove all overlay attributes, also those that a command set itself, so that they have no effect."""
+    """Remove all overlay attributes, including those that a command has set, so that none has an effect."""
     with contextlib.suppress(OSError):
         for name in os.listxattr(path, follow_symlinks=False):
             if ".overlay." in name:
@@ -76,7 +76,10 @@ def strip_marks(path: str | Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a file or folder, if it exists, without following links. Folders may lack permissions."""
+    """Remove a file or folder, if it exists, without following links.
+
+    Works without permissions on its folders.
+    """
     try:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             os.unlink(path)

@@ -1,6 +1,6 @@
 """`Overlay`: a layer over another one that holds only what was touched in it.
 
-Reads are remembered, so what a fork has seen of a path or folder does not change under it, and a fork
+Reads are remembered, so a path or folder that a fork has seen does not change for it, and a fork
 costs the same however many files there are.
 """
 
@@ -53,8 +53,8 @@ class Overlay(Layer):
         self._listed: dict[str, Listing] | None = None
         # Folders that contain a change or a read, by parent folder and name; computed on first use.
         self._kept: dict[str, set[str]] | None = None
-        # Only set once this fork is forked itself: when the names in its folders changed, what its forks
-        # are about to change, and what they read that differs from what was read here.
+        # Only set once this fork has forks of its own: stamps of its folders' names, the changes that its forks
+        # are about to make, and what they read that differs from what was read here.
         self._stamps: dict[str, int] | None = None
         self._claimed = None
         self._torn: set[str] | None = None
@@ -79,7 +79,7 @@ class Overlay(Layer):
                 raise ContextExpired(fork._owner)
 
     def _own(self, folder: str, name: str) -> Node | None:
-        """Return what this fork itself recorded at a path; None if it has not touched the path."""
+        """Return what this fork itself recorded at a path, or None if it has not touched the path."""
         if self._over is not None:
             changes = self._over.get(folder)
             if changes is not None:
@@ -109,7 +109,10 @@ class Overlay(Layer):
         return self._unless_kept(folder, name, self._parent._look(folder, name))
 
     def _reaches(self, folder: str) -> bool:
-        """Whether the parent's files in a folder are visible: not if the folder, or one above it, was removed here."""
+        """Return whether the parent's files in a folder are visible.
+
+        They are not if the folder, or one above it, was removed here.
+        """
         node = None
         while folder and node is None:
             folder, name = split(folder)
@@ -197,7 +200,7 @@ class Overlay(Layer):
         return self._stamped(folder, stamp)
 
     def _stamped(self, folder: str, below: int) -> int:
-        """Combine the parent's stamp with this fork's own: it changes whenever either does."""
+        """Combine the parent's stamp with this fork's own. The result changes whenever either does."""
         return below << 64 | (self._stamps or {}).get(folder, 0)
 
     def _usage(self) -> tuple[int, int]:
@@ -225,7 +228,7 @@ class Overlay(Layer):
                 self._stamps[folder] = self._shared.tick()
 
     def _adopt(self, child: Overlay) -> None:
-        """Record what a committed fork of this one read from further below as read here too."""
+        """Record the reads of a committed fork from the layers below this one as reads of this one too."""
         over, torn = self._over or {}, set(child._torn or ())
         for folder, names in (child._seen or {}).items():
             for name, node in names.items():
@@ -246,5 +249,5 @@ class Overlay(Layer):
 
 
 def shown(path: str, node: Node) -> str:
-    """Format a path for people: a folder ends in `/`."""
+    """Format a path for people. A folder's path ends in `/`."""
     return f"{path}/" if node.is_folder else path

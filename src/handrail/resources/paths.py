@@ -1,6 +1,6 @@
-"""Paths under a root: one spelling for each, and a refusal of everything that could lead elsewhere.
+"""Paths under a root: parses each to its only spelling, and refuses everything that could lead elsewhere.
 
-Every filesystem of ours parses its paths here, so that a path is refused, or means the same file, in
+Every Handrail filesystem parses its paths here, so that a path is refused, or means the same file, in
 memory and on disk alike.
 """
 
@@ -17,7 +17,7 @@ import msgspec
 from handrail.errors import PathRefused
 
 MAX_NAME = 255
-"""Maximum bytes in one name: the limit of common filesystems."""
+"""Maximum bytes in one name, as in common filesystems."""
 MAX_PATH = 4096
 """Maximum bytes in a whole path."""
 
@@ -29,18 +29,18 @@ _COMPARED = 500
 
 
 class ParsedPath(msgspec.Struct, frozen=True, gc=False):
-    """A parsed path. All three parts of the root are empty."""
+    """A parsed path. For the root, all three text parts are empty."""
 
     path: str
     folder: str
     name: str
     as_folder: bool
-    """Whether it was written as only a folder can be: `.`, `docs/`, `docs/.`"""
+    """Whether the path is written in a form that only a folder can have: `.`, `docs/`, `docs/.`"""
 
 
 @runtime_checkable
 class HasLinks(Protocol):
-    """Files with links among them."""
+    """A filesystem whose files may be links."""
 
     def resolved(self, path: str, /) -> str:
         """Return where a path leads: normalized, with every link resolved."""
@@ -52,7 +52,10 @@ _file_paths: dict[str, ParsedPath] = {}
 
 
 def parse_path(path: str) -> ParsedPath:
-    """Return the one spelling of a path. `PathRefused` says what is wrong and what to write instead."""
+    """Parse a path to its only spelling.
+
+    Raises `PathRefused`, which says what is wrong and what to write instead.
+    """
     try:
         return _paths[path]
     except KeyError:
@@ -81,7 +84,7 @@ def _remember(known: dict[str, ParsedPath], path: str, made: ParsedPath) -> Pars
 
 
 def join(folder: str, name: str) -> str:
-    """Join a folder and a name; the root is the empty string."""
+    """Join a folder and a name. The root is the empty string."""
     return f"{folder}/{name}" if folder else name
 
 
@@ -92,7 +95,7 @@ def split(path: str) -> tuple[str, str]:
 
 
 def ancestors(path: str) -> Iterable[str]:
-    """Return the folders a path lies in, outermost first, without the root."""
+    """Return the folders that contain a path, outermost first, without the root."""
     at = path.find("/")
     while at >= 0:
         yield path[:at]
@@ -100,7 +103,10 @@ def ancestors(path: str) -> Iterable[str]:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the name that was probably meant. Among very many names, only a difference in case counts."""
+    """Return the name that was probably meant, if any.
+
+    Among very many names, only a difference in case counts.
+    """
     names = sorted(names)
     for other in names:
         if other.casefold() == name.casefold():
@@ -154,6 +160,6 @@ def _refuse_type(path: object) -> NoReturn:
 
 
 def folder_of(files: object) -> str:
-    """Return the folder on disk that is a filesystem's root; "" if it has none."""
+    """Return the folder on disk that is a filesystem's root, or "" if it has none."""
     root: object = getattr(files, "root", None)
     return str(root) if isinstance(root, Path) else ""

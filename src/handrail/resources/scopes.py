@@ -1,4 +1,7 @@
-"""Scopes: what was created for a run or a call, closed last first, whatever else fails."""
+"""Scopes: resources created for a run or a call.
+
+They are closed last first, even if closing one of them fails.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from handrail.protocols import Forkable
 log = logging.getLogger("handrail.resources")
 
 _CLOSE_SECONDS = 30.0
-"""Maximum seconds for closing one resource: a call can't end before, even when cancelled."""
+"""Maximum seconds for closing one resource. A call waits for this even when it is cancelled."""
 
 
 class Kept:
@@ -30,7 +33,7 @@ class Kept:
 
 
 class Closer:
-    """How to close one resource."""
+    """Closes one resource."""
 
     __slots__ = ("close", "name")
 
@@ -63,16 +66,16 @@ class Scoped:
     def __init__(self) -> None:
         self.made: dict[type, Kept] = {}
         self.opening: dict[type, asyncio.Future[None]] = {}
-        """Futures of resources being created; each is done once creation succeeded or failed."""
+        """Futures of resources being created. Each is done once the creation has succeeded or failed."""
         self.waits: dict[type, set[type]] = {}
-        """What each creation waits for, to detect cycles across several calls."""
+        """The protocols that each creation waits for, to detect cycles across several calls."""
         self._closers: list[Closer] = []
 
     def closes(self, closer: Closer) -> None:
         self._closers.append(closer)
 
     def forget(self, closer: Closer) -> bool:
-        """Remove a closer; False if it has already run."""
+        """Remove a closer. Returns False if it has already run."""
         try:
             self._closers.remove(closer)
         except ValueError:
@@ -84,7 +87,7 @@ class Scoped:
         return not self._closers
 
     async def close(self) -> list[Exception]:
-        """Close everything, last created first. One that raises does not keep the others open."""
+        """Close everything, last created first. An error in one does not keep the others open."""
         errors: list[Exception] = []
         cancelled: asyncio.CancelledError | None = None
         while self._closers:
@@ -108,7 +111,10 @@ class Scoped:
 
 @contextlib.contextmanager
 def waiting(scope: Scoped, protocol: type, path: tuple[type, ...]) -> Generator[None]:
-    """Wait while somebody else creates what `path` needs; refuse a cycle."""
+    """Record, inside this block, that the creations in `path` wait for `protocol`.
+
+    Raises an error for a cycle.
+    """
     looked: set[type] = set()
     ahead = {protocol}
     while ahead:

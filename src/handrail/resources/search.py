@@ -1,7 +1,7 @@
 """Search and replace in files: encode and decode text, match names and lines, edit.
 
-Nothing here knows where files are stored. A filesystem passes in how its folders are read, and so
-records exactly what a search depends on.
+This module does not know where files are stored. A filesystem passes in functions that read its folders, and
+so records exactly what a search depends on.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from handrail.protocols import Match
 from handrail.resources.paths import join, parse_path
 
 MAX_LINE = 500
-"""Maximum characters of a line that `grep` shows."""
+"""Maximum number of characters of a line that `grep` shows."""
 
 _SPECIAL = re.compile(r"[*?\[]")
 _BRACES = re.compile(r"\{[^{}/]*,[^{}/]*\}")
 
 Look = Callable[[str], bool | None]
-"""Tells whether a path is a folder (True), a file (False) or nothing (None)."""
+"""Returns whether a path is a folder (True), a file (False) or nothing (None)."""
 Members = Callable[[str], Mapping[str, bool]]
 """Returns the names in a folder, each with whether it is a folder. The root is the empty string."""
 _Segment = str | Callable[[str], object] | None
-"""A literal name, a test of names, or any number of folders."""
+"""One part of a glob: a literal name, a test of names, or None for any number of folders."""
 
 
 def find(pattern: str, look: Look, members: Members) -> tuple[str, ...]:
-    """Return the files that match a glob, sorted; with a trailing `/`, the folders, each with a `/`.
+    """Return the files that match a glob, sorted.
 
-    `*`, `?` and `[...]` match within one name; `**` matches any number of folders, and at the end
-    every file below. A name without wildcards is looked up, so its folder does not count as listed.
+    A glob that ends in `/` finds folders, each returned with a `/`. `*`, `?` and `[...]` match within one
+    name; `**` matches any number of folders, and at the end every file below. A name without wildcards is
+    looked up, so its folder does not count as listed.
     """
     segments, folders = _segments(pattern)
     listed: dict[str, Mapping[str, bool]] = {}
@@ -106,7 +107,7 @@ def line_pattern(pattern: str) -> re.Pattern[str]:
 
 
 def matches(pattern: re.Pattern[str], path: str, data: bytes) -> Iterator[Match]:
-    """Yield the matching lines of one file; none if it is not text."""
+    """Yield the matching lines of one file. A file that is not text has none."""
     if b"\0" in data:
         return
     try:
@@ -123,7 +124,7 @@ def matches(pattern: re.Pattern[str], path: str, data: bytes) -> Iterator[Match]
 
 
 def encode(path: str, content: object) -> bytes:
-    """Encode content: text as UTF-8, bytes unchanged."""
+    """Encode content as bytes: text as UTF-8, bytes unchanged."""
     if isinstance(content, str):
         try:
             return content.encode()
@@ -164,6 +165,6 @@ def replaced(path: str, text: str, old: str, new: str, *, every: bool) -> tuple[
 
 
 def sorted_matches(pattern: str, files: Iterable[tuple[str, bytes]]) -> tuple[Match, ...]:
-    """Return the matches of `grep` in these files, which come in path order."""
+    """Return the matches of `grep` in these files, which must be in path order."""
     compiled = line_pattern(pattern)
     return tuple(match for path, data in files for match in matches(compiled, path, data))

@@ -1,7 +1,7 @@
-"""`Schema`: a Python type, its JSON Schema for a model, and the parsing of what the model sends.
+"""`Schema`: a Python type, its JSON Schema for a model, and a parser for what the model sends.
 
 Validation and JSON Schema are pydantic's. This module also refuses what pydantic lets through (unknown keys,
-infinities) and reports every problem of an input in words a model can act on.
+infinities) and describes every problem of an input so that a model can act on it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Schema(Generic[T]):
-    """A type that inputs are parsed into. Made once for a type, used for every input.
+    """A type that inputs are parsed into. It is created once for a type and used for every input.
 
     - Parsing is strict JSON: text is never read as a number, nor a number as true or false.
     - Unknown keys are refused at every depth, and the JSON Schema says so.
@@ -71,12 +71,12 @@ class Schema(Generic[T]):
         self.json_schema = _json_schema_of(self._adapter, annotation)
         self._may_hold_floats = any(_holds_floats(part) for part in _schemas_in(self.json_schema))
         self.quick: Validate | None = None if self._may_hold_floats else self._validate
-        """Validates good input in one step, if the type needs no check for infinities; else None."""
+        """Validates valid input in one step. None if the type needs a check for infinities."""
         self.secret = holds_secrets(self._adapter.core_schema, self.json_schema)
-        """Whether its values can hold a secret."""
+        """Whether values of the type can contain a secret."""
 
     def parse(self, data: str | bytes) -> T:
-        """Parse JSON text, or raise `ToolValidationError` with every problem."""
+        """Parse JSON text. Raises `ToolValidationError` with every problem."""
         suspect = self._may_hold_floats and _SUSPECT[type(data)].search(data)
         problems: list[Problem] = []
         value: Any = None
@@ -86,7 +86,7 @@ class Schema(Generic[T]):
             found = problems_of(error.errors(include_url=False), data, self.json_schema)
             problems = [Problem(where, what) for where, what in found]
         except Exception as error:
-            # A validator or `__post_init__` of the user raised something that pydantic does not catch.
+            # The user's validator or `__post_init__` raised an error that pydantic does not catch.
             problems.append(Problem("", f"refused by the type itself: {type(error).__name__}: {error}"))
         if suspect:
             said = {problem.where for problem in problems}
@@ -110,13 +110,13 @@ class Schema(Generic[T]):
         return True
 
     def parse_given(self, value: object) -> T:
-        """Parse a person's answer: where there can be secrets, a mask is refused."""
+        """Parse a person's answer. If the type can contain secrets, a mask is refused."""
         if self.secret:
             refuse_masks(clear_json(value))
         return self.parse_value(value)
 
     def clear(self, value: object) -> bytes:
-        """The value as JSON with secrets in clear. Parse it at once; never keep it."""
+        """Return the value as JSON with its secrets unmasked. Parse it at once; never keep it."""
         kind = get_origin(self.annotation) or self.annotation
         if not isinstance(kind, type) or not isinstance(value, kind):
             return clear_json(value)
@@ -128,17 +128,17 @@ class Schema(Generic[T]):
             raise _unwritable(error) from None
 
     def dump(self, value: T) -> bytes:
-        """The value as JSON text from which it can be parsed, with secrets masked."""
+        """Return the value as JSON text from which it can be parsed again, with secrets masked."""
         written = self._serializer.to_json(value, by_alias=True, round_trip=True)
         if not self.secret:
             return written
         return pydantic_core.to_json(masked(pydantic_core.from_json(written), self.json_schema))
 
     def mask(self, data: str | bytes) -> str:
-        """The JSON text with its secrets masked, to be shown and recorded.
+        """Return the JSON text with its secrets masked, to be shown and recorded.
 
-        Text that does not fit the type is withheld whole, since any part of it may be secret. What was masked
-        before stays as it is.
+        Text that does not fit the type is withheld entirely, since any part of it may be secret. Masks that
+        the text already contains are kept.
         """
         try:
             return self.dump(self._validate(data, strict=True, extra="forbid")).decode()
@@ -147,11 +147,11 @@ class Schema(Generic[T]):
             if all(_stands_at(given, one["loc"]) == MASK for one in error.errors(include_url=False)):
                 return pydantic_core.to_json(masked(given, self.json_schema)).decode()
             return WITHHELD
-        except Exception:  # a validator or `__post_init__` of the user's
+        except Exception:  # raised by the user's validator or `__post_init__`
             return WITHHELD
 
     def hide(self, value: object) -> Any:
-        """A value as plain JSON with its secrets masked."""
+        """Return a value as plain JSON with its secrets masked."""
         return pydantic_core.from_json(self.mask(self.clear(value)))
 
     def __repr__(self) -> str:
@@ -160,12 +160,15 @@ class Schema(Generic[T]):
 
 @lru_cache(maxsize=512)
 def schema_of(annotation: type[T]) -> Schema[T]:
-    """The cached schema of a type that is needed often, as by `wait_for`."""
+    """Return the cached schema of a type that is needed often, for example by `wait_for`."""
     return Schema(annotation)
 
 
 def to_json(value: object) -> bytes:
-    """A Python value as JSON text: dataclasses, models, enums, dates and paths too. Secrets are masked."""
+    """Return a Python value as JSON text.
+
+    Supports dataclasses, models, enums, dates and paths. Secrets are masked.
+    """
     try:
         return pydantic_core.to_json(value, inf_nan_mode="constants")
     except (pydantic_core.PydanticSerializationError, ValueError, RecursionError) as error:
@@ -173,7 +176,7 @@ def to_json(value: object) -> bytes:
 
 
 def refuse_masks(data: str | bytes) -> None:
-    """Refuse masked values: a mask must never be used as a password."""
+    """Raise `ToolValidationError` for masked values: a mask must never be used as a password."""
     if (MASK if isinstance(data, str) else MASK.encode()) not in data or not _is_json(data):  # pyright: ignore[reportOperatorIssue]  # of one kind
         return
     problems = [Problem(where, _MASKED) for where in dict.fromkeys(masks_in(pydantic_core.from_json(data)))]
@@ -182,7 +185,10 @@ def refuse_masks(data: str | bytes) -> None:
 
 
 def clear_json(value: object) -> bytes:
-    """A Python value as JSON text with secrets in clear. Parse it at once; never show or keep it."""
+    """Return a Python value as JSON text with its secrets unmasked.
+
+    Parse it at once; never show or keep it.
+    """
     written = to_json(value)
     return in_clear(value) if MASK.encode() in written else written
 
@@ -196,7 +202,10 @@ def _is_json(data: str | bytes) -> bool:
 
 
 def _stands_at(value: Any, location: tuple[str | int, ...]) -> Any:
-    """The part of an input where an error is. Labels that pydantic adds for members of a union are skipped."""
+    """Return the part of an input where an error is.
+
+    Labels that pydantic adds for union members are skipped.
+    """
     here = value
     for part in location:
         if isinstance(here, dict) and part in here:
@@ -233,7 +242,7 @@ def _adapter_for(annotation: Any, namespace: Mapping[str, Any] | None) -> TypeAd
 
 
 def _serializer_of(adapter: TypeAdapter[Any]) -> pydantic_core.SchemaSerializer:
-    """A serializer that leaves out fields with init=False: they can't be sent."""
+    """Return a serializer that omits fields with init=False, because they can't be sent."""
     if not any(_is_unsendable(part) for part in _parts(adapter.core_schema)):
         return adapter.serializer
     return pydantic_core.SchemaSerializer(_without_unsendable(adapter.core_schema))
@@ -266,7 +275,7 @@ def _indescribable(annotation: Any, error: Exception) -> DefinitionError:
 
 
 class _Closed(GenerateJsonSchema):
-    """Closes every object with known fields, and leaves titles out."""
+    """Generates JSON Schema in which objects with known fields allow no others, and titles are omitted."""
 
     ignored_warning_kinds: ClassVar[set[JsonSchemaWarningKind]] = {  # pyright: ignore[reportIncompatibleVariableOverride]  # pydantic leaves ClassVar out
         "skipped-choice",
@@ -283,7 +292,7 @@ class _Closed(GenerateJsonSchema):
         return _close(super().typed_dict_schema(schema))
 
     def dataclass_args_schema(self, schema: core_schema.DataclassArgsSchema) -> JsonSchemaValue:
-        # A field with init=False can't be sent, so it is not advertised.
+        # A field with init=False can't be sent, so it is omitted.
         fields = [field for field in schema["fields"] if field.get("init", True)]
         return super().dataclass_args_schema({**schema, "fields": fields})
 
@@ -333,12 +342,12 @@ def _json_schema_of(adapter: TypeAdapter[Any], annotation: Any) -> JsonSchema:
 
 
 def _parts(schema: Any) -> Iterator[JsonSchema]:
-    """Every dict inside a JSON Schema or a core schema, itself included."""
+    """Yield every dict inside a JSON Schema or a core schema, including the schema itself."""
     return (cast(JsonSchema, part) for part in _values(schema) if isinstance(part, dict))
 
 
 def _values(value: Any) -> Iterator[Any]:
-    """Every value inside a nest of dicts and lists, itself included."""
+    """Yield every value inside nested dicts and lists, including the outermost."""
     yield value
     if isinstance(value, dict):
         for inner in cast("dict[str, Any]", value).values():
@@ -349,7 +358,7 @@ def _values(value: Any) -> Iterator[Any]:
 
 
 def _schemas_in(schema: JsonSchema) -> Iterator[JsonSchema]:
-    """Every schema inside a JSON Schema, itself included."""
+    """Yield every schema inside a JSON Schema, including the schema itself."""
     yield schema
     for word, inner in schema.items():
         if word in ("properties", "patternProperties", "$defs"):
@@ -378,11 +387,11 @@ _SUSPECT: dict[type, re.Pattern[Any]] = {
 
 
 def _infinities_in(data: str | bytes, schema: JsonSchema) -> Iterator[Problem]:
-    """Numbers that are not finite, or too large for a float."""
+    """Yield a problem for each number that is not finite, or too large for a float."""
     try:
         value = pydantic_core.from_json(data)
     except (ValueError, TypeError):
-        return  # not JSON at all: validation says so
+        return  # validation reports text that is not JSON
     for location, number in _numbers(value, ()):
         if isinstance(number, float) and not math.isfinite(number):
             yield Problem(location_of(location), NOT_FINITE)

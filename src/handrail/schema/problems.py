@@ -1,7 +1,7 @@
-"""What is wrong with an input, in words for a model: where, what was expected, what came instead.
+"""Problems of an input, described for a model: where each is, what was expected, and what came instead.
 
-Pydantic finds the problems where the type is at hand. Where only its JSON Schema is, as in a process that
-takes an answer for another one, `misfits` finds what is plainly wrong.
+If the type is available, pydantic finds the problems. If only its JSON Schema is, as in a process that
+accepts an answer for another one, `misfits` finds the definite mistakes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ NOT_FINITE = "must be a finite number; NaN and infinities are not allowed"
 _MODULES = re.compile(r"\b\w+(\.\w+|\.<locals>)*\.(?=\w)")
 _PLAIN_KEY = re.compile(r"[\w-]+\Z")
 _PLAIN_FORM = re.compile(r"[\w., |\[\]]+\Z")
-"""Names of union members that mean something to a reader, unlike `function-after[check(), int]`."""
+"""Matches names of union members that mean something to a reader, unlike `function-after[check(), int]`."""
 
 
 def describe(annotation: Any) -> str:
-    """A type as its author would write it."""
+    """Format a type as its author would write it."""
     if isinstance(annotation, str):
         return repr(annotation)
     name = None if get_args(annotation) else getattr(annotation, "__qualname__", None)
@@ -32,7 +32,7 @@ def describe(annotation: Any) -> str:
 
 
 def location_of(location: Location) -> str:
-    """`("orders", 2, "price")` as `orders[2].price`; a key with other characters as `orders["a b"]`."""
+    """Format `("orders", 2, "price")` as `orders[2].price`, and unusual keys as `orders["a b"]`."""
     text = ""
     for part in location:
         if isinstance(part, int) or not _PLAIN_KEY.match(part):
@@ -45,7 +45,7 @@ def location_of(location: Location) -> str:
 def problems_of(
     errors: Iterable[Mapping[str, Any]], data: str | bytes, schema: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Every error as *(where, what to do)*, without repeats."""
+    """Yield every error as *(where, what to do)*, without repeats."""
     try:
         sent: Any = pydantic_core.from_json(data)
     except (ValueError, TypeError):
@@ -63,7 +63,7 @@ def problems_of(
 
 
 def _real_location(error: Mapping[str, Any], sent: Any) -> tuple[Location, str]:
-    """Where in the input the error is, without the labels pydantic adds for members of a union."""
+    """Return where in the input an error is, without the labels that pydantic adds for union members."""
     location: list[str | int] = []
     form = ""
     raw = cast(Location, error["loc"])
@@ -84,7 +84,7 @@ def _real_location(error: Mapping[str, Any], sent: Any) -> tuple[Location, str]:
 
 
 _KEY = "[key]"
-"""What pydantic adds to the location of a key that is wrong itself."""
+"""The part that pydantic adds to the location of a key that is itself wrong."""
 
 _EXPECTED = {
     "string_type": "text",
@@ -180,13 +180,13 @@ def _counted(count: int, value: Any) -> str:
 
 
 def _tag(location: Location, context: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    """What to say of a discriminator that is missing or unknown."""
+    """Describe what is wrong with a discriminator that is missing or unknown."""
     known = context.get("expected_tags")
     if known is None:
         tags = {tag: None for part in schemas_at(schema, location) for tag in _tags(part)}
         known = ", ".join(map(repr, tags))
     name = cast(str, context["discriminator"])
-    if name.endswith("()"):  # a function finds the tag, so there is no field to name
+    if name.endswith("()"):  # a function determines the tag, so there is no field to name
         return f"must be one of the forms {known}" if known else "must be one of the known forms"
     if "tag" in context:
         return f"its {name} must be one of {known}, got {context['tag']!r}"
@@ -194,7 +194,7 @@ def _tag(location: Location, context: Mapping[str, Any], schema: Mapping[str, An
 
 
 def _tags(part: Mapping[str, Any]) -> Mapping[str, str]:
-    """The members of a discriminated union by tag."""
+    """Return the members of a discriminated union by tag."""
     return part.get("discriminator", {}).get("mapping", {})
 
 
@@ -217,7 +217,7 @@ def _unknown(location: Location, form: str, schema: Mapping[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value in JSON's terms, never long."""
+    """Describe a value in JSON terms, shortened if it is long."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, int | float):
@@ -236,12 +236,12 @@ def _shown(value: Any) -> str:
 
 
 def _is_secret(location: Location, schema: Mapping[str, Any]) -> bool:
-    """Whether a secret may stand at this place or inside it."""
+    """Return whether the value at this place may be, or contain, a secret."""
     return any(_asks_for_secrets(part, schema, set()) for part in schemas_at(schema, location))
 
 
 def asks_for_secrets(part: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
-    """Whether this part of a JSON Schema describes a secret, or something that holds one."""
+    """Return whether this part of a JSON Schema describes a secret, or a value that contains one."""
     seen: set[int] = set()
     return any(_asks_for_secrets(form, root, seen) for form in forms_of(part, root))
 
@@ -263,7 +263,7 @@ def _asks_for_secrets(part: Mapping[str, Any], root: Mapping[str, Any], seen: se
 
 
 def schemas_at(schema: Mapping[str, Any], location: Location) -> list[Mapping[str, Any]]:
-    """The schemas that may describe the value at a place; several for a union."""
+    """Return the schemas that may describe the value at a place. There are several for a union."""
     here = forms_of(schema, schema)
     for part in location:
         here = inside(here, part, schema)
@@ -273,7 +273,7 @@ def schemas_at(schema: Mapping[str, Any], location: Location) -> list[Mapping[st
 def inside(
     forms: Iterable[Mapping[str, Any]], part: str | int, root: Mapping[str, Any]
 ) -> list[Mapping[str, Any]]:
-    """The schemas that may describe the value under this key or index."""
+    """Return the schemas that may describe the value under this key or index."""
     inner: list[Any] = []
     for form in forms:
         if isinstance(part, int):
@@ -287,7 +287,7 @@ def inside(
 
 
 def forms_of(part: Mapping[str, Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """A schema, with its references and unions opened."""
+    """Return the schemas that a schema stands for, with its references and unions resolved."""
     return _forms(part, root, set())
 
 
@@ -332,19 +332,20 @@ class Misfit(NamedTuple):
     """One definite mistake in a value."""
 
     where: str
-    """`orders[2].price`; "" for the value itself."""
+    """The place in the value, such as `orders[2].price`; "" for the value itself."""
     what: str
     wanted: str
-    """The same without the value that was given."""
+    """The text of `what`, without the value that was given."""
 
     def __str__(self) -> str:
         return f"{self.where or 'the answer'} {self.what}"
 
 
 def misfits(schema: Mapping[str, Any], value: object, *, secret: bool = False) -> list[Misfit]:
-    """What is plainly wrong with a value: kinds, missing and unknown fields, choices.
+    """Return the definite mistakes in a value: wrong kinds, missing and unknown fields, invalid choices.
 
-    The rest is checked where the type is at hand. With `secret`, nothing of the value is repeated.
+    Everything else is checked by the process that has the type. With `secret`, no part of the value is
+    repeated.
     """
     found = _misfits(schema, value, "", schema.get("$defs", {}), 0)
     return [Misfit(each.where, each.wanted, each.wanted) for each in found] if secret else list(found)

@@ -1,7 +1,7 @@
-"""Secrets in values: finding them by type, masking them, and recognising masks.
+"""Secrets in values: finds them by type, masks them, and recognises masks.
 
 A secret is recognised by pydantic's serializer for `SecretStr` and by `writeOnly` in the JSON Schema. Either
-is enough, so that neither a custom serializer nor a custom JSON Schema exposes one.
+is enough, so that neither a custom serializer nor a custom JSON Schema exposes a secret.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pydantic_core import core_schema
 from handrail.schema.problems import Location, forms_of, inside, location_of
 
 MASK = str(SecretStr("any"))
-"""Stands for a secret wherever a person or a journal could read it."""
+"""Replaces a secret wherever a person or a journal could read it."""
 WITHHELD = pydantic_core.to_json({MASK: "not shown: there may be a secret in it"}).decode()
-"""Stands for arguments that are withheld whole, since any part of them may be secret."""
+"""Replaces arguments that are withheld entirely, since any part of them may be secret."""
 
 
 @lru_cache(maxsize=1)
 def _maskers() -> tuple[Any, ...]:
-    """The functions with which pydantic masks secrets."""
+    """Return the functions with which pydantic masks secrets."""
     kinds: tuple[Any, ...] = (SecretStr, Secret[str])
     return tuple(
         part["function"]
@@ -35,7 +35,7 @@ def _maskers() -> tuple[Any, ...]:
 
 
 def holds_secrets(core: Any, json_schema: Any) -> bool:
-    """Whether values of this type can hold a secret."""
+    """Return whether values of this type can hold a secret."""
     if any(part.get("writeOnly") is True for part in _parts(json_schema)):
         return True
     return any(
@@ -57,9 +57,9 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def masked(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> Any:
-    """Plain JSON with a mask wherever the JSON Schema says `writeOnly`.
+    """Return plain JSON with a mask at every place that is `writeOnly` in the JSON Schema.
 
-    `root` is the whole schema, if this is a part of one.
+    `root` is the whole schema, if `schema` is a part of one.
     """
     root = schema if root is None else root
     return _masked(value, forms_of(schema, root), root)
@@ -80,7 +80,7 @@ def _masked(value: Any, forms: list[Mapping[str, Any]], root: Mapping[str, Any])
 
 
 def _is_meant(value: Any, form: Mapping[str, Any]) -> bool:
-    """Whether this value is the secret that the schema describes: not empty, and of its type."""
+    """Return whether a value is actually a secret as the schema describes it: not empty, and of its type."""
     if value is None or value == "":
         return False
     return isinstance(value, str) or form.get("type") != "string"
@@ -94,12 +94,12 @@ def _key(key: str, forms: list[Mapping[str, Any]], root: Mapping[str, Any]) -> s
 
 
 def is_masked(value: Any) -> bool:
-    """Whether this plain JSON holds a mask."""
+    """Return whether this plain JSON contains a mask."""
     return any(True for _ in masks_in(value))
 
 
 def masks_in(value: Any, location: Location = ()) -> Iterator[str]:
-    """The places of masks in plain JSON; "" for the value itself."""
+    """Yield the places of masks in plain JSON; "" for the value itself."""
     if isinstance(value, str):
         if value == MASK:
             yield location_of(location)
@@ -114,13 +114,13 @@ def masks_in(value: Any, location: Location = ()) -> Iterator[str]:
             yield from masks_in(one, (*location, at))
 
 
-# --- in clear ----------------------------------------------------------------------------------
+# --- unmasked --------------------------------------------------------------------------------------
 
 _ANYTHING = pydantic_core.SchemaSerializer(core_schema.any_schema())
 
 
 def in_clear(value: object, serializer: pydantic_core.SchemaSerializer = _ANYTHING) -> bytes:
-    """A Python value as JSON text with its secrets in clear. Parse it at once; never keep it."""
+    """Return a Python value as JSON text with its secrets unmasked. Parse it at once; never keep it."""
     plain = serializer.to_python(value, by_alias=True, round_trip=True, warnings=False)
     return pydantic_core.to_json(_revealed(plain), inf_nan_mode="constants")
 

@@ -23,7 +23,7 @@ as it was. Outside the folder nothing can be written but `/tmp`, which is thrown
 
 
 def run_command_tool(shell: Shell) -> Tool[Any, Any]:
-    """The tool `run_command` on this shell.
+    """Create the tool `run_command` on this shell.
 
     What a command does in the folder is part of the call and undone with it. With access to the network it can
     do more than that, so the tool is then irreversible.

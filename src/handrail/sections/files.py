@@ -1,9 +1,9 @@
 """`FileTools`: a section with tools that read, search and change files.
 
 A regular expression from a model that could take exponential time is refused before it is tried. Python's
-engine backtracks and blocks the process meanwhile, so a few characters could hold up everything. That happens
-when a part that matches in several ways is repeated: each repetition multiplies the ways. Many such parts in
-a row do the same.
+engine backtracks and blocks the process while it does, so a few characters could stop everything. That
+happens when a part that matches in several ways is repeated, because each repetition multiplies the ways, and
+when many such parts follow each other.
 """
 
 from __future__ import annotations
@@ -166,11 +166,10 @@ _TEMPLATE_WRITING = (
 
 @dataclasses.dataclass(frozen=True, init=False)
 class FileTools(MarkdownSection[Any]):
-    """A section with tools for the run's files: read, list, find, search; and, with `writes`, write, edit,
-    delete,
-    move, under `ReadBeforeWritePolicy`.
+    """A section with tools for the run's files: read, list, find and search.
 
-    The tools work on the run's filesystem: `evaluate(..., filesystem=DirectoryFilesystem(folder))`.
+    With `writes`, it also has tools to write, edit, delete and move, under `ReadBeforeWritePolicy`. The tools
+    work on the run's filesystem: `evaluate(..., filesystem=DirectoryFilesystem(folder))`.
     """
 
     needs_files: ClassVar[bool] = True
@@ -202,7 +201,7 @@ def _changed(change: Any, said: str) -> ToolResult[str]:
 
 
 def _page(path: str, text: str, first: int, count: int) -> str:
-    lines = text.removesuffix("\n").split("\n")  # numbered as in a search
+    lines = text.removesuffix("\n").split("\n")  # numbered like the lines that a search reports
     if not text:
         return f"{path} is empty."
     if first > len(lines):
@@ -247,21 +246,21 @@ REFUSED = (
 _ENDLESS = 20
 """Ways to match assumed for an unbounded repeat: (\\w+ ){3} passes, four of these do not."""
 _BOUNDED = 8
-"""The most ways to match assumed for a bounded repeat among several in a row."""
+"""Maximum ways to match assumed for a bounded repeat among several in a row."""
 _MOST = 100_000
 
 
 def may_not_end(pattern: str) -> bool:
-    """Whether a search with this pattern could take forever on some line."""
+    """Return whether a search with this pattern could take forever on some line."""
     try:
         parsed: Any = parser.parse(pattern)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # it has no types
     except (re.error, RecursionError, OverflowError):
-        return False  # not a valid pattern: refused elsewhere
+        return False  # invalid patterns are refused elsewhere
     return math.isinf(_ways(parsed)) or _ways(parsed, in_a_row=True) > _MOST
 
 
 def _ways(parsed: Any, in_a_row: bool = False) -> float:
-    """Roughly how many ways a pattern can match one text; infinity if a repeat makes them too many.
+    """Estimate how many ways a pattern can match one text; infinity if a repeat makes them too many.
 
     `in_a_row` leaves out unbounded repeats: many of them take long, but not forever.
     """
@@ -288,7 +287,7 @@ def _ways_of_repeat(least: Any, most: Any, repeated: Any, *, in_a_row: bool) -> 
 
 
 def _parts(given: Any) -> list[Any]:
-    """The patterns among an operation's arguments."""
+    """Return the patterns among the arguments of a regular expression operation."""
     if isinstance(given, parser.SubPattern):  # pyright: ignore[reportUnknownMemberType]
         return [given]
     if type(given) in (list, tuple):

@@ -1,4 +1,4 @@
-"""Serves an app: AG-UI over SSE for any client, with a page of its own.
+"""Serves an app: AG-UI over SSE for any client, with its own page.
 
     from handrail.serve import PromptSource, asgi
     app = asgi(PromptSource(prompt, adapter), journal=SqliteJournal("runs.db"))
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Limits", "PromptSource", "ServedApp", "Source", "Threads", "WorkersSource", "asgi", "load"]
 
 REQUIRED = ("starlette", "uvicorn", "ag_ui")
-"""The packages of the extra `serve`."""
+"""The packages that the `serve` extra installs."""
 _HOMES = {
     "Limits": "limits",
     "PromptSource": "sources",
@@ -36,7 +36,7 @@ _HOMES = {
 
 
 def missing_extra(name: str) -> DefinitionError:
-    """The error for a package of the extra that is not installed."""
+    """Return the error for a package of the `serve` extra that is not installed."""
     return DefinitionError(
         f"serving needs {name}, which is not installed. Install it with: pip install 'handrail[serve]'"
     )

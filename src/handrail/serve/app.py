@@ -1,4 +1,4 @@
-"""`asgi`: the server as an ASGI app. The addresses are in `routes`."""
+"""`asgi`: the server as an ASGI app. Its URLs are defined in `routes`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class ServedApp:
 
     async def _stop(self) -> None:
         await self.threads.stop(self._grace)
-        await asyncio.sleep(0.05)  # feeds wake their readers in batches: let the last one through
+        await asyncio.sleep(0.05)  # feeds wake their readers in batches: let the last batch through
         self.streams.close()
 
     @asynccontextmanager
@@ -114,8 +114,8 @@ def on_stop_signal(stop: Callable[[], object]) -> Generator[None]:
     """Call `stop` in the event loop on SIGINT or SIGTERM, before the handler that was installed.
 
     A server tells its app to shut down only when all connections are closed, and a stream closes only when
-    the app ends it: each would wait for the other. This does nothing for a signal without a handler, which
-    ends the process, nor outside the main thread, where signals never arrive.
+    the app ends it: each would wait for the other. A signal without a handler still ends the process. Outside
+    the main thread, where signals never arrive, this does nothing.
     """
     loop = asyncio.get_running_loop()
     handlers: dict[int, Callable[[int, Any], Any]] = {}

@@ -1,4 +1,7 @@
-"""`Feed`: the events of one thread, encoded once, and `EventStream`: a reader of it, as server-sent events."""
+"""`Feed`: the events of one thread, each encoded once.
+
+`EventStream`: sends them to a reader as server-sent events.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ __all__ = ["Event", "Feed", "FellBehind", "Item"]
 _MOST_ITEMS = 4096
 _MOST_BYTES = 4 * 2**20
 _AT_ONCE = 256
-"""How many events a reader gets at a time, so that one that is far behind does not hold a copy of all."""
+"""Maximum number of events a reader gets at a time, so that a slow one does not hold a copy of all."""
 _STARTED = b'"RUN_STARTED"'
 _PAUSE = 0.02
 """Seconds between wake-ups of readers. Waking every viewer for every token would be too expensive."""
@@ -36,9 +39,9 @@ class Item(NamedTuple):
     data: bytes
     nested: bool
     ends: str
-    """The leg that ends with this event; "" for none, `*` for any."""
+    """The id of the leg that ends with this event; "" for none, `*` for any."""
     plain: bytes | None = None
-    """What clients from before protocol 1.0 get instead, if it differs."""
+    """The data that clients from before protocol 1.0 get instead, if it differs."""
 
     @property
     def older(self) -> bytes | None:
@@ -49,14 +52,14 @@ class Item(NamedTuple):
 
 
 class FellBehind(Exception):
-    """A reader asked for events that are no longer kept. It needs a snapshot."""
+    """Raised if a reader asks for events that are no longer kept. It needs a snapshot."""
 
 
 class Feed:
     """The events of a thread, oldest first, as far back as they are kept.
 
-    Each reader has its own position, and nothing waits for a reader: a slow one falls behind what is kept
-    and is told so. A reader that is waiting gets all that arrives, however much. The first event after a
+    Each reader has its own position, and nothing waits for a reader: one that falls behind what is kept gets
+    `FellBehind`. A reader that is waiting gets everything that arrives, however much. The first event after a
     pause is delivered at once, those that follow closely in batches. `boot` distinguishes the ids of this
     feed from those of any other, in this process or an earlier one.
     """
@@ -83,7 +86,7 @@ class Feed:
         self._timer: asyncio.TimerHandle | None = None
         self._woken_at = float("-inf")
         self.owner: object = None
-        """The thread of this feed, which a reader keeps in memory through it."""
+        """The thread of this feed. A reader of the feed keeps the thread in memory through this reference."""
 
     @property
     def last(self) -> int:
@@ -92,14 +95,14 @@ class Feed:
 
     @property
     def size(self) -> tuple[int, int]:
-        """How many events are kept, and their size in bytes."""
+        """Number of events that are kept, and their size in bytes."""
         return len(self._items), self._bytes
 
     def id_of(self, number: int) -> str:
         return f"{self._boot}-{number}"
 
     def number_of(self, id: str) -> int | None:
-        """The position of an id; None if it is not of this feed, or no longer kept."""
+        """Return the position of an event id, or None if it is not from this feed or no longer kept."""
         boot, _, number = id.rpartition("-")
         if boot != self._boot or not (number.isascii() and number.isdecimal()) or len(number) > 18:
             return None
@@ -118,7 +121,7 @@ class Feed:
                 self._ended(data)
             plain = None if event.plain is None else msgspec.json.encode(event.plain)
             item = Item(self._last + 1, msgspec.json.encode(data), event.nested, ends, plain)
-            self._last += 1  # only now: an event that can't be encoded takes no position
+            self._last += 1  # only now, so that an event that can't be encoded takes no position
             self._items.append(item)
             self._bytes += _size(item)
         while self._is_too_much() and self._items[0].number <= min(
@@ -137,7 +140,7 @@ class Feed:
             self._wake_soon()
 
     def since(self, number: int, most: int | None = None) -> Sequence[Item]:
-        """The events after a position that are available now, at most `most`."""
+        """Return the events after a position that are available now, at most `most`."""
         skip = number - self._oldest() + 1
         if skip < 0:
             raise FellBehind
@@ -145,7 +148,7 @@ class Feed:
         return [self._items[at] for at in range(skip, end)]
 
     def before_leg(self, leg: str, number: int) -> int:
-        """The position just before a leg starts, searched after `number`; `number` itself if it is not found."""
+        """Return the position just before a leg starts after `number`, or `number` if none is found."""
         oldest = self._oldest()
         for at in range(len(self._items) - 1, max(number - oldest, -1), -1):
             data = self._items[at].data
@@ -156,7 +159,10 @@ class Feed:
         return number
 
     async def after(self, number: int, seconds: float | None = None) -> Sequence[Item]:
-        """The next events after a position. Waits up to `seconds` for one, and then returns none."""
+        """Return the next events after a position.
+
+        Waits up to `seconds` for one; returns an empty list if none comes.
+        """
         if number >= self._last:
             if self._changed is None:
                 self._changed = asyncio.get_running_loop().create_future()
@@ -212,7 +218,7 @@ _HEADERS = [
 
 
 def encode(data: bytes, id: str = "") -> bytes:
-    """One server-sent event. Lines end in a bare newline: AG-UI clients can't read anything else."""
+    """Encode one server-sent event. Lines end in a bare newline: AG-UI clients can't read anything else."""
     head = f"id: {id}\n".encode() if id else b""
     return b"%sdata: %s\n\n" % (head, data)
 
@@ -227,10 +233,11 @@ async def follow(
     nested: bool = True,
     ping: float = PING_SECONDS,
 ) -> AsyncGenerator[bytes]:
-    """The events after a position in a feed, until a leg ends or up to a position, else without end.
+    """Yield the events after a position in a feed, until a leg ends, up to a position, or without end.
 
     A reader that fell behind what the feed keeps is disconnected; when it returns it gets a snapshot. A
-    reader of one leg is told first: an AG-UI client does not return by itself and must not take this for the end.
+    reader of one leg gets an error event first, because an AG-UI client does not return by itself and would
+    otherwise take this for the end.
     """
     first = _encode_all(before, nested)
     if first:
@@ -258,18 +265,18 @@ async def follow(
 
 
 async def send_all(events: Sequence[Event], *, nested: bool = True) -> AsyncGenerator[bytes]:
-    """These events, then the end."""
+    """Yield these events, then end."""
     yield _encode_all(events, nested)
 
 
 def _encode_all(events: Sequence[Event], nested: bool) -> bytes:
-    """The events as a client reads them. Clients from before protocol 1.0 see no nested runs."""
+    """Encode events for a client. Clients from before protocol 1.0 see no nested runs."""
     data = (each.data if nested else each.older for each in events)
     return b"".join(encode(msgspec.json.encode(each)) for each in data if each is not None)
 
 
 class Streams:
-    """The open streams of a server: the quota of each principal, and closing all of them."""
+    """The open streams of a server. Enforces each principal's quota, and can close all streams."""
 
     def __init__(self, limits: Limits, metrics: Metrics, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._quota = Quota(
@@ -285,7 +292,7 @@ class Streams:
         return self._quota.total
 
     def take(self, principal: str) -> Slot:
-        """A slot for one more stream, or `RequestRefused`."""
+        """Take a slot for one more stream. Raises `RequestRefused` if none is free."""
         if self._closed:
             raise RequestRefused(503, "Stopping", "the server is stopping. Try again soon.", retry_after=5.0)
         self._quota.take(principal)
@@ -293,21 +300,21 @@ class Streams:
 
     def add(self, stream: EventStream) -> None:
         self._open.add(stream)
-        if self._closed:  # since it took its slot
+        if self._closed:  # it was closed after this stream took its slot
             stream.end()
 
     def discard(self, stream: EventStream) -> None:
         self._open.discard(stream)
 
     def close(self) -> None:
-        """End every stream. Readers can ask for what they did not get."""
+        """End every stream. Readers can request the events they did not get."""
         self._closed = True
         for stream in list(self._open):
             stream.end()
 
 
 class Slot:
-    """The slot of one stream in its principal's quota. It is given back once."""
+    """The slot of one stream in its principal's quota. Releasing it twice has no further effect."""
 
     def __init__(self, quota: Quota, principal: str) -> None:
         self._quota: Quota | None = quota
@@ -322,7 +329,7 @@ class Slot:
 class EventStream:
     """A response that streams events until they end, the reader leaves, or `end` is called.
 
-    When the server cancels it, it ends too and raises nothing, because nothing is lost.
+    If the server cancels it, it ends without raising an error, because nothing is lost.
     """
 
     def __init__(self, streams: Streams, slot: Slot, chunks: AsyncGenerator[bytes]) -> None:
@@ -352,7 +359,7 @@ class EventStream:
             await self._chunks.aclose()
 
     def end(self) -> None:
-        """Send nothing more."""
+        """End the response without sending anything more."""
         ended, self._ended = self._ended, True
         if self._scope is not None and not ended:
             self._scope.reschedule(asyncio.get_running_loop().time())
@@ -365,7 +372,9 @@ class EventStream:
         async for chunk in self._chunks:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
             if chunk != PING:
-                metrics.add(EVENTS_SENT, chunk.count(b"\n\n"))  # JSON contains no empty lines
+                metrics.add(
+                    EVENTS_SENT, chunk.count(b"\n\n")
+                )  # JSON contains no empty lines, so each one ends an event
                 if first:
                     first = False
                     metrics.record(FIRST_EVENT, self._streams.clock.monotonic() - scope[STARTED])

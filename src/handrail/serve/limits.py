@@ -1,4 +1,4 @@
-"""`Limits`: how much a server accepts, with the rates and quotas that enforce it."""
+"""`Limits`: how much a server accepts, and the rates and quotas that enforce it."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ class Limits:
 
     body_bytes: int = 2**20
     body_seconds: float = 20.0
-    """How long a request body may take to arrive."""
+    """Seconds that a request body may take to arrive."""
     header_bytes: int = 16 * 1024
     header_seconds: float = 10.0
-    """How long the headers of a request may take to arrive. `handrail serve` only."""
+    """Seconds that the headers of a request may take to arrive. Applies to `handrail serve` only."""
     idle_seconds: float = 15.0
-    """How long a connection is kept open for the next request. `handrail serve` only."""
+    """Seconds that a connection is kept open for the next request. Applies to `handrail serve` only."""
     write_seconds: float = 30.0
-    """How long a client may leave its data unread before it is disconnected. `handrail serve` only."""
+    """Seconds that a client may leave data unread before it is disconnected.
+
+    Applies to `handrail serve` only.
+    """
     connections: int = 1000
-    """Requests in progress at once, open streams included."""
+    """Maximum number of requests in progress at once, open streams included."""
     streams: int = 256
-    """Open streams of one principal."""
+    """Maximum number of open streams per principal."""
     requests_per_second: float = 50.0
     burst: int = 200
-    """Requests that a principal may send at once after a quiet period."""
+    """Maximum number of requests that a principal may send at once after a quiet period."""
     wrong_tokens: int = 10
-    """Wrong tokens from one address at once; after that, one every six seconds."""
+    """Maximum number of wrong tokens from one address at once; after that, one every six seconds."""
     runs: int = 1000
-    """Active runs. Runs that wait for an answer do not count."""
+    """Maximum number of active runs. Runs that wait for an answer do not count."""
     runs_per_principal: int = 100
     message_chars: int = 100_000
 
@@ -49,7 +52,7 @@ class Limits:
 
 
 class Rate:
-    """Token buckets, one for each key. The least recently used are dropped."""
+    """Rate limits by token bucket, one bucket for each key. The least recently used buckets are dropped."""
 
     def __init__(
         self, per_second: float, burst: int, *, clock: Clock = SYSTEM_CLOCK, most: int = 10_000
@@ -59,7 +62,10 @@ class Rate:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, key: str) -> float:
-        """Take a token: 0.0, or the seconds until the next one is available."""
+        """Take a token and return 0.0.
+
+        If there is none, return the seconds until the next one is available.
+        """
         left, now = self._now(key)
         if left < 1.0:
             return (1.0 - left) / self._per_second
@@ -70,7 +76,7 @@ class Rate:
         return 0.0
 
     def wait(self, key: str) -> float:
-        """The seconds until a token is available, without taking it."""
+        """Return the seconds until a token is available, without taking it."""
         left, _ = self._now(key)
         return 0.0 if left >= 1.0 else (1.0 - left) / self._per_second
 
@@ -81,7 +87,7 @@ class Rate:
 
 
 class Quota:
-    """How many of something each principal may hold at once."""
+    """Limits how many of something each principal may hold at once."""
 
     def __init__(self, each: int, kind: str, message: str, total: float = math.inf) -> None:
         self._each, self._most = each, total

@@ -1,4 +1,4 @@
-"""`LiveRun`: a run of a thread that this process executes, leg by leg, and the environment it asks."""
+"""`LiveRun`: a thread's run that this process executes, leg by leg, and the environment of that run."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ log = logging.getLogger("handrail.serve")
 
 _STOPPING = "The server is stopping. The run resumes when it is back: follow the thread again."
 _MIN_CUT_SECONDS = 1.0
-"""How long a run that is cut has to end, however short the grace period was."""
+"""Minimum seconds that a run gets to end when it is cut off, however short the grace period was."""
 
 
 class BrowserEnvironment(Environment):
-    """The people who have the thread open, now or later. Answers reach the run through the journal.
+    """The environment of a served run: people who have the thread open, now or later.
 
-    A run that waits stays in memory for `park_after` seconds, because somebody may answer soon. Then it is
-    parked, and an answer resumes it. With None it is parked only when the server stops.
+    Answers reach the run through the journal. A run that waits stays in memory for `park_after` seconds,
+    because somebody may answer soon. Then it is parked, and an answer resumes it. If `park_after` is None, it
+    is parked only when the server stops.
     """
 
     run_mode: RunMode = "user"
@@ -58,9 +59,9 @@ class BrowserEnvironment(Environment):
         self.stays = False
         """Whether the run stays in memory at its next rest, because a question is about to be closed."""
         self.was_cut = False
-        """Whether the run was parked by force. Then it has work to do even before an answer arrives."""
+        """Whether the run was parked by force. If so, it has work to do even before an answer arrives."""
         self.parking: Parking | None = None
-        """Parks the run; None until it has started."""
+        """The handle that parks the run; None until the run has started."""
 
     async def ask(self, question: Question, /) -> Answer | None:
         """Show the question. Its answer arrives through the journal."""
@@ -69,11 +70,14 @@ class BrowserEnvironment(Environment):
         return None
 
     def run_started(self, parking: Parking) -> None:
-        """The run has started."""
+        """Keep the handle that parks the run."""
         self.parking = parking
 
     def run_waiting(self, parking: Parking) -> None:
-        """Everything in the run waits for an answer."""
+        """Report that everything in the run waits for an answer.
+
+        Unless it stays, park it, now or after `park_after`.
+        """
         self.go_on()
         self._at_rest = True
         self._on_rest()
@@ -85,27 +89,30 @@ class BrowserEnvironment(Environment):
             self._timer = asyncio.get_running_loop().call_later(self._park_after, parking.park)
 
     def go_on(self) -> None:
-        """The run continues or has ended: do not park it."""
+        """Note that the run continues or has ended, and cancel the timer that would park it."""
         self._at_rest = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def leave(self) -> None:
-        """Park the run as soon as it rests, or now if it does."""
+        """Park the run as soon as it rests, or now if it is at rest."""
         self._leaving = True
         if self._at_rest and self.parking is not None:
             self._leave(self.parking)
 
     def cut(self) -> bool:
-        """Park the run whatever it does, as if the process had died. False if it has not started."""
+        """Park the run by force, as if the process had died. Returns False if it has not started."""
         if self.parking is None:
             return False
         self.was_cut = self.was_cut or not self.parking.parked
         return self.parking.park(by_force=True)
 
     def _leave(self, parking: Parking) -> None:
-        """Park a run at rest. One that can't be re-entered is cut: waiting longer would not help."""
+        """Park a run at rest.
+
+        A run that can't be re-entered is cut off, because waiting longer would not help.
+        """
         if not parking.park():
             self.cut()
 
@@ -114,7 +121,7 @@ class LiveRun:
     """One run, from its start or resumption in this process until it ends or is parked.
 
     Its events go to the thread's feed, in legs. A leg ends when the run ends or when everything in it waits
-    for an answer; the next begins when it continues. Nothing here waits for a reader.
+    for an answer; the next leg begins when the run continues. The run never waits for a reader.
     """
 
     def __init__(
@@ -144,7 +151,7 @@ class LiveRun:
         self._state = state
         self._commits = commits
         self._reported: set[str] = set()
-        """Calls whose file changes have been reported."""
+        """Ids of the calls whose file changes have been reported."""
         self._has_committed = False
         self._reporting: asyncio.Task[None] | None = None
         self._new_leg = new_leg
@@ -158,7 +165,7 @@ class LiveRun:
 
     @property
     def leg(self) -> str:
-        """The open leg; "" while everything waits."""
+        """The id of the open leg; "" while everything waits."""
         return self._translator.leg or ""
 
     @property
@@ -168,21 +175,21 @@ class LiveRun:
 
     @property
     def is_parking(self) -> bool:
-        """Whether it is being parked. Then answers go to the journal, not to this run."""
+        """Whether the run is being parked. If so, answers go to the journal, not to this run."""
         parking = self.environment.parking
         return parking is not None and parking.parked
 
-    # For its thread.
+    # Called by the run's thread.
 
     def recall(self, said: Sequence[Message]) -> None:
-        """Tell a resumed run which messages have already been sent, so that none is sent again."""
+        """Record which messages of a resumed run have already been sent, so that none is sent again."""
         self._is_resumed = True
         self._translator.recall(self.run_id, said)
 
     async def start(self, stream: RunStream[Any], leg: str, over: Callable[[LiveRun], None]) -> None:
         """Execute the run. It is recorded when this returns; an error before that is raised.
 
-        `over` is called when this process no longer executes it.
+        `over` is called when this process no longer executes the run.
         """
         self._first_leg = leg
         self._task = self._loop.create_task(self._execute(stream, over), name=f"run {self.run_id}")
@@ -204,11 +211,11 @@ class LiveRun:
             self._notify()
 
     def open(self) -> Sequence[Event]:
-        """The events that a reader who joins now needs in order to follow."""
+        """Return the events that a client who joins now needs in order to follow."""
         return self._translator.open()
 
     async def wait_for_question(self, question_id: str) -> bool:
-        """Wait until the run asks this question. False if it rests or ends without asking it."""
+        """Wait until the run asks this question. Returns False if it rests or ends without asking it."""
         while question_id not in self.questions and not self._is_over and (self.leg or not self.has_started):
             if self._changed is None:
                 self._changed = self._loop.create_future()
@@ -223,13 +230,13 @@ class LiveRun:
         await self.wait()
 
     async def park(self, grace: float) -> None:
-        """Park the run: at rest if it gets there within `grace` seconds, else as if the process had died."""
+        """Park the run when it comes to rest, or after `grace` seconds as if the process had died."""
         self._is_stopping = True
         self.environment.leave()
         if self._task is None or (await asyncio.wait({self._task}, timeout=grace))[0]:
             return
         if not self.environment.cut():
-            self._task.cancel()  # it has not started here
+            self._task.cancel()  # the run has not started here
         await asyncio.wait({self._task}, timeout=max(grace, _MIN_CUT_SECONDS))
 
     async def wait(self) -> None:
@@ -243,7 +250,9 @@ class LiveRun:
         stop = self.session.dispatcher.subscribe(object, self._hear)
         try:
             ended = await self._outcome(stream)
-            if self._reporting is not None:  # before the end, even if this is cancelled now
+            if (
+                self._reporting is not None
+            ):  # report changes before the end, even if this task is cancelled now
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait({self._reporting})
         finally:
@@ -258,7 +267,10 @@ class LiveRun:
         self._notify()
 
     async def _outcome(self, stream: RunStream[Any]) -> Callable[[], Sequence[Event]] | None:
-        """Wait for the run. Returns what makes the events of its end; None if it was parked at rest."""
+        """Wait for the run.
+
+        Returns a function that makes its final events, or None if it was parked at rest.
+        """
         translator = self._translator
         try:
             response = await stream.response
@@ -269,7 +281,7 @@ class LiveRun:
             self.questions = waits
             if self.leg and self._is_stopping:
                 return lambda: translator.fail(_STOPPING, "ServerStopping")
-            return None  # its leg has ended already
+            return None  # the run's leg has ended already
         except asyncio.CancelledError:
             if self._is_stopping and not self._is_cancelled:
                 return lambda: translator.fail(_STOPPING, "ServerStopping")
@@ -308,7 +320,7 @@ class LiveRun:
 
     def _take(self, event: object) -> None:
         if self._is_over:
-            return  # from a thread that outlived its call
+            return  # the event comes from a thread that outlived its call
         starts = isinstance(event, PromptRendered) and event.run_context.run_id == self.run_id
         if not self.has_started:
             if not starts:
@@ -316,7 +328,7 @@ class LiveRun:
             self.go_on(self._first_leg)
             self._mark_started()
         if starts and self._is_resumed:
-            return  # the translator was told how far it got
+            return  # `recall` has told the translator which messages were sent
         if isinstance(event, QuestionAnswered | ApprovalDecided):
             self.questions.pop(event.question_id, None)
         self._feed.append(self._translator.take(event))
@@ -327,7 +339,10 @@ class LiveRun:
                 self._reporting = self._loop.create_task(self._report_changes())
 
     async def _report_changes(self) -> None:
-        """Report the file changes of finished calls, from the journal. One query serves all that have finished by then."""
+        """Report the file changes of finished calls, from the journal.
+
+        One query covers all that have finished by then.
+        """
         try:
             while self._has_committed:
                 self._has_committed = False

@@ -1,4 +1,4 @@
-"""`Metrics`: what a server reports about its work. No principal and no thread is named in it.
+"""`Metrics`: what a server reports about its work. It names no principal and no thread.
 
 The rest of the package only calls `Metrics.add` and `Metrics.record`. `PrometheusMetrics` keeps the numbers
 in memory and renders them as Prometheus text.
@@ -35,7 +35,7 @@ _Labels = tuple[tuple[str, str], ...]
 
 
 class Metrics(Protocol):
-    """Receives the numbers of a server: counters and durations, each under one of the names above."""
+    """Receives a server's counters and durations, each under one of the names above."""
 
     def add(self, name: str, amount: int = 1, /, **labels: str) -> None:
         """Increase a counter."""
@@ -63,7 +63,7 @@ def end_leg(metrics: Metrics, event: Mapping[str, Any]) -> None:
 
 
 class PrometheusMetrics:
-    """The numbers since the process started, and their Prometheus text."""
+    """Keeps the numbers since the process started, and renders them as Prometheus text."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Counter[_Labels]] = {name: Counter() for name in _COUNTERS}
@@ -80,11 +80,14 @@ class PrometheusMetrics:
         self._sums[name] += seconds
 
     def value(self, name: str, /, **labels: str) -> int:
-        """The current value of a counter."""
+        """Return the current value of a counter."""
         return self._counts[name][tuple(labels.items())]
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """All numbers as Prometheus text, with `gauges`: name to description and current value."""
+        """Return all numbers as Prometheus text.
+
+        `gauges` maps further names to a description and a current value.
+        """
         lines: list[str] = []
 
         def start(name: str, kind: str, description: str) -> None:

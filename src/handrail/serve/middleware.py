@@ -1,4 +1,4 @@
-"""`GuardMiddleware`: the checks every request passes before a route sees it, and the headers of every response.
+"""`GuardMiddleware`: checks every request before a route sees it, and adds headers to every response.
 
 It is plain ASGI middleware: streams pass through it unbuffered.
 """
@@ -25,7 +25,7 @@ from handrail.serve.refusals import INCIDENT, RequestRefused, error_response, se
 log = logging.getLogger("handrail.serve")
 
 PRINCIPAL, STARTED = "handrail.principal", "handrail.started"
-"""The keys in a request's scope of who sent it, and when it arrived."""
+"""The keys in a request's scope for the principal that sent it and the time it arrived."""
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -51,12 +51,12 @@ _DRAIN_SECONDS = 1.0
 
 
 def is_static(path: str) -> bool:
-    """Whether a path is the page or one of its files, which are public and the same for everybody."""
+    """Return whether a path is the page or one of its files, which are public and the same for everyone."""
     return path == "/" or path.startswith("/assets/")
 
 
 def is_open(path: str) -> bool:
-    """Whether a path is served without authentication."""
+    """Return whether a path is served without authentication."""
     return is_static(path) or path in ("/health", "/login")
 
 
@@ -231,7 +231,7 @@ class GuardMiddleware:
             ) from None
 
     async def _refuse(self, refused: RequestRefused, scope: Scope, receive: Receive, answer: _Sender) -> None:
-        """Send the refusal, then read the rest of the body for a moment so that the client gets to see it."""
+        """Send the refusal, then read the body for a moment so that the client receives the response."""
         if answer.started:
             return
         made = error_response(refused)
@@ -256,7 +256,10 @@ class GuardMiddleware:
     # Hosts and origins.
 
     def _is_our_host(self, request: Request) -> bool:
-        """Whether the request names this server. A foreign page can point its own host name at our address."""
+        """Return whether the request's host is this server.
+
+        A foreign page can point its own host name at this address.
+        """
         host = request.headers["host"].lower()
         if host in self._hosts:
             return True
@@ -274,7 +277,7 @@ class GuardMiddleware:
         return origin.lower() in (own, *self._origins)
 
     def _cors(self, scope: Scope) -> Sequence[tuple[bytes, bytes]]:
-        """The headers that let pages of an allowed origin read the response."""
+        """Return the headers that let pages of an allowed origin read the response."""
         if not self._origins:
             return ()
         origin = next((value for name, value in scope["headers"] if name == b"origin"), b"")
@@ -319,7 +322,7 @@ def _method_refused() -> RequestRefused:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives a body that was already read, then whatever follows it."""
+    """Return a `receive` that yields a body that was already read, then further messages."""
     given = False
 
     async def again() -> Message:
@@ -333,12 +336,12 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def _route(scope: Scope) -> str:
-    """The path of the route, never the path that was requested."""
+    """Return the route's path template, never the path that was requested."""
     return getattr(scope.get("route"), "path", "") or "none"
 
 
 def _normalize_host(name: str) -> str:
-    """A host name as `Host` headers have it: an IPv6 address in brackets."""
+    """Return a host name in the form that `Host` headers use, with an IPv6 address in brackets."""
     try:
         return f"[{name}]" if ipaddress.ip_address(name).version == 6 else name
     except ValueError:
@@ -346,7 +349,7 @@ def _normalize_host(name: str) -> str:
 
 
 def _split_host(host: str) -> tuple[str | None, int | None]:
-    """`[::1]:80` as `[::1]` and 80. The name is None where the host is invalid."""
+    """Split `[::1]:80` into `[::1]` and 80. The name is None if the host is invalid."""
     name, colon, port = host.rpartition(":")
     if not colon or host.endswith("]"):
         return host, None
@@ -356,7 +359,7 @@ def _split_host(host: str) -> tuple[str | None, int | None]:
 
 
 def _is_own_address(name: str, server: Any) -> bool:
-    """Whether a name is a loopback address, or the address the connection arrived at."""
+    """Return whether a name is a loopback address, or the address at which the connection arrived."""
     try:
         address = ipaddress.ip_address(name.strip("[]"))
     except ValueError:

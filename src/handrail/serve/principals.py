@@ -1,4 +1,4 @@
-"""`Principals`: who sent a request, and how the threads of a principal are named in a journal."""
+"""`Principals`: determines who sent a request, and how a principal's threads are named in a journal."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from handrail.serve.limits import Limits, Rate
 from handrail.serve.refusals import RequestRefused, ThreadNameRefused
 
 Authenticate = Callable[[Request], "str | Awaitable[str | None] | None"]
-"""An app's own hook: the principal that sent a request, or None to refuse it."""
+"""An app's own hook. Returns the principal that sent a request, or None to refuse it."""
 
 log = logging.getLogger("handrail.serve")
 
 LOCAL = "local"
-"""The one principal of a server with a token, or without authentication."""
+"""The only principal of a server that has one token or no authentication."""
 ID = re.compile(r"[A-Za-z0-9._:~-]{1,128}")
 """Valid ids of threads, and of the runs of AG-UI clients."""
 ID_RULE = "1 to 128 letters, digits and . _ : ~ -"
@@ -38,11 +38,11 @@ _HINT = "Send it as `Authorization: Bearer TOKEN`, or sign in on the page."
 
 
 class Principals:
-    """Authenticates requests: by a token, by an app's own hook, or, with neither, by being on this machine.
+    """Authenticates requests by a token or by an app's own hook.
 
-    Tokens are compared in constant time, and addresses that send wrong ones are slowed down. The cookie
-    that replaces the token holds an expiry time, signed with the journal's key and the token: it survives
-    a restart, but not a change of the token.
+    With neither, only requests from this machine pass. Tokens are compared in constant time, and addresses
+    that send wrong ones are slowed down. The cookie that replaces the token holds an expiry time, signed with
+    the journal's key and the token: it survives a restart, but not a change of the token.
     """
 
     def __init__(
@@ -71,13 +71,14 @@ class Principals:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is no authentication."""
+        """Whether the server has no authentication."""
         return self._token is None and self._authenticate is None
 
     async def of(self, request: Request) -> str:
-        """The principal that sent a request, or `RequestRefused`: 401, or 429 after many wrong tokens.
+        """Return the principal that sent a request.
 
-        Without authentication, requests from other machines are refused with 403.
+        Raises `RequestRefused`: 401, or 429 after many wrong tokens. Without authentication, requests from
+        other machines are refused with 403.
         """
         if self._authenticate is not None:
             return await self._call_hook(self._authenticate, request)
@@ -112,7 +113,7 @@ class Principals:
     # The cookie.
 
     def new_cookie(self, request: Request) -> tuple[str, str, int]:
-        """The name, the value and the lifetime in seconds of a cookie that replaces the token."""
+        """Return the name, the value and the lifetime in seconds of a cookie that replaces the token."""
         until = int(self._clock.now().timestamp()) + _COOKIE_SECONDS
         content = f"1.{until}.{self._new_id()[:16]}"
         return cookie_name(request), f"{content}.{self._sign(content)}", _COOKIE_SECONDS
@@ -156,12 +157,15 @@ class Principals:
 
 
 def cookie_name(request: Request) -> str:
-    """The cookie's name, with the port: a browser shares cookies between all servers on a host."""
+    """Return the cookie's name.
+
+    It contains the port: a browser shares cookies between all servers on a host.
+    """
     return f"handrail-{request.url.port or (443 if request.url.scheme == 'https' else 80)}"
 
 
 def _check_local(request: Request) -> None:
-    """Refuse a request unless both ends of its connection are known to be loopback."""
+    """Refuse a request unless both ends of its connection are known to be loopback addresses."""
     server: Any = request.scope.get("server")
     client = None if request.client is None else request.client.host
     if _is_loopback(client) and (server is None or _is_loopback(server[0])):
@@ -185,18 +189,18 @@ def _is_loopback(host: Any) -> bool:
 
 
 def _digest(text: str | bytes) -> bytes:
-    """A digest of constant length, so that comparing it does not reveal the text's length."""
+    """Return a digest of constant length, so that a comparison does not reveal the text's length."""
     return hashlib.sha256(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")).digest()
 
 
-# --- the names of threads -----------------------------------------------------------------------------
+# --- thread names --------------------------------------------------------------------------------------
 
 
 def session_id_of(principal: str, thread_id: str) -> str:
-    """The session id of a principal's thread, or `ThreadNameRefused` if either name is invalid.
+    """Return the session id of a principal's thread. Raises `ThreadNameRefused` if either name is invalid.
 
-    Thread ids contain no slash, so the last slash separates them from the principal, whatever it contains:
-    two different pairs never share a session.
+    Thread ids contain no slash, so the last slash separates the thread id from the principal, whatever the
+    principal contains: two different pairs never share a session.
     """
     if not ID.fullmatch(thread_id):
         raise ThreadNameRefused(thread_id[:256], "the id is invalid", f"Use {ID_RULE}")
@@ -210,7 +214,7 @@ def session_id_of(principal: str, thread_id: str) -> str:
 
 
 def parse_session_id(session_id: str) -> tuple[str, str] | None:
-    """The principal and the thread id of a session, or None if it is not a thread's."""
+    """Return the principal and the thread id of a session, or None if the session is not a thread."""
     principal, _, thread_id = session_id.rpartition("/")
     try:
         return (principal, thread_id) if session_id_of(principal, thread_id) == session_id else None

@@ -28,11 +28,11 @@ from handrail.errors import AnswerRefused, HandrailError, RunBusy, RunUnknown, S
 from handrail.schema import Problem
 
 INCIDENT = "handrail.incident"
-"""The key in a request's scope of the id under which the log reports a failure of it."""
+"""The key in a request's scope for the incident id, under which the log reports the request's failure."""
 
 
 class RequestRefused(HandrailError, ValueError):
-    """A request that is not served. Programs tell refusals apart by `kind`."""
+    """Raised to refuse a request. Programs distinguish refusals by `kind`."""
 
     def __init__(
         self,
@@ -47,12 +47,12 @@ class RequestRefused(HandrailError, ValueError):
         self.status = status
         self.kind = kind
         self.fields = tuple(fields)
-        """What is wrong in the body: pairs of a JSON pointer and a message."""
+        """The problems in the body: pairs of a JSON pointer and a message."""
         self.retry_after = retry_after
 
 
 class ServeError(HandrailError):
-    """A thread can't do what was requested."""
+    """Raised if a thread can't do what was requested."""
 
     def __init__(self, thread: str, problem: str, hint: str) -> None:
         self.thread = thread
@@ -60,32 +60,32 @@ class ServeError(HandrailError):
 
 
 class ThreadNameRefused(ServeError, ValueError):
-    """The thread's id, or its principal, is invalid."""
+    """Raised if a thread's id, or its principal, is invalid."""
 
 
 class ServerStopping(ServeError, RuntimeError):
-    """The server is stopping and accepts no new work."""
+    """Raised if the server is stopping and accepts no new work."""
 
     def __init__(self, thread: str) -> None:
         super().__init__(thread, "the server is stopping", "Try again when it is back.")
 
 
 class ThreadUnknown(ServeError, LookupError):
-    """The thread does not exist, or belongs to another principal."""
+    """Raised if the thread does not exist, or belongs to another principal."""
 
     def __init__(self, thread: str) -> None:
         super().__init__(thread, "you have no thread with this id", "Send a message to start one.")
 
 
 class ThreadBusy(ServeError, RuntimeError):
-    """A run of the thread is in progress."""
+    """Raised if a run of the thread is in progress."""
 
     def __init__(self, thread: str) -> None:
         super().__init__(thread, "a run is in progress", "Wait until it ends, or cancel it.")
 
 
 class QuestionsOpen(ServeError, RuntimeError):
-    """The thread's run is waiting for answers."""
+    """Raised if the thread's run is waiting for answers."""
 
     def __init__(self, thread: str, count: int) -> None:
         self.count = count
@@ -120,7 +120,10 @@ _PART = re.compile(r'\[(\d+|"(?:[^"\\]|\\.)*")\]|([^.\[]+)')
 
 
 def exception_handlers(refused: Callable[[str], None]) -> dict[Any, Any]:
-    """Starlette's exception handlers for every route. `refused` is called with the kind of each refusal."""
+    """Return Starlette's exception handlers for every route.
+
+    `refused` is called with the kind of each refusal.
+    """
 
     async def handle_ours(request: Request, error: Exception) -> Response:
         refused(error.kind if isinstance(error, RequestRefused) else type(error).__name__)
@@ -130,7 +133,7 @@ def exception_handlers(refused: Callable[[str], None]) -> dict[Any, Any]:
 
 
 def error_body(kind: str, message: str, fields: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
-    """The JSON of a refusal: `{"error": {"kind", "message", "fields"}}`."""
+    """Return the JSON body of a refusal: `{"error": {"kind", "message", "fields"}}`."""
     error: dict[str, Any] = {"kind": kind, "message": message}
     if fields:
         error["fields"] = [{"path": path, "message": what} for path, what in fields]
@@ -138,7 +141,7 @@ def error_body(kind: str, message: str, fields: Sequence[tuple[str, str]] = ()) 
 
 
 def error_response(error: Exception) -> Response:
-    """The response for one of our own errors."""
+    """Return the response for one of Handrail's own errors."""
     if isinstance(error, RequestRefused):
         return _refusal_response(error)
     if isinstance(error, AnswerRefused) and error.problems:
@@ -148,17 +151,17 @@ def error_response(error: Exception) -> Response:
 
 
 def server_error(incident: str) -> RequestRefused:
-    """The refusal for a defect of ours: the log has the details, under the same incident id."""
+    """Return the refusal for an internal error. The log has the details, under the same incident id."""
     return RequestRefused(500, "ServerError", f"the server failed. Its log has the details, under {incident}")
 
 
 def fields_of(problems: Sequence[Problem]) -> list[tuple[str, str]]:
-    """Problems as pairs of a JSON pointer and a message; the pointer "" is the value itself."""
+    """Return problems as pairs of a JSON pointer and a message. The pointer "" means the value itself."""
     return [(pointer_of(each.where), each.what) for each in problems]
 
 
 def pointer_of(where: str) -> str:
-    """`orders[2].price` as `/orders/2/price`."""
+    """Turn `orders[2].price` into `/orders/2/price`."""
     parts = (str(json.loads(found[1])) if found[1] else found[2] for found in _PART.finditer(where))
     return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in parts)
 

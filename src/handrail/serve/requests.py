@@ -1,4 +1,4 @@
-"""What a request carries: its body, read strictly, and the ids and options in its URL."""
+"""Parses requests: bodies, checked strictly, and the ids and options in URLs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class EmptyBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def parse(data: bytes, kind: type[T]) -> T:
-    """The body as a value of `kind`, or `RequestRefused` with the field that does not fit."""
+    """Parse a body as a value of `kind`. Raises `RequestRefused` with the field that does not fit."""
     value: Any = parse_json(data) if data or kind is not EmptyBody else {}
     try:
         return msgspec.convert(value, kind)
@@ -70,10 +70,10 @@ def parse(data: bytes, kind: type[T]) -> T:
 
 
 def parse_json(data: bytes) -> Any:
-    """A JSON value that can be stored and shown unchanged, or `RequestRefused`.
+    """Parse JSON that can be stored and shown unchanged. Raises `RequestRefused` for anything else.
 
     Refused are duplicate names in an object, numbers that are not finite or need more than 64 bits, lone
-    surrogates, and more than 64 levels.
+    surrogates, and more than 64 levels of nesting.
     """
     try:
         pydantic_core.from_json(data, allow_inf_nan=False)  # checks UTF-8, surrogates and extreme depth
@@ -117,7 +117,7 @@ def _parse_int(text: str) -> int:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether a value has more levels than this. It works level by level, without recursion."""
+    """Return whether a value is nested deeper than this. Works level by level, without recursion."""
     here: list[Any] = [value]
     for _ in range(levels + 1):
         inner: list[Any] = []
@@ -136,14 +136,14 @@ def _is_deeper(value: Any, levels: int) -> bool:
 
 
 def check_id(value: object) -> str:
-    """A valid id, or `RequestRefused`."""
+    """Return the value if it is a valid id. Raises `RequestRefused` otherwise."""
     if not isinstance(value, str) or not ID.fullmatch(value):
         raise RequestRefused(422, "BadId", f"an id has {ID_RULE}")
     return value
 
 
 def limit_of(request: Request) -> int:
-    """`?limit=`: 50 by default, and at most 200."""
+    """Return the value of `?limit=`: 50 by default, and at most 200."""
     text = request.query_params.get("limit", "50")
     if not (text.isascii() and text.isdecimal()) or len(text) > 6 or not int(text):
         raise RequestRefused(422, "BadLimit", f"`limit` is a number from 1 to {_MAX_PAGE}")
@@ -151,7 +151,10 @@ def limit_of(request: Request) -> int:
 
 
 def before_of(request: Request) -> Mark | None:
-    """`?before=`: the `next` of a page, or a time in ISO 8601 (UTC by default), as a mark."""
+    """Return `?before=` as a mark.
+
+    Its value is the `next` of a page, or a time in ISO 8601 (UTC by default).
+    """
     text = request.query_params.get("before")
     if text is None:
         return None
@@ -171,9 +174,10 @@ def before_of(request: Request) -> Mark | None:
 
 
 def format_mark(request: Request, mark: Mark) -> str:
-    """Where a page ended, for `?before=`. It names the session, since several may have the same time.
+    """Format the mark where a page ended, for `?before=`.
 
-    A page may end at a session that is not a thread; its id is then given whole.
+    It names the session, since several may share a time. A page may end at a session that is not a thread.
+    Then the mark contains the full session id.
     """
     at, session_id = mark
     mine = f"{request.scope[PRINCIPAL]}/"
@@ -181,7 +185,7 @@ def format_mark(request: Request, mark: Mark) -> str:
 
 
 def search_of(request: Request) -> str:
-    """`?find=`: the words to search for."""
+    """Return the words to search for, from `?find=`."""
     text = request.query_params.get("find", "")
     if len(text) > _MAX_SEARCH:
         raise RequestRefused(422, "BadSearch", f"`find` has at most {_MAX_SEARCH} characters")

@@ -1,4 +1,4 @@
-"""`Routes`: the addresses of the server, and what each of them does; and `Pages`, the files of the page."""
+"""`Routes`: the server's URLs and their handlers. `Pages`: the files of the page."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Routes:
         return response
 
     async def health(self, request: Request) -> Response:
-        """Whether the server is up. Only authenticated clients get the numbers."""
+        """Report whether the server is up. Only authenticated clients get the numbers."""
         stopping = self._threads.stopping
         health: dict[str, Any] = {"status": "stopping" if stopping else "ok"}
         try:
@@ -166,7 +166,7 @@ class Routes:
     # AG-UI.
 
     async def agent(self, request: Request) -> Any:
-        """One leg of a run, as AG-UI requests it."""
+        """Respond to an AG-UI request with one leg of a run."""
         input = parse_input(requests.parse_json(await request.body()))
         thread = self._threads.thread(request.scope[PRINCIPAL], input.thread_id)
         nested = input.sees_nested
@@ -179,10 +179,10 @@ class Routes:
             if submitted.refused:
                 return send_all(submitted.refused, nested=nested)
             if submitted.leg == input.run_id:
-                # A run from another window may have ended since.
+                # A run started in another window may have ended since.
                 number = thread.feed.before_leg(submitted.leg, number)
                 return follow(thread.feed, number, leg=submitted.leg, nested=nested)
-            # It was answered before: send the current state, and what follows if the run is active.
+            # The input was answered before: send the current state, and what follows if the run is active.
             before, number, leg = await snapshots.joining_events(self._journal, thread)
             if leg:
                 return follow(thread.feed, number, before=before, leg=leg, nested=nested)
@@ -191,7 +191,7 @@ class Routes:
         return await self._stream(request, chunks)
 
     async def events(self, request: Request) -> Any:
-        """A thread's events after a position, or after a snapshot if the position is no longer kept."""
+        """Stream a thread's events after a position, or after a snapshot if it is no longer kept."""
         thread = self._thread(request)
         query = request.query_params
         nested = query.get("v") != "0"
@@ -267,7 +267,10 @@ class Routes:
         return JSONResponse({}, 202)
 
     def _thread(self, request: Request) -> Thread:
-        """The thread in the URL, among those of the request's principal: nobody can name another's."""
+        """Return the thread in the URL.
+
+        It always belongs to the request's principal, who can't name another's thread.
+        """
         return self._threads.thread(request.scope[PRINCIPAL], requests.check_id(request.path_params["id"]))
 
     async def _start_run(self, thread: Thread, text: str, **options: Any) -> str:
@@ -374,14 +377,14 @@ class Pages:
         self._cache: dict[Path, tuple[tuple[int, int], str, bytes]] = {}
 
     def page(self, request: Request) -> Response:
-        """The page, or a 503 with instructions if its libraries are missing."""
+        """Return the page, or a 503 with instructions if its libraries are missing."""
         vendor = self._folder / "vendor"
         if not vendor.is_dir() or not any(vendor.iterdir()):
             return HTMLResponse(_NOT_BUILT, 503)
         return self.file(request, self._folder / "index.html")
 
     def asset(self, request: Request, name: str) -> Response:
-        """A file of the page."""
+        """Return a file of the page."""
         parts = name.split("/")
         if not all(_PART.fullmatch(part) for part in parts):
             raise _missing()
@@ -391,7 +394,7 @@ class Pages:
         return self.file(request, path)
 
     def file(self, request: Request, path: Path) -> Response:
-        """A file with its type and an ETag, or 304 if the client has it already."""
+        """Return a file with its type and an ETag, or 304 if the client has it already."""
         kind = _TYPES.get(path.suffix)
         try:
             stat = path.stat()

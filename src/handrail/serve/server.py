@@ -1,4 +1,4 @@
-"""A served app as a process: its address, its uvicorn server, and how it stops."""
+"""A served app as a process: its address, its uvicorn server, and its shutdown."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ from handrail.serve.refusals import error_body
 _BACKLOG = 2048
 _SPARE_FILES = 256
 _ABORT_SECONDS = 1.0
-"""How long clients have to read the rest of their responses when the server stops."""
+"""Seconds that clients have to read the rest of their responses when the server stops."""
 _SHUTDOWN_SECONDS = 2
 
 
 def listen(host: str, port: int, app: ServedApp) -> socket.socket:
-    """A listening socket. `DefinitionError` if other machines could reach an app without authentication."""
+    """Open a listening socket.
+
+    Raises `DefinitionError` if other machines could reach an app without authentication.
+    """
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
     if app.is_open and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
@@ -53,7 +56,7 @@ def listen(host: str, port: int, app: ServedApp) -> socket.socket:
 
 
 def address_of(listening: socket.socket) -> str:
-    """The URL for a browser: `http://127.0.0.1:8600/`."""
+    """Return the URL to open in a browser, such as `http://127.0.0.1:8600/`."""
     host, port = listening.getsockname()[:2]
     address = ipaddress.ip_address(host.partition("%")[0])
     if address.is_unspecified:
@@ -87,7 +90,7 @@ async def run(
 
 
 def server_for(app: ServedApp, ready: Callable[[], None] = lambda: None) -> uvicorn.Server:
-    """uvicorn with the app's limits. It installs no signal handlers: `run` does."""
+    """Create a uvicorn server with the app's limits. It installs no signal handlers: `run` does."""
     limits = app.limits
     connections = Connections(limits, app.metrics)
     _raise_file_limit(limits.connections)
@@ -145,7 +148,7 @@ class Connections:
         self._open: dict[tuple[str, int], Connection] = {}
 
     def open(self, **options: Any) -> Connection:
-        """A protocol for a new connection, for uvicorn's `http` option."""
+        """Create the protocol for a new connection, for uvicorn's `http` option."""
         return Connection(self, H11Protocol(**options))
 
     def add(self, connection: Connection) -> None:
@@ -157,7 +160,7 @@ class Connections:
 
     @contextlib.contextmanager
     def request(self, scope: Scope) -> Generator[None]:
-        """Tell the connection of a request that its headers have arrived, and later that it is answered."""
+        """Tell a request's connection that its headers have arrived, and at the end that it was answered."""
         connection = self._open.get(scope["client"])
         if connection is not None:
             connection.start_request()
@@ -231,7 +234,10 @@ class Connection(asyncio.Protocol):
         self._inner.resume_writing()
 
     def _await_headers(self) -> None:
-        """Start the timeout for the headers of a request, unless it runs: sending byte by byte gives no more time."""
+        """Start the timeout for a request's headers.
+
+        It is not restarted, so sending byte by byte gains no time.
+        """
         if self._headers is None and not self._requests:
             seconds = self._connections.limits.header_seconds
             self._headers = self._loop.call_later(seconds, self._refuse_slow)
@@ -254,7 +260,7 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 
 def _encode_response(status: str, kind: str, message: str) -> bytes:
-    """A whole response, for a connection that has no request yet."""
+    """Encode a complete response, for a connection that has no request yet."""
     body = json.dumps(error_body(kind, message)).encode()
     lines = [
         f"HTTP/1.1 {status}",
@@ -297,7 +303,7 @@ def _signals(stop: Callable[[], Any]) -> Generator[None]:
 
 
 def _raise_file_limit(connections: int) -> None:
-    """Let the process open a file for each connection, as far as its hard limit allows."""
+    """Raise the process's limit of open files to one per connection, as far as its hard limit allows."""
     import resource
 
     wanted = 2 * connections + _SPARE_FILES

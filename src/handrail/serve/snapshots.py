@@ -37,7 +37,7 @@ from handrail.serve.thread_messages import (
 )
 
 _MOST_CACHED = 4096
-"""How many finished runs are cached."""
+"""Maximum number of finished runs that are cached."""
 _MOST_THREADS_CACHED = 64
 _TRIES = 5
 
@@ -69,14 +69,14 @@ class _State(NamedTuple):
     questions: Sequence[Question]
     live: LiveRun | None
     open: Sequence[Event]
-    """The events of the active run for a reader who joins now."""
+    """The active run's events, for a client who joins now."""
     since: Sequence[Item]
     """The events that arrived while the journal was read."""
     last: int
 
 
 async def thread_snapshot(journal: Journal, seen: Thread) -> dict[str, Any]:
-    """The snapshot of a thread, up to the event `last_event_id`."""
+    """Return a snapshot of a thread, up to the event `last_event_id`."""
     found = await _read_state(journal, seen)
     calls: dict[str, Any] = {}
     usage = sum((run.usage for run in found.runs), Usage())
@@ -106,7 +106,10 @@ async def thread_snapshot(journal: Journal, seen: Thread) -> dict[str, Any]:
 
 
 def _agents(found: _State, since: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The nested runs, each with the call that started it, as clients know it, and its current status."""
+    """Return the nested runs.
+
+    Each has its current status, and the call that started it as clients know it.
+    """
     asked: dict[str, list[str]] = {}
     for run_id, message in (*found.said, *found.nested):
         if isinstance(message, AssistantMessage):
@@ -131,7 +134,7 @@ def _agents(found: _State, since: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
 
 async def joining_events(journal: Journal, seen: Thread) -> tuple[list[Event], int, str]:
-    """The events for a reader who joins a thread, their position in its feed, and the open leg."""
+    """Return the events for a client who joins a thread, their position in its feed, and the open leg."""
     found = await _read_state(journal, seen)
     newest = found.rows[-1] if found.rows else None
     run_id = found.live.run_id if found.live is not None else newest.record.id if newest is not None else ""
@@ -156,8 +159,8 @@ async def joining_events(journal: Journal, seen: Thread) -> tuple[list[Event], i
 async def _read_state(journal: Journal, seen: Thread) -> _State:
     """Read a consistent state of a thread from the journal and from memory.
 
-    The run continues while the journal is read. What happened meanwhile is taken from the feed; if the run
-    started or ended meanwhile, everything is read again.
+    The run continues while the journal is read. Events of that time are taken from the feed; if the run
+    started or ended in that time, everything is read again.
     """
     for tries in range(_TRIES):
         last, live = seen.feed.last, seen.live
@@ -198,7 +201,7 @@ def title_of(rows: Sequence[RunRow]) -> str:
 
 
 def status_of(rows: Sequence[RunRow], seen: Thread | None) -> str:
-    """The status of a thread, by its newest run. `seen` is the thread if it is in memory."""
+    """Return a thread's status, by its newest run. `seen` is the thread if it is in memory."""
     if seen is not None and seen.live is not None:
         return "running" if seen.live.leg else "waiting"
     if not rows:
@@ -210,11 +213,11 @@ def status_of(rows: Sequence[RunRow], seen: Thread | None) -> str:
         return "idle"
     if newest.questions:
         return "waiting"
-    return "running" if newest.owner else "failed"  # no process has it: it could not be resumed
+    return "running" if newest.owner else "failed"  # a run without an owner could not be resumed
 
 
 async def file_changes(journal: Journal, seen: Thread) -> list[dict[str, Any]]:
-    """The file changes of a thread's calls, oldest first."""
+    """Return the file changes of a thread's calls, oldest first."""
     await seen.check_known()
     marks = await journal.calls.marks(seen.session_id)
     undone = {entry.key for _, entry in marks if entry.kind == "undone"}
@@ -251,11 +254,14 @@ class _RunSummary(NamedTuple):
 
 
 _caches: WeakKeyDictionary[Journal, OrderedDict[tuple[str, float], _RunSummary]] = WeakKeyDictionary()
-"""Summaries of finished runs, by journal. Which calls were undone since is read each time."""
+"""Summaries of finished runs, by journal. Calls that were undone since are looked up each time."""
 
 
 _nested_caches: WeakKeyDictionary[Journal, OrderedDict[object, Sequence[RunMessage]]] = WeakKeyDictionary()
-"""Messages of nested runs of idle threads, by journal, since reading them means reading every run."""
+"""Messages of idle threads' nested runs, by journal.
+
+They are cached because reading them means reading every run.
+"""
 
 
 async def _nested_messages(journal: Journal, rows: Sequence[RunRow]) -> Sequence[RunMessage]:
@@ -278,7 +284,7 @@ async def _summarize(journal: Journal, row: RunRow, said: Sequence[RunMessage]) 
         tree = await show(journal, row.record.id)
         ids = _ids_by_place(row.record.id, () if row.status in OVER else said)
         for each in tree.calls:
-            each.id = each.id or ids.get(each.place, "")  # an unfinished call has no record of its own
+            each.id = each.id or ids.get(each.place, "")  # an unfinished call has no recorded id
         calls = {each.id: call_facts(each, row.record.id) for each in tree.calls if each.id}
         subagents = list(_subagents(tree.calls, row.record.id))
         found = _RunSummary(run_line(row, tree), calls, subagents, tree.usage, tree.cost)
@@ -292,7 +298,7 @@ async def _summarize(journal: Journal, row: RunRow, said: Sequence[RunMessage]) 
 
 
 def _ids_by_place(run_id: str, said: Iterable[RunMessage]) -> Mapping[Place, str]:
-    """The ids of the calls that a run's model made, by place."""
+    """Return the ids of the calls that a run's model made, by place."""
     calls = [
         call
         for run, message in said
@@ -344,7 +350,7 @@ def call_facts(call: CallNode, run_id: str) -> dict[str, Any]:
 
 
 def _runs_inside(call: CallNode) -> Iterable[NestedRun]:
-    """The runs inside a call, at any depth."""
+    """Yield the runs inside a call, at any depth."""
     for run in call.runs:
         yield run
         for inner in (*(each for turn in run.turns for each in turn.calls), *run.calls):
@@ -356,10 +362,10 @@ def _runs_inside(call: CallNode) -> Iterable[NestedRun]:
 def _subagents(
     calls: Iterable[CallNode], run_id: str, call_id: str = "", around: str | None = None
 ) -> Iterable[dict[str, Any]]:
-    """The nested runs inside these calls, outer ones first."""
+    """Yield the nested runs inside these calls, outer ones first."""
     for call in calls:
         if not call_id and call.place.outer is not None:
-            continue  # it is listed under the call that made it
+            continue  # the run is listed under the call that made it
         known = call.id or call_id
         for run in call.runs:
             id = run.place.id(run_id)
@@ -376,7 +382,10 @@ def _subagents(
 
 
 def _nested_status(run: NestedRun, call: CallNode) -> str:
-    """The status of a nested run. An answer without calls is its last, whatever its call still does."""
+    """Return a nested run's status.
+
+    An answer without calls ends the run, even if the call around it continues.
+    """
     if run.turns and not run.turns[-1].calls:
         return "ok"
     return "running" if call.status == "open" else "ok" if call.status == "ok" else "error"
@@ -387,7 +396,7 @@ def _paths(writes: Iterable[str]) -> list[str]:
 
 
 def run_tree(found: RunTree) -> dict[str, Any]:
-    """A run as a tree, for the timeline."""
+    """Return a run as a JSON tree, for the timeline."""
     line = run_line(found.row, found)
     return {**line, "turns": [_turn_json(each) for each in found.turns]}
 

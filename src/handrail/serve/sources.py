@@ -1,4 +1,4 @@
-"""`Source`: what a server serves. A prompt with its adapter, or a worker of a folder."""
+"""`Source`: what a server serves, which is a prompt with its adapter or a worker of a folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """What the threads of a server talk to."""
+    """The prompt or worker that the threads of a server talk to."""
 
     @property
     def name(self) -> str: ...
@@ -43,7 +43,7 @@ class Source(Protocol):
 
     @property
     def files(self) -> Any:
-        """The filesystem that its runs change, or None."""
+        """The filesystem that the source's runs change, or None."""
         ...
 
     @property
@@ -52,7 +52,7 @@ class Source(Protocol):
         ...
 
     def owns(self, record: RunRecord) -> bool:
-        """Whether a recorded run belongs to this source. A journal may contain runs of other apps."""
+        """Return whether a recorded run belongs to this source. A journal may contain other apps' runs."""
         ...
 
     def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
@@ -151,7 +151,7 @@ class Loaded:
 
     source: Source
     authenticate: Callable[..., Any] | None = None
-    """Returns the principal of a request."""
+    """A hook that returns the principal of a request."""
     renderers: Path | None = None
     """A script with renderers for the page."""
 
@@ -205,7 +205,7 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
 
 
 def _describe(error: Exception) -> str:
-    """An error of the user's code and the line it came from, which a SyntaxError includes."""
+    """Describe an error of the user's code, with the line it came from."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
         return text
@@ -230,8 +230,9 @@ def load_module(named: str) -> ModuleType:
 def _load_file(path: Path, named: str) -> ModuleType:
     """Import a file under the name it would have if it were imported from its own folder.
 
-    So its types and its runs have the same names however it is loaded. If another module has that name, as with
-    a `json.py`, the file gets a unique name and its folder goes last on the path: other imports are unaffected.
+    Its types and its runs therefore have the same names however it is loaded. If another module has that
+    name, as with a `json.py`, the file gets a unique name and its folder goes last on the path: other imports
+    are unaffected.
     """
     is_taken = _is_taken(path)
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
@@ -255,7 +256,7 @@ def _load_file(path: Path, named: str) -> ModuleType:
 
 
 def _is_taken(path: Path) -> bool:
-    """Whether another module, here or installed, has the name of this file."""
+    """Return whether another module, installed or in the current folder, has the name of this file."""
     if path.stem in sys.modules:
         where = getattr(sys.modules[path.stem], "__file__", None)
     else:
@@ -284,5 +285,5 @@ def _worker_of(path: Path, model: Model | None, approvals: Any, files: Any) -> W
 
     worker = WorkerRegistry.worker_at(path)
     if model is None and worker.model is None:
-        raise worker.without_model()  # now, rather than on the first message
+        raise worker.without_model()  # raised now, rather than on the first message
     return WorkersSource(worker.registry, worker.name, model=model, files=files, approvals=approvals)

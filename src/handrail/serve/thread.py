@@ -51,7 +51,7 @@ _HERE = "this server"
 
 @dataclass(slots=True)
 class Setup:
-    """What all threads of a server share."""
+    """The parts that all threads of a server share."""
 
     source: Source
     journal: Journal
@@ -60,14 +60,14 @@ class Setup:
     clock: Clock = SYSTEM_CLOCK
     stopping: bool = False
     parked: Callable[[Thread, Sequence[Question], bool], None] = lambda thread, questions, answered: None
-    """Called when a run was parked, with its open questions and whether an answer arrived meanwhile."""
+    """Called after a run was parked, with its open questions and whether an answer arrived during parking."""
 
 
 class Thread:
     """A conversation: its session, its feed, and its active run.
 
     Everything is in the journal, so a thread without an active run can be dropped from memory and loaded
-    again. Actions run one at a time; reading is possible meanwhile.
+    again. Actions run one at a time; reading is possible during an action.
     """
 
     def __init__(self, id: str, principal: str, setup: Setup, feed: Feed) -> None:
@@ -77,7 +77,7 @@ class Thread:
         self.feed = feed
         feed.owner = self
         self.named: dict[str, str] = {}
-        """The ids a client gave to its user messages, by the runs they started."""
+        """The ids that a client gave to its user messages, by the id of the run that each message started."""
         self.live: LiveRun | None = None
         self._setup = setup
         self._source = setup.source
@@ -87,7 +87,7 @@ class Thread:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is in progress, so that it can be dropped from memory."""
+        """Whether nothing is in progress, so that the thread can be dropped from memory."""
         return self.live is None and not self._lock.locked()
 
     # Actions.
@@ -100,9 +100,9 @@ class Thread:
         history: Iterable[Message] = (),
         tools: Sequence[Tool[Any, Any]] = (),
     ) -> str:
-        """Start a run with a message, and return its id. It is recorded when this returns.
+        """Start a run with a message, and return the run's id. The run is recorded when this returns.
 
-        `ThreadBusy` or `QuestionsOpen` if a run is in progress.
+        Raises `ThreadBusy` or `QuestionsOpen` if a run is in progress.
         """
         async with self._lock:
             self._check_accepting()
@@ -129,14 +129,15 @@ class Thread:
             return run_id
 
     async def answer(self, answers: Sequence[Answer], *, leg: str = "") -> str:
-        """Accept answers to questions of this thread, continue the run, and return the leg it continues in.
+        """Accept answers to questions of this thread, continue the run, and return the id of its leg.
 
-        `AnswerRefused` if one does not fit; then none is accepted, unless only the tool that asked could
-        tell. Repeating an answer is harmless, even after the run has ended; then there is no leg.
+        Raises `AnswerRefused` if an answer does not fit. Then none is accepted, unless the misfit can be
+        detected only by the tool that asked. Repeating an answer is harmless, even after the run has ended;
+        then there is no leg.
         """
         async with self._lock:
             asked = await self._asked([each.question_id for each in answers])
-            live = await self._settled()  # after reading: it may have been parked meanwhile
+            live = await self._settled()  # after reading, because the run may have been parked during it
             now = self._setup.clock.now()
             for each in answers:
                 if asked[each.question_id].answer is None:
@@ -155,7 +156,7 @@ class Thread:
             if live is not None or not taken:
                 return leg if taken else ""
             if self._setup.stopping or self._is_elsewhere(await self._journal.runs.get(taken)):
-                return ""  # it is recorded, and the next owner of the run will see it
+                return ""  # the answer is recorded, and the run's next owner will see it
             return await self._go_on(taken, leg)
 
     async def cancel(self) -> None:
@@ -164,7 +165,7 @@ class Thread:
             live = await self._settled()
             if live is not None:
                 await live.cancel()
-            row = await self.newest()  # in any case: it may have been parked just now
+            row = await self.newest()  # in any case, because the run may have been parked just now
             if row is None or row.status in OVER:
                 return
             ended = await runs.cancel(self._journal, row.record.id)
@@ -174,7 +175,10 @@ class Thread:
                 self.feed.append([*told.begin_leg(self._setup.new_id()), *told.cancel()])
 
     async def undo(self, call_id: str) -> Undoing:
-        """Undo what a call of this thread committed. `UndoRefused` or `RunBusy` say why that is impossible."""
+        """Undo what a call of this thread committed.
+
+        Raises `UndoRefused` or `RunBusy` if that is impossible.
+        """
         async with self._lock:
             live = await self._settled()
             if live is not None:
@@ -202,15 +206,15 @@ class Thread:
             return done
 
     async def approvals(self) -> Sequence[ApprovalRemembered]:
-        """The remembered decisions, oldest first."""
+        """Return the remembered decisions, oldest first."""
         return approvals_of(await self._session_as_decided()).list()
 
     async def revoke(self, approval_id: str) -> None:
-        """Revoke a remembered decision, for the active run too. `SessionError` if there is none."""
+        """Revoke a remembered decision, for the active run too. Raises `SessionError` if there is none."""
         approvals_of(await self._session_as_decided()).revoke(approval_id, self.principal)
 
     async def forget(self) -> None:
-        """Delete the thread and its runs. `ThreadBusy` while one is active."""
+        """Delete the thread and its runs. Raises `ThreadBusy` while a run is active."""
         async with self._lock:
             rows = await self.rows()
             if await self._settled() is not None or any(self._is_leased(row) for row in rows):
@@ -222,12 +226,13 @@ class Thread:
             self.named.clear()
             self.feed.forget()
 
-    # For the server.
+    # Called by the server.
 
     async def go_on(self, *, stays: bool = False) -> None:
         """Resume a run that was parked or whose process ended, unless another process has it.
 
-        With `stays` it is not parked again at its first rest, because a question is about to be closed.
+        With `stays` it is not parked again when it first comes to rest, because a question is about to be
+        closed.
         """
         async with self._lock:
             row = await self.newest()
@@ -242,14 +247,14 @@ class Thread:
             return
         await live.park(grace)
         if live.environment.was_cut and live.parked:
-            # It has work to do, so the next process must resume it even if a question is open.
+            # The run has work to do, so the next process must resume it even if a question is open.
             await self._journal.runs.take(live.run_id)
             await self._journal.runs.leave(live.run_id, "running")
 
     # Reading.
 
     async def session(self) -> Session:
-        """The session as its finished runs left it."""
+        """Return the session as the finished runs left it."""
         if self._session is None:
             try:
                 self._session = await runs.session(self._journal, self.session_id, principal=self.principal)
@@ -258,18 +263,18 @@ class Thread:
         return self._session
 
     async def questions(self, rows: Sequence[RunRow] | None = None) -> Sequence[Question]:
-        """The open questions. Here and below, pass `rows` if the thread's runs have just been read."""
+        """Return the open questions. Here and below, pass `rows` if the thread's runs have just been read."""
         row = await self.newest(rows)
         return () if row is None or row.status in OVER else await self._journal.questions.open(row.record.id)
 
     def state(self) -> Any:
-        """The slices that clients see, of the session in memory. None if there are none."""
+        """Return the slices that clients see, from the session in memory, or None if there are none."""
         live = self.live
         session = live.session if live is not None and live.has_started else self._session
         return None if session is None else self._shown(session)
 
     async def read_state(self, rows: Sequence[RunRow] | None = None) -> Any:
-        """The same for a thread that is not in memory, including what a parked run has committed."""
+        """Return the slices that clients see, for a thread not in memory, with a parked run's commits."""
         if not self._source.shown or (self.live is not None and self.live.has_started):
             return self.state()
         row = await self.newest(rows)
@@ -278,11 +283,11 @@ class Thread:
         return self._shown(await self._session_with(row))
 
     async def messages(self) -> Sequence[Message]:
-        """All messages, oldest first, those of a parked run included."""
+        """Return all messages, oldest first, including those of a parked run."""
         return [message for _, message in await self.run_messages()]
 
     async def run_messages(self, rows: Sequence[RunRow] | None = None) -> Sequence[RunMessage]:
-        """All messages, each with the id of its run."""
+        """Return all messages, each with the id of its run."""
         live = self.live
         if live is not None and live.has_started:
             return messages_in(live.session)
@@ -294,17 +299,17 @@ class Thread:
         return [*said, *(RunMessage(run_id, each) for each in await runs.said(self._journal, run_id))]
 
     async def rows(self) -> Sequence[RunRow]:
-        """The thread's runs, oldest first."""
+        """Return the thread's runs, oldest first."""
         found = await self._journal.runs.list(session_id=self.session_id)
         return [row for row in found if row.record.principal == self.principal]
 
     async def newest(self, rows: Sequence[RunRow] | None = None) -> RunRow | None:
-        """The most recent run."""
+        """Return the thread's newest run, or None."""
         rows = await self.rows() if rows is None else rows
         return rows[-1] if rows else None
 
     async def check_known(self) -> None:
-        """`ThreadUnknown` if the thread has no messages."""
+        """Raise `ThreadUnknown` if the thread has no messages."""
         if self.live is None and await self.newest() is None:
             raise ThreadUnknown(self.id)
 
@@ -327,13 +332,16 @@ class Thread:
             raise ThreadBusy(self.id)
 
     async def _settled(self) -> LiveRun | None:
-        """The run of this process, if any. Waits for one that is just being parked."""
+        """Return the run that this process executes, if any.
+
+        If that run is being parked, waits for the end of parking.
+        """
         if self.live is not None and self.live.is_parking:
             await self.live.wait()
         return self.live
 
     async def _asked(self, ids: Iterable[str]) -> Mapping[str, QuestionRecord]:
-        """Questions of this thread by id. `AnswerRefused` if one of the ids is unknown."""
+        """Return questions of this thread by id. Raises `AnswerRefused` if one of the ids is unknown."""
         wanted, found = set(ids), dict[str, QuestionRecord]()
         for row in reversed(await self.rows()):
             if not wanted:
@@ -348,7 +356,7 @@ class Thread:
         return found
 
     def _is_elsewhere(self, row: RunRow) -> bool:
-        """Whether another live process has this run, or it belongs to another app."""
+        """Return whether another live process has this run, or it belongs to another app."""
         return not self._source.owns(row.record) or self._is_leased(row)
 
     async def _is_here(self, run_id: str) -> bool:
@@ -359,7 +367,10 @@ class Thread:
         return not is_free(row.owner, row.leased_until, now, getattr(self._journal, "owner", ""))
 
     async def _session_with(self, row: RunRow) -> Session:
-        """The session with what an unfinished run has committed. For reading only."""
+        """Return the session including what an unfinished run has committed.
+
+        The result is for reading only.
+        """
         try:
             session = await runs.session(self._journal, self.session_id, principal=self.principal)
         except RunUnknown:
@@ -376,7 +387,7 @@ class Thread:
         return session
 
     async def _session_as_decided(self) -> Session:
-        """The session with every decision remembered for it, including those from other processes."""
+        """Return the session with every decision remembered for it, including those from other processes."""
         live = self.live
         session = live.session if live is not None and live.has_started else await self.session()
         if session.decisions is not None:
@@ -389,7 +400,7 @@ class Thread:
         return {kind.__name__: plain_json(list(session[kind].all())) for kind in self._source.shown}
 
     async def _go_on(self, run_id: str, leg: str = "", *, stays: bool = False) -> str:
-        """Resume a run that this process does not have, and return the leg it continues in.
+        """Resume a run that this process does not have, and return the leg in which it continues.
 
         Tools that a client added are rebuilt from the record: no client needs to be connected.
         """

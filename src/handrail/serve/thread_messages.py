@@ -25,7 +25,7 @@ class RunMessage(NamedTuple):
     """A message and the run it belongs to."""
 
     run_id: str
-    """For a nested run: the id of the outermost run, and a place."""
+    """The id of the message's run. For a nested run it consists of the outermost run's id and a place."""
     message: Message
 
 
@@ -33,7 +33,7 @@ class RunMessage(NamedTuple):
 
 
 def messages_in(session: Session) -> list[RunMessage]:
-    """The messages of a session, oldest first, without those of nested runs."""
+    """Return a session's messages, oldest first, without those of nested runs."""
     return [
         RunMessage(fact.run_id, fact.message)
         for fact in session[MessageAdded].all()
@@ -42,7 +42,7 @@ def messages_in(session: Session) -> list[RunMessage]:
 
 
 def nested_messages_in(session: Session) -> list[RunMessage]:
-    """The messages of nested runs that a session in memory has."""
+    """Return the messages of nested runs that are in a session in memory."""
     return [
         RunMessage(fact.conversation, fact.message)
         for fact in session[MessageAdded].all()
@@ -51,7 +51,10 @@ def nested_messages_in(session: Session) -> list[RunMessage]:
 
 
 async def read_nested(journal: Journal, rows: Sequence[RunRow]) -> list[RunMessage]:
-    """The recorded messages of nested runs. Calls get their original ids, which follow from the order of answers."""
+    """Return the recorded messages of nested runs.
+
+    Calls get their original ids, which follow from the order of answers.
+    """
     found: list[RunMessage] = []
     session = Session(id=rows[0].record.session_id) if rows else Session()
     conversations: dict[str, Conversation] = {}
@@ -88,7 +91,7 @@ def _result_text(entry: Entry) -> str:
 
 
 def merge_nested(recorded: Sequence[RunMessage], live: Sequence[RunMessage]) -> list[RunMessage]:
-    """The messages of nested runs from both. Of a run that the session has, it has all."""
+    """Merge recorded and live messages of nested runs. For a run with live messages, only those are used."""
     there = {each.run_id for each in live}
     return [*(each for each in recorded if each.run_id not in there), *live]
 
@@ -97,9 +100,9 @@ def merge_nested(recorded: Sequence[RunMessage], live: Sequence[RunMessage]) -> 
 
 
 def render(messages: Sequence[RunMessage]) -> list[dict[str, Any]]:
-    """Messages as AG-UI has them.
+    """Render messages as AG-UI messages.
 
-    In each run the user's message comes first. Messages before it are history that a client brought along.
+    In each run the user's message comes first. Messages before it are history that a client supplied.
     """
     started = {
         run_id: number
@@ -117,10 +120,10 @@ def render(messages: Sequence[RunMessage]) -> list[dict[str, Any]]:
 def render_thread(
     messages: Sequence[RunMessage], nested: Sequence[RunMessage], named: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """A thread's messages: those of each run, with those of nested runs after the calls that started them.
+    """Render a thread's messages, with those of nested runs after the calls that started them.
 
-    `named` has the ids a client gave to its user messages, by the runs they started. Under another id the
-    client would take such a message for a new one, and put it last.
+    `named` has the ids that a client gave to its user messages, by the runs they started. Under another id
+    the client would take such a message for a new one, and put it last.
     """
     ids = {f"{run_id}/user": id for run_id, id in named.items()}
     own = [{**each, "id": ids.get(each["id"], each["id"])} for each in render(messages)]
@@ -181,7 +184,7 @@ def _render_message(
 
 
 def render_open(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """The messages that are being written, from the events a reader who joins now would get."""
+    """Render messages that are still being written, from the events that a client who joins now would get."""
     out: dict[str, dict[str, Any]] = {}
     calls: dict[str, dict[str, Any]] = {}
     for event in events:

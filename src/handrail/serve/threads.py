@@ -1,4 +1,4 @@
-"""`Threads`: all conversations of a journal, and `ThreadList`, which lists those of a principal."""
+"""`Threads`: all conversations of a journal. `ThreadList`: lists those of one principal."""
 
 from __future__ import annotations
 
@@ -29,18 +29,21 @@ from handrail.serve.thread import Setup, Thread
 log = logging.getLogger("handrail.serve")
 
 _MOST_KEPT = 256
-"""How many threads without a run stay in memory."""
+"""Maximum number of threads without a run that stay in memory."""
 _MOST_RESUMED = 100_000
-"""How many unfinished runs, newest first, are considered at startup."""
+"""Maximum number of unfinished runs that are considered at startup, newest first."""
 _MOST_SEARCHED = 500
-"""How many threads one search reads. Their first messages are not indexed; clients ask for the next page."""
+"""Maximum number of threads that one search reads.
+
+First messages are not indexed; clients ask for the next page.
+"""
 _SEARCH_BATCH = 200
-"""How many threads a search reads at a time, since each query sorts all threads of the principal."""
+"""Number of threads that a search reads at a time, since each query sorts all threads of the principal."""
 _MOST_COSTS_CACHED = 20_000
 
 
 class Threads:
-    """Finds threads, resumes what an earlier process left, and parks everything at the end."""
+    """Finds threads, resumes runs that an earlier process left, and parks all runs when the server stops."""
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class Threads:
         self._feeds = itertools.count(1)
         self._kept: OrderedDict[tuple[str, str], Thread] = OrderedDict()
         self._known: WeakValueDictionary[tuple[str, str], Thread] = WeakValueDictionary()
-        """All threads in memory, including those that only a reader of their feed keeps alive."""
+        """All threads in memory, including those that are only kept alive by a reader of their feed."""
         self._waiting: dict[tuple[str, str], dict[str, Question]] = {}
         """The open questions of parked runs, by thread."""
         self._polling: asyncio.Task[None] | None = None
@@ -76,11 +79,11 @@ class Threads:
 
     @property
     def parked(self) -> int:
-        """How many runs of this app are parked until somebody answers."""
+        """Number of this app's runs that are parked until somebody answers."""
         return len(self._waiting)
 
     def thread(self, principal: str, id: str) -> Thread:
-        """The thread with this id of this principal. Another principal's can't be named."""
+        """Return this principal's thread with this id. Another principal's threads can't be named."""
         key = (principal, id)
         thread = self._known.get(key)
         if thread is None:
@@ -93,21 +96,21 @@ class Threads:
         return thread
 
     def find(self, principal: str, id: str) -> Thread | None:
-        """The thread, if it is in memory."""
+        """Return the thread if it is in memory, else None."""
         return self._known.get((principal, id))
 
     def running(self) -> Sequence[Thread]:
-        """The threads with a run in this process."""
+        """Return the threads that have a run in this process."""
         return [thread for thread in list(self._known.values()) if thread.live is not None]
 
     def kept(self) -> int:
-        """How many threads are kept in memory."""
+        """Return the number of threads that are kept in memory."""
         return len(self._kept)
 
     # Startup and shutdown.
 
     async def start(self) -> None:
-        """Recover after a process that was killed: first its file changes, then its runs.
+        """Recover from a process that was killed: first its file changes, then its runs.
 
         Runs of other apps in the same journal are left alone, and so are runs that wait for an answer.
         """
@@ -130,7 +133,7 @@ class Threads:
             self._polling = asyncio.get_running_loop().create_task(self._keep_polling(self._poll_seconds))
 
     async def stop(self, grace: float = 5.0) -> None:
-        """Park every run. Those that do not come to rest within `grace` seconds are cut."""
+        """Park every run. Runs that do not come to rest within `grace` seconds are cut off."""
         self._setup.stopping = True
         if self._polling is not None:
             self._polling.cancel()
@@ -165,14 +168,14 @@ class Threads:
             log.exception("could not resume the run of thread %s", key[1])
 
     def _key_of(self, row: RunRow) -> tuple[str, str] | None:
-        """The thread of a run, if it is one of this app."""
+        """Return the principal and the thread id of a run, or None if it is not a run of this app."""
         key = parse_session_id(row.record.session_id)
         if key is None or key[0] != row.record.principal or not self.source.owns(row.record):
             return None
         return key
 
     async def _waits(self, row: RunRow) -> bool:
-        """Whether a parked run has nothing to do until somebody answers."""
+        """Return whether a parked run has nothing to do until somebody answers."""
         if not row.questions:
             return False
         calls = (await show(self.journal, row.record.id)).calls
@@ -218,10 +221,10 @@ class ThreadList:
     async def page(
         self, principal: str, *, limit: int, before: Mark | None = None, words: str = ""
     ) -> tuple[list[dict[str, Any]], Mark | None]:
-        """Up to `limit` threads after a mark whose first message contains all `words`, and the next mark.
+        """Return a page of threads after a mark, and the next mark.
 
-        The mark is None on the last page. When few threads match, a page can be short or even empty without
-        being the last.
+        A page has up to `limit` threads whose first message contains all `words`. The next mark is None on
+        the last page. When few threads match, a page can be short or even empty without being the last.
         """
         found: list[dict[str, Any]] = []
         searched = 0
@@ -256,7 +259,7 @@ class ThreadList:
         }
 
     async def cost_of(self, session_id: str) -> tuple[Usage, Decimal | None]:
-        """The usage and cost of a session so far. The cost is None if no price is known."""
+        """Return the usage and cost of a session so far. The cost is None if no price is known."""
         usage, known = Usage(), list[Decimal]()
         for row in await self._journal.runs.list(session_id=session_id):
             key = (row.record.id, row.changed_at)
@@ -275,7 +278,7 @@ class ThreadList:
 
 
 def _contains(first: RunRecord, words: list[str]) -> bool:
-    """Whether a thread's first message contains all of these words."""
+    """Return whether a thread's first message contains all of these words."""
     if not words:
         return True
     text = (decode_begin(first).message or "").casefold() if first.begin else ""

@@ -1,4 +1,4 @@
-"""Fakes for every seam, for the tests of those who build on Handrail."""
+"""Fakes for every interface to the outside, for the tests of applications built on Handrail."""
 
 from handrail.testing.contexts import (
     TICKET_KEY,

@@ -1,11 +1,11 @@
-"""Contexts for unit tests of a handler: made by hand, with prepared answers.
+"""Contexts for unit tests of a handler: created by hand, with prepared answers.
 
     context = user_context({"pick": {"selected": "tea"}})
     result = await make_choice.handler(params, context=context)
 
 Answers are found by the kind of a `wait_for`, or by a piece of the prompt of a `prompt_model`. They are
-validated as a real answer would be. Session and files are in memory and belong to one context, unless given.
-Nothing is rolled back here: to test what the gate does around a handler, call the tool through a gate.
+validated like real answers. Session and files are in memory and belong to one context, unless given.
+Nothing is rolled back here. To test what the gate does around a handler, call the tool through a gate.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ T = TypeVar("T")
 ContextT = TypeVar("ContextT", bound=ToolContext)
 
 Answers = Mapping[str, Any]
-"""Prepared answers, by kind or by a piece of the prompt: a value, an exception to raise, or a function of the
-payload or prompt.
+"""Prepared answers, by kind or by a piece of the prompt.
+
+An answer is a value, an exception to raise, or a function of the payload or prompt.
 """
 
 TICKET_KEY = b"a key for tests only"
@@ -57,7 +58,7 @@ TICKET_KEY = b"a key for tests only"
 
 @dataclass
 class Recorded:
-    """What a handler did through its context."""
+    """Records what a handler did through its context."""
 
     progress: list[tuple[str, float | None, float | None]] = field(
         default_factory=list[tuple[str, float | None, float | None]]
@@ -72,17 +73,17 @@ class Recorded:
 
 
 def user_context(answers: Answers | None = None, **given: Any) -> UserContext:
-    """A context with a person who answers by rule."""
+    """Create a context with a person who answers by rule."""
     return _context(UserContext, answers or {}, None, given)
 
 
 def agent_context(replies: Answers | None = None, **given: Any) -> AgentContext:
-    """A context with a model that replies by rule."""
+    """Create a context with a model that replies by rule."""
     return _context(AgentContext, None, replies or {}, given)
 
 
 def headless_context(**given: Any) -> ToolContext:
-    """A context with neither a person nor a model."""
+    """Create a context with neither a person nor a model."""
     return _context(ToolContext, None, None, given)
 
 
@@ -95,9 +96,9 @@ def worker_context(
     message_callback: MessageCallback | None = None,
     **given: Any,
 ) -> WorkerContext:
-    """A context as a worker's tools get it. `workers` are those it may call, with their descriptions; `results`
-    has
-    their answers.
+    """Create a context like that of a worker's tools.
+
+    `workers` are the workers it may call, with their descriptions; `results` has their answers.
     """
     listed = RegistryView(dict(workers or {}))
     facts = WorkerFacts(name, listed, creation_defaults or {}, tuple(attachments), message_callback)
@@ -105,7 +106,7 @@ def worker_context(
 
 
 def recorded(context: ToolContext) -> Recorded:
-    """What was done through a context that this module made."""
+    """Return what was done through a context that was created by this module."""
     call: object = context._source  # pyright: ignore[reportPrivateUsage]  # made here
     if not isinstance(call, MockCall):
         raise NotSupported("recorded", "Only contexts made by `handrail.testing` keep a record.")
@@ -113,7 +114,7 @@ def recorded(context: ToolContext) -> Recorded:
 
 
 def expire(context: ToolContext) -> None:
-    """End the call of a context, as the gate does when a handler returns. From any thread."""
+    """End the call of a context, as the gate does when a handler returns. Can be called from any thread."""
     home = context._source.home  # pyright: ignore[reportPrivateUsage]  # what the gate does too
     here = asyncio._get_running_loop()  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
     if here is home.loop or not home.loop.is_running():
@@ -134,7 +135,7 @@ def _context(
 
 
 class MockCall:
-    """A call with nothing behind it but rules.
+    """A call that follows rules, without a gate or a run.
 
     Members that were not given raise an error that says how to give them.
     """
@@ -257,7 +258,7 @@ class MockCall:
 
 
 class _Rules:
-    """Finds the prepared answer to a question, and validates it as a real one."""
+    """Finds the prepared answer to a question, and validates it like a real one."""
 
     def __init__(self, call: MockCall, answers: Answers) -> None:
         self._call = call

@@ -28,7 +28,7 @@ Approves = Says | Callable[[Question], Says]
 """The answer to every approval, or a function of the question that returns it."""
 
 Forgery = Literal["digest", "principal", "question"]
-"""How an answer is forged: made for something else, by somebody else, or for another question."""
+"""How an answer is forged: made for another content, by another principal, or for another question."""
 
 
 class Person(Environment):
@@ -117,7 +117,7 @@ class Person(Environment):
 
 
 class Agent(Person):
-    """An environment with a model in a person's place. It would approve everything, if it were asked."""
+    """An environment with a model in place of a person. It would approve everything, if it were asked."""
 
     run_mode: RunMode = "agent"
 
@@ -126,20 +126,23 @@ class Agent(Person):
 
 
 class Nobody(Agent):
-    """An environment with nobody there. Questions that were asked anyway are in `questions`."""
+    """An environment without anybody to ask. Questions that were asked anyway are in `questions`."""
 
     run_mode: RunMode = "headless"
 
 
 class RecordingSubscriber:
-    """Keeps every event that a session publishes, in order. Used with `with`, it stops at the end."""
+    """Keeps every event that a session publishes, in order.
+
+    As a context manager, it stops at the end of its block.
+    """
 
     def __init__(self, session: Session) -> None:
         self.events: list[object] = []
         self._stop = session.dispatcher.subscribe(object, self.events.append)
 
     def of(self, kind: type[T]) -> list[T]:
-        """The events of this type, oldest first."""
+        """Return the events of this type, oldest first."""
         return [event for event in self.events if isinstance(event, kind)]
 
     def statuses(self) -> list[tuple[str, CallStatus]]:
@@ -161,7 +164,7 @@ class RecordingSubscriber:
         assert set(started) == set(ended), f"never ended: {sorted(set(started) - set(ended))}"
 
     def close(self) -> None:
-        """Stop recording. The recorded events stay."""
+        """Stop recording. The recorded events are kept."""
         self._stop()
 
     def __enter__(self) -> RecordingSubscriber:

@@ -10,13 +10,13 @@ from handrail.resources.shell import Allow, CommandResult, Shell
 from handrail.resources.shell.shell_errors import CommandMissing
 
 Scripted = str | int | CommandResult | Callable[[tuple[str, ...], Layers], "str | int | CommandResult"]
-"""Output of a success, an exit code, a whole ending, or a function that makes one of these."""
+"""The output of a success, an exit code, a complete result, or a function that returns one of these."""
 
 
 class FakeShell(Shell):
     """Answers with the script of the longest matching prefix: `FakeShell({"git status": "clean", "make": 2})`.
 
-    Rules apply as in a real shell. A command without a script is a missing program.
+    Rules apply as in a real shell. A command without a script raises the error for a missing program.
     """
 
     def __init__(self, answers: Mapping[str, Scripted], rules: Iterable[Allow] = (Allow(...),)) -> None:

@@ -16,14 +16,14 @@ from handrail.threads import threads_at_work
 T = TypeVar("T")
 
 _THREAD_GRACE = 0.05
-"""Real seconds a handler's thread gets to finish before time jumps past it."""
+"""Real seconds that a handler's thread gets to finish before time jumps past it."""
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop on which sleeping is free.
+    """An event loop on which sleeping takes no real time.
 
-    Time stands still while anything can run and jumps to the next timer when nothing can. Threads live in
-    real time: while a handler's thread is working, a jump waits for it a moment.
+    Time stands still while anything can run and jumps to the next timer when nothing can. Threads run in
+    real time: while a handler's thread is working, a jump waits briefly for it.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._virtual_now += seconds
 
     def meet_threads(self) -> bool:
-        """Return whether a thread has scheduled something that must run before time may jump."""
+        """Schedule what threads have handed over. Returns whether something must run before time may jump."""
         return False
 
 

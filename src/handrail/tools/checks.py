@@ -1,6 +1,6 @@
-"""Checks of a tool's definition, made when the tool is made. Each error says how to correct it.
+"""Checks of a tool's definition, made when the tool is created. Each error says how to correct it.
 
-Among them: which types can be params, and how their instances are copied for policies.
+They include which types can be params. How instances of these types are copied for policies is here too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 CAPABILITY = r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)*"
-"""Pattern of a capability: lower-case words with dots, as in `fs.read` or `s3.write`."""
+"""Pattern of a capability: lower-case words joined by dots, as in `fs.read` or `s3.write`."""
 
 _LONGEST_EXAMPLE = 200
 _NAME = re.compile(r"[a-z0-9_-]{1,64}\Z")
@@ -57,12 +57,12 @@ _PROVIDED: dict[RunMode, set[Need]] = {
 
 
 def is_name(name: object) -> bool:
-    """Whether a tool may have this name: models have to write it."""
+    """Return whether a tool may have this name. Names are restricted because models have to write them."""
     return isinstance(name, str) and _NAME.match(name) is not None
 
 
 def name_hint(name: object, otherwise: str = "my_tool") -> str:
-    """What to write instead of a name that is not allowed."""
+    """Suggest what to write instead of a name that is not allowed."""
     allowed = "Use 1 to 64 of the characters a-z, 0-9, '_' and '-'"
     if not isinstance(name, str) or not name:
         return f"{allowed}."
@@ -72,12 +72,12 @@ def name_hint(name: object, otherwise: str = "my_tool") -> str:
 
 
 def check(tool: Tool[Any, Any]) -> None:
-    """Check a new tool, and fill in the fields that follow from its handler."""
+    """Check a new tool, and fill in the fields that are derived from its handler."""
     _Check(tool).all()
 
 
 def check_words(tool: Tool[Any, Any]) -> None:
-    """Check what a model reads of a tool, after only that was changed."""
+    """Check the texts of a tool that a model reads, after only these were changed."""
     check = _Check(tool)
     check.description()
     check.examples()
@@ -180,7 +180,7 @@ class _Check:
             )
 
     def agree(self, whose: str, parameter: str, annotation: Any) -> None:
-        """Refuse a handler whose annotation certainly is another type than the tool's params."""
+        """Refuse a handler whose annotation is certainly not the type of the tool's params."""
         params = self.tool.params
         if _disagree(params, annotation):
             raise self.error(
@@ -277,14 +277,17 @@ class _Check:
 
 
 def _disagree(given: Any, wanted: Any) -> bool:
-    """Whether a value of one type is certainly not of the other. Only classes are compared."""
+    """Return whether a value of one type is certainly not of the other. Only classes are compared."""
     if not isinstance(given, type) or not isinstance(wanted, type) or {given, wanted} & {Any, MISSING}:
         return False
     return not getattr(wanted, "_is_protocol", False) and not issubclass(given, wanted)
 
 
 def _class_of(result: Any) -> type | tuple[type, ...] | None:
-    """What `isinstance` can check of a result: its class, its container's, or those of a union's members."""
+    """Return the class or classes by which `isinstance` can check a result, or None.
+
+    For a generic type this is its container's class, for a union the classes of its members.
+    """
     origin = get_origin(result) or result
     if origin is Annotated:
         return _class_of(get_args(result)[0])
@@ -316,7 +319,7 @@ _IMMUTABLE = (
 
 
 def is_record(kind: Any) -> bool:
-    """Whether a type is a dataclass or a pydantic model with named fields."""
+    """Return whether a type is a dataclass or a pydantic model with named fields."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     origin = get_origin(kind) or kind
@@ -326,7 +329,7 @@ def is_record(kind: Any) -> bool:
 
 
 def quick_copy(params: Any, namespace: Mapping[str, Any]) -> Copy | None:
-    """How to copy params of this type without parsing again; None where only parsing is safe.
+    """Return a function that copies params of this type without parsing, or None if only parsing is safe.
 
     Fields that are all immutable can be shared, and a frozen dataclass of them need not be copied at all.
     """

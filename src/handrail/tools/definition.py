@@ -1,4 +1,4 @@
-"""`Tool`: a typed function that a model may call, as a frozen value checked when it is made."""
+"""`Tool`: a typed function that a model may call, as a frozen value checked when it is created."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NOTHING: dict[type, tuple[Any, ...]] = {str: ("", "null"), bytes: (b"", b"null"
 
 
 class Handler(Protocol[Params_contra, ResultT]):
-    """What runs when a tool is called, as a plain or an async function.
+    """The plain or async function that runs when a tool is called.
 
     `context` is always passed, by keyword. Its type may be narrower than `ToolContext`: then the tool requires
     what that type promises.
@@ -40,7 +40,10 @@ class Handler(Protocol[Params_contra, ResultT]):
 
 
 class ToolOptions(TypedDict, total=False):
-    """What `@tool` and `Handoff` take beside the words of a tool: fields of `Tool`, with its defaults."""
+    """Options of `@tool` and `Handoff` beside a tool's texts.
+
+    They are fields of `Tool`, with the same defaults.
+    """
 
     accepts_overrides: bool
     examples: Iterable[ToolExample[Any, Any]]
@@ -59,7 +62,7 @@ class Tool(Generic[ParamsT, ResultT]):
 
     The types of params and result come from the handler's annotations, `(params: P, *, context: ToolContext)
     -> ToolResult[R]`; `params` and `result` give them if there is no handler or it has no annotations. A wrong
-    definition is a `ToolDefinitionError` here, not later.
+    definition raises `ToolDefinitionError` at once.
     """
 
     name: str
@@ -78,25 +81,28 @@ class Tool(Generic[ParamsT, ResultT]):
     run_mode: RunMode | None = None
 
     delegates: ClassVar[bool] = False
-    """Whether all it does is done by inner calls, each with its own decision and result, as in a worker."""
+    """Whether the tool, like a worker, only makes inner calls, each with its own decision and result."""
 
     reenters: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
-    """Whether the handler only makes inner calls and asks. Then it can be re-entered from the top, whatever its
-    effect, and is never simply retried: it may have asked somebody."""
+    """Whether the handler only makes inner calls and asks questions.
+
+    If so, it can be re-entered from the top, whatever its effect, and is never simply retried, because it may
+    have asked somebody.
+    """
     shown: Callable[[ToolResult[Any]], ToolResult[Any]] | None = dataclasses.field(
         init=False, repr=False, compare=False, default=None
     )
-    """What may be seen of a result outside the call, if that is not all of it."""
+    """Returns the part of a result that may be seen outside the call. None if all of it may be seen."""
     is_async: bool = dataclasses.field(init=False, repr=False, compare=False)
     context_type: type[ToolContext] = dataclasses.field(init=False, repr=False, compare=False)
     needs: frozenset[Need] = dataclasses.field(init=False, repr=False, compare=False)
     secret: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
-    """Whether its arguments can hold a secret. Then they are masked before they are shown."""
+    """Whether the tool's arguments can contain a secret. If so, they are masked before they are shown."""
     json_schema: JsonSchema = dataclasses.field(init=False, repr=False, compare=False)
     _schema: Schema[ParamsT] | None = dataclasses.field(init=False, repr=False, compare=False)
     _result_schema: Schema[ResultT] | None = dataclasses.field(init=False, repr=False, compare=False)
     result_class: type | tuple[type, ...] | None = dataclasses.field(init=False, repr=False, compare=False)
-    """The class of every result, if `isinstance` can check the declared type; else None."""
+    """The class of every result if `isinstance` can check the declared type, else None."""
     _quick: Validate | None = dataclasses.field(init=False, repr=False, compare=False)
     _copy: Copy | None = dataclasses.field(init=False, repr=False, compare=False)
     _paths: PathFinder = dataclasses.field(init=False, repr=False, compare=False)
@@ -105,14 +111,15 @@ class Tool(Generic[ParamsT, ResultT]):
         check(self)
 
     def check_complete(self) -> None:
-        """Raise `ToolDefinitionError` if a part is still missing. Called where a tool is put to use."""
+        """Raise `ToolDefinitionError` if a part is still missing. Called before a tool is used."""
 
     def with_words(
         self, *, description: str | None = None, examples: tuple[ToolExample[Any, Any], ...] | None = None
     ) -> Self:
-        """A copy that reads differently to a model, or `ToolDefinitionError` if the new words do not fit.
+        """Return a copy with other texts for the model. Raises `ToolDefinitionError` if these are not valid.
 
-        The handler is not read again: the names in its annotations may be local to where it was defined.
+        The handler's signature is not read again: its annotations may use names that are local to where it
+        was defined.
         """
         made = copy.copy(self)
         for field, value in (("description", description), ("examples", examples)):
@@ -122,7 +129,7 @@ class Tool(Generic[ParamsT, ResultT]):
         return made
 
     def parse(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
-        """Parse a call's arguments, or raise `ToolValidationError` with every problem."""
+        """Parse a call's arguments. Raises `ToolValidationError` with every problem."""
         quick = self._quick
         if quick is not None and (type(arguments) is str or type(arguments) is bytes):
             try:
@@ -132,7 +139,7 @@ class Tool(Generic[ParamsT, ResultT]):
         return self._parse_slowly(arguments)
 
     def parse_again(self, params: ParamsT, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
-        """A copy of the params that shares nothing mutable with them."""
+        """Return a copy of the params that shares nothing mutable with them."""
         return self.parse(arguments) if self._copy is None else self._copy(params)
 
     def _parse_slowly(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
@@ -149,16 +156,19 @@ class Tool(Generic[ParamsT, ResultT]):
         return self._schema.parse_value(arguments) if data is None else self._schema.parse(data)
 
     def mask(self, arguments: str | bytes | Mapping[str, Any]) -> str:
-        """The arguments with their secrets masked, to be shown and recorded. Invalid ones are masked whole."""
+        """Return the arguments with their secrets masked, to be shown and recorded.
+
+        Invalid arguments are masked entirely.
+        """
         data = arguments if isinstance(arguments, str | bytes) else clear_json(arguments)
         return WITHHELD if self._schema is None else self._schema.mask(data)
 
     def dump(self, params: ParamsT) -> bytes:
-        """The params as the JSON a model would send, with secrets masked."""
+        """Return the params as the JSON that a model would send, with secrets masked."""
         return b"{}" if self._schema is None else self._schema.dump(params)
 
     def clear(self, params: ParamsT) -> bytes:
-        """The params as JSON with secrets in clear. Parse it at once; never show or keep it."""
+        """Return the params as JSON with their secrets unmasked. Parse it at once; never show or keep it."""
         return b"{}" if self._schema is None else self._schema.clear(params)
 
     @property
@@ -174,11 +184,11 @@ class Tool(Generic[ParamsT, ResultT]):
 
     @property
     def path_accesses(self) -> frozenset[Access]:
-        """The accesses for which its arguments can name paths; empty if none is declared."""
+        """The kinds of access for which the tool's arguments can name paths; empty if none is declared."""
         return self._paths.declared
 
     def paths(self, params: ParamsT) -> tuple[NamedPath, ...]:
-        """The paths in these params, as declared with `PathArg`."""
+        """Return the paths in these params, as declared with `PathArg`."""
         return self._paths.find(params)
 
 
@@ -186,4 +196,4 @@ def _decoded(data: str | bytes) -> Any:
     try:
         return pydantic_core.from_json(data)
     except (ValueError, TypeError):
-        return None  # not JSON, so not the empty object
+        return None  # the text is not JSON, so it is not the empty object

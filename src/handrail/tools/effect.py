@@ -1,4 +1,4 @@
-"""Effects: what a call does to the world, and what follows from it, in one table."""
+"""Effects: what a call does to the world, and the rules that follow from it, in one table."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ UnderPolicy = Literal["allow", "allow in scope", "by capability", "ask"]
 
 
 class EffectRules(msgspec.Struct, frozen=True):
-    """What an effect means for running a call."""
+    """The rules for running a call with a given effect."""
 
     strength: int
-    """A call may only use tools of its own strength or weaker."""
+    """Rank of the effect. A transactional call may only use tools of its own strength or weaker."""
     writes: bool
-    """Whether it may change the session's state and the filesystem."""
+    """Whether the call may change the session's state and the filesystem."""
     transactional: bool
-    """Whether all of it is inside the transaction, so that it can simply be run again."""
+    """Whether everything the call does is inside the transaction, so that it can simply be run again."""
     retried: bool
-    """Whether it is retried when its handler raises `TransientError`."""
+    """Whether the call is retried when its handler raises `TransientError`."""
     after_crash: AfterCrash
     previewed: bool
-    """Whether it can run first and be approved by its diff."""
+    """Whether the call can run first and be approved by its diff."""
     policy: UnderPolicy
-    """What `CapabilityPolicy` does with it by default."""
+    """The default decision of `CapabilityPolicy` about the call."""
 
 
 EFFECTS: dict[Effect, EffectRules] = {
@@ -41,7 +41,7 @@ EFFECTS: dict[Effect, EffectRules] = {
 
 
 def refusal(outer: Effect, inner: Effect) -> str | None:
-    """Why a call of effect `outer` may not use a tool of effect `inner`; None if it may."""
+    """Return why a call of effect `outer` may not use a tool of effect `inner`, or None if it may."""
     if EFFECTS[outer].transactional and EFFECTS[inner].strength > EFFECTS[outer].strength:
         return f"a {outer!r} call may not use a tool whose effect is {inner!r}"
     return None

@@ -1,4 +1,7 @@
-"""`@tool`: a plain function as a tool. Its parameters become the params, its docstring the description."""
+"""`@tool`: turns a plain function into a tool.
+
+Its parameters become the params, its docstring the description.
+"""
 
 from __future__ import annotations
 
@@ -56,12 +59,15 @@ _MARK = "__handrail_context__"
 
 @dataclasses.dataclass(frozen=True)  # no slots: a subscripted call, FunctionTool[...](...), sets an attribute
 class FunctionTool(Tool[Any, R], Generic[P, R]):
-    """A tool made from a plain function, which stays reachable as `function`."""
+    """A tool made from a plain function, which is available as `function`."""
 
     function: Callable[P, Any] = dataclasses.field(default=MISSING, repr=False)
 
     def __call__(self, *arguments: object, **named: object) -> NoReturn:
-        """Refused: a tool runs through a gate. The plain function is `function`."""
+        """Raise `ToolDefinitionError`: a tool runs through a gate.
+
+        Call `function` to run the plain function.
+        """
         raise ToolDefinitionError(
             self.name,
             "a tool is not called like a function",
@@ -71,7 +77,7 @@ class FunctionTool(Tool[Any, R], Generic[P, R]):
 
 
 class ToolDecorator(Protocol):
-    """What `@tool(...)` with options returns."""
+    """The decorator that `@tool(...)` with options returns."""
 
     @overload
     def __call__(
@@ -98,7 +104,7 @@ def tool(
     *, name: str | None = None, description: str | None = None, **options: Unpack[ToolOptions]
 ) -> ToolDecorator: ...
 def tool(function: Any = None, /, **options: Any) -> Any:
-    """Make a tool of a plain function, sync or async.
+    """Create a tool from a plain function, sync or async.
 
     The name is the function's and the description the docstring's first paragraph, unless given. The
     parameter annotated `ToolContext` is injected and never shown to the model. A plain return value
@@ -130,7 +136,7 @@ def _tool(
             **options,
         )
     except ToolDefinitionError:
-        for field in dataclasses.fields(params):  # if one parameter's type is wrong, say whose
+        for field in dataclasses.fields(params):  # if the type of one parameter is wrong, the error names it
             _schema(called, field.name, field.type, namespace)
         raise
 
@@ -141,7 +147,7 @@ def _name_of(function: Any) -> str:
 
 
 def _docstring(function: Any) -> str:
-    """The docstring of a function, or of the class of a callable object."""
+    """Return the docstring of a function, or of the class of a callable object."""
     own = inspect.getdoc(body_of(function))
     return own or ("" if isinstance(function, functools.partial) else inspect.getdoc(function) or "")
 
@@ -158,7 +164,7 @@ def _description(name: str, function: Callable[..., Any]) -> str:
 
 
 def _context_name(name: str, function: Any, signature: Signature) -> str | None:
-    """The parameter that gets the context: by its annotation, or by `@tool_context`."""
+    """Return the name of the context parameter, found by its annotation or by `@tool_context`."""
     marked = cast("str | None", getattr(inspect.unwrap(function), _MARK, None))
     found = [each for each in signature.parameters if context_type_of(signature.annotation(each))]
     annotation = MISSING if marked is None else signature.annotation(marked)
@@ -184,7 +190,7 @@ def _params_type(
     context_name: str | None,
     namespace: Mapping[str, Any],
 ) -> Any:
-    """A dataclass with one field for each parameter but the context."""
+    """Create a dataclass with one field for each parameter except the context."""
     described = parameter_descriptions(_docstring(function))
     fields: list[tuple[str, Any, Any]] = []
     for each, parameter in signature.parameters.items():
@@ -194,7 +200,7 @@ def _params_type(
         annotation = _described(signature.annotation(each), described.pop(each, None))
         _check_default(name, parameter, annotation, namespace)
         fields.append(_field(each, annotation, parameter.default))
-    taken = inspect.signature(body_of(function)).parameters  # those filled by a partial, too
+    taken = inspect.signature(body_of(function)).parameters  # including parameters filled by a partial
     for each in described:
         if each not in taken:
             raise ToolDefinitionError(
@@ -238,7 +244,7 @@ def _described(annotation: Any, description: str | None) -> Any:
 
 def _schema(name: str, parameter: str, annotation: Any, namespace: Mapping[str, Any]) -> Schema[Any]:
     with warnings.catch_warnings():
-        # An alias has no effect on an annotation that is looked at by itself, as here.
+        # An alias has no effect on an annotation that is parsed by itself, as here.
         warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
         try:
             return Schema[Any](annotation, namespace)
@@ -261,7 +267,7 @@ def _check_default(
         )
     schema = _schema(name, parameter.name, annotation, namespace)
     try:
-        if not schema.accepts(default):  # it need not be JSON: a model never has to send it
+        if not schema.accepts(default):  # a default need not be JSON, because a model never has to send it
             schema.parse_value(default)
     except ToolValidationError as error:
         raise ToolDefinitionError(
@@ -272,7 +278,7 @@ def _check_default(
 
 
 def _field(name: str, annotation: Any, default: Any) -> tuple[str, Any, Any]:
-    """A field of the params type. A default that could be changed is copied for each call."""
+    """Create a field of the params type. A mutable default is copied for each call."""
     if default is MISSING:
         return name, annotation, dataclasses.field()
     if type(default).__hash__ is not None:
@@ -283,7 +289,7 @@ def _field(name: str, annotation: Any, default: Any) -> tuple[str, Any, Any]:
 
 
 def _handler(function: Any, signature: Signature, context_name: str | None) -> Any:
-    """The function in a handler's shape; its context has the type the function asks for."""
+    """Wrap the function as a handler. The handler's context has the type that the function asks for."""
     function = _by_name(function, signature)
 
     def plain_handler(params: Any, *, context: Any) -> ToolResult[Any]:
@@ -305,7 +311,7 @@ def _handler(function: Any, signature: Signature, context_name: str | None) -> A
 
 
 def _by_name(function: Any, signature: Signature) -> Any:
-    """Return the function as one that takes all of its arguments by name."""
+    """Wrap the function so that it takes all of its arguments by name."""
     parameters = signature.parameters.items()
     names = [name for name, parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY]
     if not names:
@@ -318,9 +324,9 @@ def _by_name(function: Any, signature: Signature) -> Any:
 
 
 def legacy_handler(function: Callable[[Any], Any]) -> Any:
-    """Wrap a handler that does not take `context`, for the time of a migration.
+    """Wrap a handler that does not take `context`, for use during a migration.
 
-    Called as `function(params)`. Warns `DeprecationWarning` once, here where it is defined.
+    It is called as `function(params)`. A `DeprecationWarning` is issued once, when the tool is defined.
     """
     name = str(getattr(function, "__name__", function))
     signature = read(name, function, caller_namespace(), "handler")

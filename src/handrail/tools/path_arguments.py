@@ -1,4 +1,4 @@
-"""`PathArg` declares which arguments of a tool are paths; `PathFinder` finds them in a call."""
+"""`PathArg` declares which arguments of a tool are paths. `PathFinder` finds them in a call."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PathArg:
 
 
 class NamedPath(msgspec.Struct, frozen=True):
-    """A path in a call's arguments, and the access it is declared for."""
+    """A path in a call's arguments, and the kind of access it is declared for."""
 
     path: str
     access: Access
@@ -64,14 +64,14 @@ class PathFinder:
         self._namespace = dict(namespace or {})
         self._fields: dict[Any, dict[str, Any]] = {}
         self.declared = frozenset(self._accesses(annotation, set()))
-        """The accesses declared anywhere in the type; empty for most tools."""
+        """The kinds of access declared anywhere in the type; empty for most tools."""
 
     def find(self, params: Any) -> tuple[NamedPath, ...]:
-        """The paths in these params, in the order of the type's fields."""
+        """Return the paths in these params, in the order of the type's fields."""
         return tuple(self._found(self._annotation, params)) if self.declared else ()
 
     def _fields_of(self, annotation: Any) -> dict[str, Any]:
-        """The fields of a class with their annotations, type variables filled in."""
+        """Return the fields of a class with their annotations, in which type variables are replaced."""
         origin = get_origin(annotation) or annotation
         if not isinstance(origin, type):
             return {}
@@ -150,7 +150,7 @@ def _annotated(annotation: Any, metadata: list[Any]) -> Any:
 
 
 def _filled(hint: Any, variables: Mapping[Any, Any]) -> Any:
-    """A field's annotation with the type variables of its generic class replaced."""
+    """Return a field's annotation with the type variables of its generic class replaced."""
     if isinstance(hint, TypeVar):
         return variables.get(hint, hint)
     free = getattr(hint, "__parameters__", ())
@@ -160,7 +160,7 @@ def _filled(hint: Any, variables: Mapping[Any, Any]) -> Any:
 
 
 def _variables_of_bases(origin: type[Any]) -> dict[Any, Any]:
-    """The type variables that the bases of a class fill in, as in `class Notes(Box[str])`."""
+    """Return the type variables that the bases of a class replace, as in `class Notes(Box[str])`."""
     variables: dict[Any, Any] = {}
     for one in origin.__mro__:
         for base in one.__dict__.get("__orig_bases__", ()):
@@ -171,7 +171,7 @@ def _variables_of_bases(origin: type[Any]) -> dict[Any, Any]:
 
 
 def _unaliased(annotation: Any) -> Any:
-    """The type behind an alias made with the `type` statement."""
+    """Return the type behind an alias made with the `type` statement."""
     while True:
         alias = get_origin(annotation) or annotation
         if isinstance(alias, type) or not hasattr(alias, "__value__"):
@@ -181,14 +181,14 @@ def _unaliased(annotation: Any) -> Any:
 
 
 def _has_fields(origin: Any) -> bool:
-    """Whether the annotations of this class are its fields."""
+    """Return whether the annotations of this class define its fields."""
     if dataclasses.is_dataclass(origin) or issubclass(origin, BaseModel) or _is_typed_dict(origin):
         return True
     return issubclass(origin, tuple) and hasattr(cast(Any, origin), "_fields")
 
 
 def _is_typed_dict(origin: Any) -> bool:
-    return hasattr(origin, "__required_keys__")  # of `typing` and of `typing_extensions` alike
+    return hasattr(origin, "__required_keys__")  # true for those of `typing` and of `typing_extensions`
 
 
 def _markers(annotation: Any) -> list[PathArg]:
@@ -208,7 +208,7 @@ def _is_path_type(annotation: Any) -> bool:
 
 
 def _could_be(annotation: Any, value: Any) -> bool:
-    """Whether this member of a union can have produced the value."""
+    """Return whether this member of a union can have produced the value."""
     annotation = _unaliased(annotation)
     if get_origin(annotation) is Annotated:
         return _could_be(get_args(annotation)[0], value)

@@ -1,4 +1,7 @@
-"""`ToolResult`, what the model is told about a call, and `ToolExample`, a call shown to it in advance."""
+"""`ToolResult`: the outcome of a call, as the model gets it.
+
+`ToolExample`: a call shown to the model in advance.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ V = TypeVar("V")
 
 @runtime_checkable
 class Renders(Protocol):
-    """A value that knows how to show itself to a model."""
+    """A value that can render itself for a model."""
 
     def render(self) -> str: ...
 
 
 class ToolResult(msgspec.Struct, Generic[R], frozen=True):
-    """The outcome of one call. A result with `success=False` undoes the call like an exception.
+    """The outcome of one call. A result with `success=False` undoes the call, as an exception does.
 
     The model sees the message and the rendered value. With `exclude_value_from_context` it sees only the
     message, which keeps a large value out of the conversation. That flag is not a security boundary.
@@ -36,22 +39,28 @@ class ToolResult(msgspec.Struct, Generic[R], frozen=True):
 
     @staticmethod
     def ok(value: V, message: str = "", *, exclude_value_from_context: bool = False) -> ToolResult[V]:
-        """The result of a call that succeeded."""
+        """Create the result of a call that succeeded."""
         return ToolResult(message, value, True, exclude_value_from_context)
 
     @staticmethod
     def error(message: str, value: Any = None) -> ToolResult[Any]:
-        """The result of a call that failed and is undone. Write the message for the model to act on."""
+        """Create the result of a call that failed and is undone.
+
+        Write the message so that the model can act on it.
+        """
         return ToolResult(message, value, False)
 
     def unwrap(self) -> R:
-        """The value of a call that succeeded; raises `CallFailed` for one that failed."""
+        """Return the value of a call that succeeded. Raises `CallFailed` for one that failed."""
         if not self.success:
             raise CallFailed("the call", self)
         return self.value
 
     def render(self) -> str:
-        """What the model is shown. Never empty, since providers refuse empty results."""
+        """Return the text that the model is shown.
+
+        It is never empty, since providers refuse empty results.
+        """
         shown = "" if self.exclude_value_from_context else _render_value(self.value)
         if self.message and shown:
             return f"{self.message}\n{shown}"
@@ -63,16 +72,18 @@ def _render_value(value: object) -> str:
         return ""
     if isinstance(value, str):
         return value
-    if callable(getattr(value, "render", None)):  # a `Renders`: checking the protocol takes 25 times as long
+    if callable(
+        getattr(value, "render", None)
+    ):  # a `Renders`; checking the protocol itself takes 25 times as long
         return cast(Renders, value).render()
     return to_json(value).decode()
 
 
 @dataclasses.dataclass(frozen=True)  # no slots: a subscripted call, ToolExample[...](...), sets an attribute
 class ToolExample(Generic[P, R]):
-    """One call and its result, shown to the model. Checked against the tool's types."""
+    """One call and its result, shown to the model. It is checked against the tool's types."""
 
     description: str
-    """What it shows, in at most 200 characters."""
+    """A description of what the example shows, of at most 200 characters."""
     input: P
     output: R

@@ -1,4 +1,4 @@
-"""Signatures and docstrings: a function's parameters, result, context and descriptions."""
+"""Signatures and docstrings: reads a function's parameters, result, context and descriptions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from handrail.schema.problems import describe
 from handrail.tools.result import ToolResult
 
 Need = Literal["user", "model", "worker"]
-"""What a handler can require of its environment by the type of its context."""
+"""The parts of an environment that a handler can require through the type of its context."""
 
 MISSING: Any = inspect.Parameter.empty
-"""Stands for a missing annotation."""
+"""Marks a missing annotation."""
 
 # --- signatures ----------------------------------------------------------------------------------
 
@@ -39,18 +39,18 @@ class Signature(msgspec.Struct, frozen=True):
 
     @property
     def returns(self) -> Any:
-        """What a call gives once it has been awaited."""
+        """The type of a call's value, after awaiting it if the function is async."""
         returns = self.hints.get("return", MISSING)
         return get_args(returns)[-1] if _is_awaitable(returns) else returns
 
 
 def caller_namespace() -> dict[str, Any]:
-    """The local names of the code that defines a tool, for annotations that name local classes."""
+    """Return the local names of the code that defines a tool, for annotations that name local classes."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # inspect.currentframe is the same
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         generated = frame.f_code.co_filename == "<string>"
-        ours = module.partition(".")[0] in ("handrail", "typing")  # typing: `Tool[P, R](...)` goes through it
+        ours = module.partition(".")[0] in ("handrail", "typing")  # `Tool[P, R](...)` goes through typing
         if not generated and not ours:
             return {} if frame.f_locals is frame.f_globals else dict(frame.f_locals)
         frame = frame.f_back
@@ -58,7 +58,7 @@ def caller_namespace() -> dict[str, Any]:
 
 
 def read(tool: str, function: Callable[..., Any], namespace: Mapping[str, Any], what: str) -> Signature:
-    """The signature of `function`, or `ToolDefinitionError` for what can't be read."""
+    """Read the signature of `function`. Raises `ToolDefinitionError` if it can't be read."""
     if not callable(function):
         raise ToolDefinitionError(
             tool, f"its {what} is {function!r}, not a function", "Give a function or another callable."
@@ -98,7 +98,7 @@ def _is_awaitable(returns: Any) -> bool:
 
 
 def body_of(function: Callable[..., Any]) -> Any:
-    """The function that really runs, behind partials, wrappers and callable objects."""
+    """Return the function that actually runs, behind partials, wrappers and callable objects."""
     inner = inspect.unwrap(function)
     while isinstance(inner, functools.partial):
         inner = inspect.unwrap(inner.func)
@@ -109,7 +109,7 @@ def body_of(function: Callable[..., Any]) -> Any:
 
 
 def context_type_of(annotation: Any) -> type[ToolContext] | None:
-    """Return the context type that an annotation requires, also as `ToolContext | None`; None if it requires none."""
+    """Return the context type in an annotation, also in `ToolContext | None`; None if there is none."""
     if get_origin(annotation) is Annotated:
         return context_type_of(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
@@ -119,13 +119,13 @@ def context_type_of(annotation: Any) -> type[ToolContext] | None:
 
 
 def needs_of(context_type: type[ToolContext]) -> frozenset[Need]:
-    """What the environment must have for a handler that takes this context."""
+    """Return what the environment must provide for a handler that takes this context."""
     kinds: dict[Need, type] = {"user": UserContext, "model": AgentContext, "worker": WorkerContext}
     return frozenset(need for need, kind in kinds.items() if issubclass(context_type, kind))
 
 
 def context_parameter(tool: str, signature: Signature, what: str) -> type[ToolContext]:
-    """Check the `*, context: ToolContext` of a handler and return the type it asks for."""
+    """Check the `*, context: ToolContext` of a handler, and return the context type it asks for."""
     parameter = signature.parameters.get("context")
     if parameter is None:
         if any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
@@ -156,7 +156,10 @@ def context_parameter(tool: str, signature: Signature, what: str) -> type[ToolCo
 
 
 def positional(tool: str, signature: Signature, count: int, what: str, form: str) -> list[str]:
-    """Return the names of a handler's positional parameters. There must be this many besides its context."""
+    """Return the names of a handler's positional parameters.
+
+    There must be `count` of them besides its context.
+    """
     names: list[str] = []
     for name, parameter in signature.parameters.items():
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
@@ -178,7 +181,7 @@ def positional(tool: str, signature: Signature, count: int, what: str, form: str
 
 
 def value_type(returns: Any) -> Any:
-    """The type of the value that a function gives: the `R` of `ToolResult[R]`, alone or in a union."""
+    """Return the type of a function's value: the `R` of `ToolResult[R]`, alone or in a union."""
     if returns in (MISSING, NoReturn, Never) or _is_result(returns):
         return get_args(returns)[0] if get_origin(returns) is ToolResult else Any
     if get_origin(returns) in (Union, types.UnionType):
@@ -188,7 +191,7 @@ def value_type(returns: Any) -> Any:
 
 
 def result_of(tool: str, signature: Signature) -> Any:
-    """Return the `R` of a handler annotated `-> ToolResult[R]`; `Any` if it is not annotated."""
+    """Return the `R` of a handler annotated `-> ToolResult[R]`, or `Any` if it is not annotated."""
     returns = signature.returns
     is_union = get_origin(returns) in (Union, types.UnionType)
     kinds = get_args(returns) if is_union else (returns,)
@@ -217,7 +220,7 @@ _PARAMETERS = re.compile(
 
 
 def summary(docstring: str) -> str:
-    """The first paragraph of a docstring, on one line, without its list of parameters."""
+    """Return the first paragraph of a docstring, on one line, without its list of parameters."""
     found = _PARAMETERS.search(docstring)
     prose = docstring[: found.start()] if found else docstring
     return " ".join(re.split(r"\n\s*\n", prose.strip(), maxsplit=1)[0].split())
@@ -227,7 +230,7 @@ def parameter_descriptions(docstring: str) -> dict[str, str]:
     """Return a docstring's description of each parameter, in the Google, NumPy or Sphinx style."""
     found = _PARAMETERS.search(docstring)
     if found is None:
-        return {}  # most docstrings: the parser is not even imported
+        return {}  # as for most docstrings; the parser is not even imported
     import logging
 
     from griffe import Docstring, DocstringSectionParameters, Parser
@@ -235,7 +238,9 @@ def parameter_descriptions(docstring: str) -> dict[str, str]:
     heading = found.group()
     style = "sphinx" if ":param" in heading else "numpy" if "---" in heading else "google"
     head, section = docstring[: found.start()], docstring[found.start() :].lstrip("\n")
-    logging.getLogger("griffe").setLevel(logging.ERROR)  # it warns that the types are not in the docstring
+    logging.getLogger("griffe").setLevel(
+        logging.ERROR
+    )  # griffe warns that the types are not in the docstring
     return {
         parameter.name: " ".join(parameter.description.split())
         for part in Docstring(f"{head.rstrip()}\n\n{section}").parse(Parser(style))

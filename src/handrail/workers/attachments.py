@@ -20,7 +20,7 @@ from handrail.workers.front_matter import AttachmentRule
 
 NO_ATTACHMENTS = AttachmentRule(count=0)
 _SHOWN = 16 * 1024
-"""Bytes of text in the message; the model reads longer ones with a tool."""
+"""Maximum bytes of an attachment that are put into the message. The model reads longer ones with a tool."""
 _PAGE = 400
 
 
@@ -33,19 +33,19 @@ class FileArgument:
 
 
 FileOrPath = Annotated[str | FileArgument, WithJsonSchema({"type": "string"})]
-"""A path among the run's files; code may give bytes instead."""
+"""A path among the run's files. Code may give bytes instead."""
 
 Input = Annotated[
     str, Field(description="What the worker is to work on: it sees nothing else of this conversation.")
 ]
 
 
-# Without docstrings: a model would be shown them.
+# These have no docstrings, because a model would be shown them.
 
 
 @dataclass(frozen=True)
 class WorkerCall:
-    # For a worker without attachments. They are parsed anyway, so that the error can explain the refusal.
+    # The params of a worker that takes no attachments. They are parsed anyway, so that the error can say why.
     input: Input
     attachments: SkipJsonSchema[list[FileOrPath]] = field(default_factory=list["str | FileArgument"])
 
@@ -59,7 +59,7 @@ class WorkerCallWithFiles:
 
 
 def as_argument(given: Any) -> Any:
-    """One attachment as an argument of a call."""
+    """Return one attachment as an argument of a call."""
     if isinstance(given, str):
         return given
     file = from_disk(given) if isinstance(given, Path) else given
@@ -71,7 +71,7 @@ def as_argument(given: Any) -> Any:
 
 
 def from_disk(path: Path) -> Attachment:
-    """Read a file of the machine. Only code that starts a worker calls this; no model can."""
+    """Read a file of the machine. Only code that starts a worker calls this; a model can't."""
     try:
         return Attachment(path.name, path.read_bytes())
     except OSError as error:
@@ -143,7 +143,10 @@ def _check_size(rule: AttachmentRule, name: str, size: int) -> None:
 
 
 def message_with(input: str, attachments: Sequence[Attachment]) -> str:
-    """The message to the worker's model: the input, then its attachments; short texts in full."""
+    """Build the message to the worker's model: the input, then the attachments.
+
+    Short texts are included in full.
+    """
     if not attachments:
         return input
     parts = [input, "Attachments:"]
@@ -167,7 +170,7 @@ def _text(attachment: Attachment) -> str | None:
 
 
 def _fenced(text: str) -> str:
-    """The text in a fence longer than any in it."""
+    """Enclose the text in a fence that is longer than any inside it."""
     fence = "```"
     while fence in text:
         fence += "`"

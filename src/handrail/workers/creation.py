@@ -1,4 +1,7 @@
-"""Workers that a model creates: each is approved, kept in the session, and has no right its maker lacks."""
+"""Workers that a model creates.
+
+Each is approved, kept in the session, and has no right that its maker lacks.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class WorkerCreated(msgspec.Struct, frozen=True):
     """
 
     creator: str
-    """Only runs of this worker find it."""
+    """The worker that created this one. Only its runs can find this one."""
     name: str
     text: str
 
@@ -48,7 +51,7 @@ class CreationRequest(msgspec.Struct, frozen=True):
 
 
 def creation_tools(registry: WorkerFolder, creator: str, effect: Effect) -> tuple[Tool[Any, Any], ...]:
-    """The tools `create_worker` and `call_worker` of a worker that may create others."""
+    """Return the tools `create_worker` and `call_worker`, for a worker that may create others."""
 
     @tool(effect="staged", capabilities={"worker.create"}, accepts_overrides=False)
     async def create_worker(
@@ -76,7 +79,7 @@ def creation_tools(registry: WorkerFolder, creator: str, effect: Effect) -> tupl
             registry, maker, CreationRequest(name, description, instructions, tools, workers, model)
         )
         registry.from_text(maker, name, text)
-        # Asked here, not by a policy, so that no list of policies can leave it out.
+        # Approval is asked for here, not by a policy, so that no list of policies can leave it out.
         approval = await context.request_approval(f"{creator} wants to create this worker:\n\n{text}")
         if not approval.approved:
             why = f": {approval.reason}" if approval.reason else ""
@@ -90,7 +93,7 @@ def creation_tools(registry: WorkerFolder, creator: str, effect: Effect) -> tupl
 
 @dataclass(frozen=True)
 class CreatedCall:
-    # Without a docstring: a model would be shown it.
+    # This has no docstring, because a model would be shown it.
     name: str
     input: str
     attachments: list[str] = field(default_factory=list[str])
@@ -113,7 +116,7 @@ def _call_tool(effect: Effect) -> Tool[Any, Any]:
 
 
 def text_for(registry: WorkerFolder, maker: Worker, wanted: CreationRequest) -> str:
-    """Write the file of the requested worker. Raises `ToolValidationError` where it may not be created."""
+    """Write the file of the requested worker. Raises `ToolValidationError` if it may not be created."""
     _check_name(registry, maker, wanted.name)
     defaults = maker.creation_defaults
     own = {_called(entry): entry for entry in maker.front.tools}
@@ -143,7 +146,10 @@ def text_for(registry: WorkerFolder, maker: Worker, wanted: CreationRequest) -> 
 
 
 def check_rights(maker: Worker, front: FrontMatter) -> None:
-    """Refuse a created worker that has a right its maker lacks. Checked when it is made and when it is used."""
+    """Refuse a created worker that has a right its maker lacks.
+
+    Called when a worker is made and when it is used.
+    """
     own = {_called(entry): entry for entry in maker.front.tools}
     more = [_called(entry) for entry in front.tools if own.get(_called(entry)) != entry]
     if more:

@@ -1,4 +1,7 @@
-"""`Functions`: the `tools.py` beside the workers. A worker gets the functions that its file lists."""
+"""`Functions`: the definitions in the `tools.py` beside the workers.
+
+A worker gets those that its file lists.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,11 @@ class Functions:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that can be listed."""
+        """The names that a worker's file can list."""
         return tuple(self._definitions())
 
     def problems(self) -> Finder:
-        """The problems that keep the file from being loaded."""
+        """Return the problems that prevent the file from being loaded."""
         self._definitions()
         return self._load_problem
 
@@ -48,7 +51,10 @@ class Functions:
         return 1 if code is None else int(code.co_firstlineno)
 
     def tool(self, name: str, find: Finder) -> Tool[Any, Any] | None:
-        """The function of this name as a tool. None where it can't be one; `find` then has the reason."""
+        """Return the function of this name as a tool.
+
+        If it can't be one, report why to `find` and return None.
+        """
         if name not in self._tools:
             defined = self._definitions()[name]
             try:
@@ -88,7 +94,7 @@ class Functions:
 
 
 def _defined_in(module: ModuleType) -> Mapping[str, Any]:
-    """Functions and tools defined in this module, not imported into it, by name."""
+    """Return the functions and tools defined in this module, not imported into it, by name."""
     found: dict[str, Any] = {}
     for name, value in vars(module).items():
         if isinstance(value, Tool):
@@ -107,7 +113,7 @@ def _is_own(function: Any, module: ModuleType) -> bool:
 
 
 def _home(function: Any) -> str:
-    """The module whose code runs, whatever a wrapper claims."""
+    """Return the name of the module that contains a function's code, whatever a wrapper claims."""
     body = inspect.unwrap(function)
     namespace: Mapping[str, Any] = getattr(body, "__globals__", {})
     return str(namespace.get("__name__", getattr(body, "__module__", "")))

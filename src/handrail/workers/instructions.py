@@ -1,8 +1,8 @@
-"""`Instructions`: a worker's Jinja template, in a sandbox and on a meter.
+"""`Instructions`: a worker's Jinja template, rendered in a sandbox with limits on its work.
 
 A model may write a template, so little is allowed: text, values, `if`, `for` over a few things, and some filters.
 Nothing but `range` can be called; nothing can be assigned, defined, included or imported. Lists hold constants
-only, so that nothing multiplies, and loops and filters are metered.
+only, so that they can't multiply the work, and loops and filters are metered.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ NAMES = ("input", "attachments", "worker")
 """The names a template may use."""
 MOST_OUTPUT = 200_000
 MOST_ROUNDS = 10_000
-"""Maximum rounds of all loops in one rendering."""
+"""Maximum number of rounds of all loops in one rendering."""
 MOST_WORK = 20_000_000
-"""Maximum characters that one rendering may process; the body of a loop counts in each round."""
+"""Maximum number of characters that one rendering may process. A loop's body counts in each round."""
 _DEEPEST_LOOPS = 3
 _METER = "a meter"
-"""The name of the meter in the context; no template can write it."""
+"""The name of the meter in the context. It is not a valid name, so no template can use it."""
 _A_STEP = 10
 """The cost of one node of a template, in characters."""
 
@@ -83,12 +83,12 @@ class Instructions:
         self._file = file
         self._first = first_line
         self._text = source
-        # Padded with empty lines, so that Jinja counts the lines of the file.
+        # Padded with empty lines, so that Jinja's line numbers are those of the file.
         self._source = "\n" * (first_line - 1) + source
         self._template: Any = None
 
     def check(self, find: Finder) -> None:
-        """Report every problem with its line."""
+        """Report every problem of the template, with its line."""
         jinja = needed("jinja2")
         try:
             tree = _environment().parse(self._source)
@@ -140,7 +140,7 @@ _BRACES = "Values stand in {{ }}, blocks in {% %}; write {{ '{{' }} for the brac
 
 
 class _Meter:
-    """Counts what one rendering may still do."""
+    """Counts how much work one rendering may still do."""
 
     def __init__(self) -> None:
         self._rounds = MOST_ROUNDS
@@ -162,7 +162,7 @@ class _Meter:
 
 
 def _metered(tree: Any) -> Any:
-    """The template with its loops and `in` tests metered."""
+    """Make the loops and `in` tests of a template metered, and return it."""
     nodes = needed("jinja2.nodes")
     for loop in tree.find_all(nodes.For):
         inside = sum(1 for part in loop.body for _ in part.find_all(nodes.Node))
@@ -174,7 +174,7 @@ def _metered(tree: Any) -> Any:
 
 
 class _Check:
-    """Finds what a template may not contain."""
+    """Finds nodes that a template may not contain."""
 
     def __init__(self, tree: Any) -> None:
         self._tree = tree
@@ -251,7 +251,7 @@ def _is_constant(node: Any) -> bool:
 
 
 _EACH, _WITHIN = "handrail_each", "handrail_within"
-"""Filters that only `_metered` inserts: no file can name them."""
+"""Names of filters that only `_metered` inserts. No template can use them."""
 
 
 def _each(context: Any, values: Iterable[Any], steps: int) -> Iterator[Any]:
@@ -294,7 +294,7 @@ def _tojson(context: Any, value: Any) -> str:
 
 
 def _changed(change: Callable[[str], str]) -> Callable[[Any, Any], str]:
-    """Wrap one of Jinja's text filters so that its work is counted."""
+    """Wrap one of Jinja's text filters so that its work is metered."""
     return lambda context, value: change(_text(context, value))
 
 
@@ -325,7 +325,7 @@ def _environment() -> Any:
 
 
 def rendered(instructions: Instructions, name: str, input: str, attachments: Iterable[str]) -> str:
-    """A worker's instructions for one run."""
+    """Render a worker's instructions for one run."""
     text = instructions.render({"input": input, "attachments": tuple(attachments), "worker": name})
     if not text.strip():
         raise WorkerError(

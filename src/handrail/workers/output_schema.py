@@ -1,4 +1,4 @@
-"""The `output:` of a worker: a JSON Schema, turned into the type of its answer.
+"""The `output:` of a worker: a JSON Schema, converted to the type of its answer.
 
 It supports what providers can enforce: objects with named fields, lists, strings, numbers, booleans, enums and
 unions. Anything else is an error, never left unchecked.
@@ -81,7 +81,7 @@ class _Wrapped(_Answer):
 
 
 def output_type(schema: Mapping[str, Any], refuse: Refuse) -> type[BaseModel] | None:
-    """The type of answers that fit the schema; None where something in it is not supported."""
+    """Return the type of answers that fit the schema, or None if something in it is not supported."""
     builder = _Builder(refuse)
     if schema.get("type") == "object" and schema.get("properties"):
         made = builder.model(schema, "output", _Answer)

@@ -44,17 +44,17 @@ _MOST_KEPT = 256
 
 
 class WorkerArguments(TypedDict, total=False):
-    """Arguments of every way to run a worker, beside the adapter's."""
+    """Arguments that every way to run a worker accepts, beside the adapter's."""
 
     attachments: Sequence[Attachment | Path | str]
     """A path on disk (`Path`), a path among the run's files (`str`), or an `Attachment`."""
     model: Model | str | None
-    """Runs the workers whose files name no model."""
+    """The model that runs workers whose files name none."""
     models: Mapping[str, Model | str] | None
-    """Models by worker name; they take precedence over the files."""
+    """Models by worker name. They take precedence over the files."""
     adapter: Adapter | None
     message_callback: MessageCallback | None
-    """Called with every message of this worker and of those below it."""
+    """A function that is called with every message of this worker and of those below it."""
 
 
 class WorkerResumeArguments(WorkerArguments, ResumeArguments, total=False):
@@ -108,8 +108,8 @@ class WorkerRegistry:
     def worker_at(cls, path: str | Path) -> Worker:
         """Return the worker that a path names.
 
-        The path is its file, its folder with its name (`folder/main`), or a folder with a `main` or only one
-        worker.
+        The path is the worker's file, its folder with its name (`folder/main`), or a folder with a `main` or
+        only one worker.
         """
         place = Path(path)
         if place.is_file():
@@ -186,13 +186,13 @@ class WorkerRegistry:
 
     @property
     def main(self) -> str:
-        """The worker that the folder stands for: `main`, or its only one; "" if undecided."""
+        """The name of the folder's main worker: `main`, or its only worker; "" if it is undecided."""
         names = self.names
         return "main" if "main" in names else names[0] if len(names) == 1 else ""
 
     @property
     def locked(self) -> frozenset[str]:
-        """The names that no created worker may take: of locked workers, and of unreadable files."""
+        """The names that no created worker may take: those of locked workers, and of unreadable files."""
         return frozenset(
             draft.name for draft in self._drafts if draft.text is None or draft.text.front.locked
         )
@@ -230,13 +230,13 @@ class WorkerRegistry:
 
     def check(self) -> list[WorkerProblem]:
         """Return every problem in the folder, file by file."""
-        _ = self._workers  # some problems only show in combination
+        _ = self._workers  # some problems are found only by combining the files
         found = [problem for draft in self._drafts for problem in draft.find.problems]
         found += self._functions.problems().problems
         return sorted(dict.fromkeys(found), key=lambda each: (each.file, each.line))
 
     def view(self, names: Sequence[str]) -> RegistryView:
-        """Return some of the workers, for inspection."""
+        """Return those workers that have these names, for inspection."""
         said = {draft.name: draft.description for draft in self._drafts}
         return RegistryView({name: said[name] for name in names if name in said})
 
@@ -248,7 +248,7 @@ class WorkerRegistry:
         if made is None:
             draft = next((each for each in self._drafts if each.name == name), None)
             if draft is None:
-                self[name]  # the error lists the known names
+                self[name]  # raises an error that lists the known names
                 raise AssertionError(name)
             made = self._tools[name] = tool_for(
                 name,
@@ -278,14 +278,17 @@ class WorkerRegistry:
     # Workers created in a session.
 
     def created(self, maker: Worker, name: str, session: SessionView) -> Worker | None:
-        """Return the worker of this name that `maker` created in this session, if any."""
+        """Return the worker of this name that `maker` created in this session, or None."""
         if not maker.create or name in self.locked:
             return None
         found = session[WorkerCreated].get((maker.name, name))
         return None if found is None else self.from_text(maker, name, found.text)
 
     def from_text(self, maker: Worker, name: str, text: str) -> Worker:
-        """Return a created worker. Raises `ToolValidationError` with every problem."""
+        """Create a worker from the text that `maker` wrote.
+
+        Raises `ToolValidationError` with every problem.
+        """
         key = (maker.name, name, text)
         made = self._made.get(key)
         if made is not None:
@@ -308,7 +311,7 @@ class WorkerRegistry:
     # Runs.
 
     def all_on(self, model: Model | str | None) -> dict[str, Model | str]:
-        """Return `models=` that runs every worker on one model; for None, as the files say."""
+        """Return a `models=` mapping that runs every worker on one model. For None, the files decide."""
         return {} if model is None else dict.fromkeys(self.names, model)
 
     def run(
@@ -333,14 +336,17 @@ class WorkerRegistry:
         input: str,
         **arguments: Unpack[WorkerRunArguments],
     ) -> RunStream[Any]:
-        """Run a worker as a stream of events. On the same session again, the conversation continues."""
+        """Run a worker as a stream of events.
+
+        Running it again on the same session continues the conversation.
+        """
         runner, prompt, rendered, rest = self._prepare(name, input, arguments)
         return runner.stream(prompt, rendered, **rest)
 
     def resume(
         self, name: str, run_id: str, **arguments: Unpack[WorkerResumeArguments]
     ) -> Operation[PromptResponse[Any]]:
-        """Resume a recorded run of a worker. Attachments are not recorded: give them again."""
+        """Resume a recorded run of a worker. Attachments are not recorded, so give them again."""
         worker = self[name]
         runner, _, rest = self._runner(worker, arguments)
         return runner.resume(run_id, worker.prompt, **rest)
@@ -348,7 +354,7 @@ class WorkerRegistry:
     def resume_stream(
         self, name: str, run_id: str, **arguments: Unpack[WorkerResumeArguments]
     ) -> RunStream[Any]:
-        """Resume as a stream of events, from where the record ends."""
+        """Resume a recorded run as a stream of events, from where the record ends."""
         worker = self[name]
         runner, _, rest = self._runner(worker, arguments)
         return runner.resume_stream(run_id, worker.prompt, **rest)
@@ -369,7 +375,7 @@ class WorkerRegistry:
     def _runner(
         self, worker: Worker, arguments: WorkerResumeArguments
     ) -> tuple[Adapter, tuple[Attachment, ...], dict[str, Any]]:
-        """Return the adapter that runs a worker, its attachments and the arguments left for the adapter."""
+        """Return a worker's adapter, its attachments and the remaining arguments for the adapter."""
         given = WorkerSettings(worker.name, arguments.get("models") or {}, arguments.get("message_callback"))
         adapter = arguments.get("adapter")
         chosen = (

@@ -1,4 +1,4 @@
-"""`Worker`: an agent kept in a file and called by name, and the draft it is made from."""
+"""`Worker`: an agent kept in a file and called by name. `Draft`: the checked file from which it is made."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class WorkerFolder(Protocol):
-    """The folder of a worker, as its runs use it: a `WorkerRegistry`."""
+    """A worker's folder as the worker's runs use it. `WorkerRegistry` implements it."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
@@ -64,11 +64,14 @@ class WorkerFolder(Protocol):
     def view(self, names: Sequence[str], /) -> RegistryView: ...
     def tool(self, name: str, /) -> Tool[Any, Any]: ...
     def created(self, maker: Worker, name: str, session: SessionView, /) -> Worker | None:
-        """The worker of this name that `maker` created in this session, if there is one."""
+        """Return the worker of this name that `maker` created in this session, or None."""
         ...
 
     def from_text(self, maker: Worker, name: str, text: str, /) -> Worker:
-        """Make a worker of the text that `maker` wrote. Raises `ToolValidationError`."""
+        """Create a worker from the text that `maker` wrote.
+
+        Raises `ToolValidationError` if it has problems.
+        """
         ...
 
 
@@ -95,26 +98,29 @@ class Worker:
     description: str
     path: Path
     model: str | None
-    """`provider:name`; None for the caller's."""
+    """The model's name, `provider:name`; None to use the caller's model."""
     limits: Limits
     attachments: AttachmentRule
-    """Which files it may be given."""
+    """The rule for the files that the worker may be given."""
     tools: tuple[str, ...]
-    """The names of its tools, those of built-in sections too."""
+    """The names of the worker's tools, including those of built-in sections."""
     workers: tuple[str, ...]
-    """The names of the workers it may call."""
+    """The names of the workers that this one may call."""
     locked: bool
     create: bool
-    """Whether its model may create workers."""
+    """Whether the worker's model may create workers."""
     creation_defaults: CreationDefaults
     instructions: str
-    """The template, as in the file."""
+    """The template of the instructions, as in the file."""
     output_schema: JsonSchema | None
     front: FrontMatter = dataclasses.field(repr=False)
     prompt: Prompt[Any] = dataclasses.field(repr=False)
-    """Instructions, tools and policies. Its params are `Rendered`, which `render` returns."""
+    """The prompt, with instructions, tools and policies.
+
+    Its params are a `Rendered`, which `render` returns.
+    """
     effect: Effect
-    """The strongest effect that a call of it can have."""
+    """The strongest effect that a call of this worker can have."""
     registry: WorkerRegistry = dataclasses.field(repr=False)
     _template: Instructions = dataclasses.field(repr=False)
 
@@ -123,13 +129,13 @@ class Worker:
         return Rendered(rendered(self._template, self.name, input, attachments))
 
     def budget(self) -> Budget | None:
-        """The budget of one run; None where its file sets none."""
+        """Return the budget of one run, or None if the worker's file sets none."""
         limits = self.limits
         budget = Budget(limits.tokens, limits.money, limits.requests, limits.tool_calls)
         return budget if budget.limits() else None
 
     def deadline(self, clock: Clock) -> Deadline | None:
-        """The deadline of a run that begins now; None where its file sets none."""
+        """Return the deadline of a run that begins now, or None if the worker's file sets none."""
         seconds = self.limits.seconds
         return None if seconds is None else Deadline.after(seconds, clock=clock)
 
@@ -149,7 +155,7 @@ def prompt_of(
     output: type[BaseModel] | None,
     rule: AttachmentRule,
 ) -> Prompt[Any]:
-    """The prompt of a worker."""
+    """Build the prompt of a worker."""
     extra = [READ_ATTACHMENT] if rule.count else []
     body: Section[Any] = InstructionsSection("Instructions", "instructions", "$instructions")
     given: Any = {} if output is None else {"output": output}
@@ -181,7 +187,7 @@ BUILT_IN: frozenset[str] = frozenset(
 
 
 class Draft:
-    """A worker's file, checked step by step; all problems are collected."""
+    """A worker's file, checked step by step. All problems are collected."""
 
     def __init__(self, path: Path, text: str | None, find: Finder) -> None:
         self.path = path
@@ -207,7 +213,7 @@ class Draft:
 
     @property
     def effects(self) -> list[Effect]:
-        """The effects of its own tools; `irreversible` for a file that can't be read."""
+        """The effects of the draft's own tools; `irreversible` for a file that can't be read."""
         if self.text is None:
             return ["irreversible"]
         return [tool.effect for part in (self, *self.sections) for tool in part.tools]
@@ -216,14 +222,14 @@ class Draft:
         self.find.add(1 if self.text is None else self.text.line_of(where), problem, hint)
 
     def listed(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The workers it may call."""
+        """Return the names of the workers that the draft may call. `names` are those of the whole folder."""
         if self.text is None:
             return ()
         given = self.text.front.workers
         return tuple(name for name in names if name != self.name) if given == "*" else tuple(given)
 
     def equip(self, functions: Functions) -> None:
-        """Look up its tools."""
+        """Look up the draft's tools."""
         if self.text is None:
             return
         front = self.text.front
@@ -258,7 +264,7 @@ class Draft:
 
     def _missing(self, name: str, where: str, functions: Functions) -> None:
         if functions.problems().problems:
-            return  # tools.py could not be loaded, which is reported there
+            return  # tools.py could not be loaded, which is reported separately
         there = [*functions.names, *FILES]
         hint = suggest(name, there)
         if not functions.path.is_file():
@@ -289,7 +295,7 @@ class Draft:
         creation_tools: Callable[[Effect], Sequence[Tool[Any, Any]]],
         defaults: CreationDefaults,
     ) -> Worker | None:
-        """Make the worker. Returns None if it has problems, which are then reported."""
+        """Create the worker. If the draft has problems, report them and return None."""
         text = self.text
         if text is None:
             return None
@@ -335,7 +341,7 @@ class Draft:
 
 
 def _over(defaults: CreationDefaults, own: CreationDefaults | None) -> CreationDefaults:
-    """The registry's defaults, overridden by the worker's file."""
+    """Return the registry's defaults, overridden by the worker's file."""
     if own is None:
         return defaults
     said = {
@@ -350,7 +356,7 @@ def _over(defaults: CreationDefaults, own: CreationDefaults | None) -> CreationD
 def policies_of(worker: str, given: list[Any] | None, refuse: Refuse) -> tuple[ToolPolicy, ...]:
     """Return the policies of one worker.
 
-    Their state is stored by name, so each name includes the worker's.
+    A policy's state is stored by the policy's name, so each name includes the worker's.
     """
     if given is None:
         return (CapabilityPolicy(name=f"{worker}.capability"),)

@@ -1,4 +1,4 @@
-"""`WorkerRun`: one run of a worker, at the root or inside a call."""
+"""`WorkerRun`: one run of a worker, outermost or inside a call."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from handrail.workers.worker import Worker, WorkerFolder
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
-    """What the caller of a worker sets for it and for all workers below it."""
+    """Settings that a worker's caller makes for it and for all workers below it."""
 
     root: str = ""
     models: Mapping[str, Model | str] = {}
-    """Models by worker name; they replace those that the files name."""
+    """Models by worker name. They replace those that the files name."""
     message_callback: MessageCallback | None = None
 
 
@@ -47,7 +47,10 @@ class Reach:
     def __init__(self, registry: WorkerFolder, worker: Worker | None, given: WorkerSettings) -> None:
         self.registry = registry
         self.worker = worker
-        """The worker this run belongs to; None for a run without a worker, which may call all of the folder."""
+        """The worker whose run this is.
+
+        None for a run without a worker, which may call all workers of the folder.
+        """
         self.given = given
 
     def find(self, name: str, attempt: Attempt, /) -> Tool[Any, Any] | None:
@@ -72,7 +75,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerRun:
-    """One run of a worker: gives its frame the workers, attachments and callback of that run."""
+    """One run of a worker. It gives its frame the workers, attachments and callback of that run."""
 
     registry: WorkerFolder
     worker: Worker
@@ -108,14 +111,14 @@ class WorkerRun:
 
 
 def worker_tool(worker: Worker, find: Callable[[], Worker]) -> AgentTool:
-    """A worker as a tool."""
+    """Return a tool that calls a worker."""
     return tool_for(worker.name, worker.description, worker.attachments, worker.effect, find)
 
 
 def tool_for(
     name: str, description: str, rule: AttachmentRule, effect: Effect, find: Callable[[], Worker]
 ) -> AgentTool:
-    """A tool whose worker is looked up when it is called."""
+    """Return a tool that looks up its worker when it is called."""
 
     async def handler(params: Any, *, context: ToolContext) -> ToolResult[Any]:
         return await run_nested(find(), params, context)
@@ -132,7 +135,7 @@ def tool_for(
 
 
 async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolResult[Any]:
-    """Run a worker inside a call that passed the gate."""
+    """Run a worker inside a call that the gate has admitted."""
     call = context._source  # pyright: ignore[reportPrivateUsage]  # its frame is where the run is nested
     if not isinstance(call, Attempt):
         raise NotSupported("adapter", "Call the worker through a gate.")
@@ -141,7 +144,7 @@ async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolR
     given = WorkerSettings() if reach is None else reach.given
     registry = worker.registry
     if reach is not None and reach.worker is not None and reach.registry is registry:
-        # In this session, a worker it created replaces the folder's of the same name.
+        # In this session, a worker that the caller created replaces the folder's worker of the same name.
         worker = registry.created(reach.worker, worker.name, context.session) or worker
     attachments = accept(worker.name, worker.attachments, params.attachments, lambda: context.filesystem)
     path = (given.root, *call.path) if given.root else call.path

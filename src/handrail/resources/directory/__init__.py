@@ -1,4 +1,4 @@
-"""A real folder whose changes are transactions: jailed, forked, committed by renames, undone."""
+"""A real folder in which the changes of each call are a transaction that can be undone."""
 
 from handrail.resources.directory.directory_fork import DirectoryFork
 from handrail.resources.directory.filesystem import DIRECTORY_LIMITS, DirectoryFilesystem, Recovered

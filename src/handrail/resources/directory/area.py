@@ -33,14 +33,14 @@ _READY = 8
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A commit whose displaced bytes are kept: its folder and their size."""
+    """A kept commit: the folder with the bytes it displaced, and their size."""
 
     folder: Path
     size: int
 
 
 class Area:
-    """One process's use of the staging folder of one root."""
+    """One process's part of a root's staging folder."""
 
     def __init__(self, jail: Jail, disk: Disk, folder: Path, clock: Clock, keep: tuple[int, int]) -> None:
         self.jail = jail
@@ -59,7 +59,7 @@ class Area:
 
     @property
     def mine(self) -> Path:
-        """This process's own part, created on first use."""
+        """The folder of this process, created on first use."""
         if self._mine is None:
             self._mine = self._make()
         return self._mine
@@ -107,7 +107,7 @@ class Area:
             raise case_insensitive(self.jail.root)
 
     def _sweep(self, mine: Path) -> None:
-        """Remove the leftovers of dead processes, after finishing what they had begun."""
+        """Remove the leftovers of dead processes, after finishing the commits they had begun."""
         for other, lock in self.abandoned(mine):
             try:
                 for commit in self.begun(other, ""):
@@ -117,7 +117,7 @@ class Area:
                 os.close(lock)
 
     def abandoned(self, mine: Path | None = None) -> Iterator[tuple[Path, int]]:
-        """Yield the parts of dead processes, each with its lock, now held here."""
+        """Yield the folders of dead processes, each with its lock, which this process now holds."""
         at_work = self.folder / "at-work"
         if not at_work.is_dir():
             return
@@ -136,7 +136,7 @@ class Area:
             yield other, lock
 
     def begun(self, part: Path, journal: str) -> Iterator[Commit]:
-        """Yield the commits in a part that belong to a journal, or to none if `journal` is empty.
+        """Yield the commits in a process's folder that belong to a journal, or to none if `journal` is empty.
 
         A commit without a manifest is yielded with an empty one.
         """
@@ -167,14 +167,14 @@ class Area:
             self._ready.clear()
 
     def forget_part(self, part: Path) -> None:
-        """Remove a process's part, unless a journal may still have a record of a commit in it."""
+        """Remove a process's folder, unless a journal may still have a record of a commit in it."""
         if not any(any(folder.iterdir()) for folder in part.glob(f"{_COMMIT}-*")):
             self.disk.forget(part)
 
     # --- commits ----------------------------------------------------------------------------------
 
     def new_folder(self, kind: str) -> Path:
-        """Create an empty folder in this process's part."""
+        """Create an empty folder in this process's folder."""
         folder = self.mine / f"{kind}{self.number()}"
         self.disk.folder(folder, 0o700)
         return folder
@@ -218,7 +218,7 @@ class Area:
         self.disk.write(folder / MANIFEST, msgspec.msgpack.encode(manifest))
 
     def retire(self, commit: Commit) -> None:
-        """Keep what an applied commit displaced, and drop the oldest beyond the limits."""
+        """Keep what an applied commit displaced, and drop the oldest commits beyond the limits."""
         kept = self._all_kept()
         when = int(self._clock.now().timestamp() * 1_000_000)
         folder = self.folder / "done" / f"{when:020d}-{_short(commit.manifest.call_id)}"
@@ -235,7 +235,7 @@ class Area:
             self.disk.forget(oldest.folder)
 
     def done(self, call_id: str) -> Commit | None:
-        """Return the newest kept commit of a call."""
+        """Return the newest kept commit of a call, if any."""
         for kept in reversed(self._all_kept()):
             if kept.folder.name.endswith(f"-{_short(call_id)}"):
                 manifest = read_manifest(kept.folder)
@@ -265,7 +265,7 @@ class Area:
         return tuple(sorted(step.where for step in steps))
 
     def _is_unchanged(self, step: Step) -> bool:
-        """Whether a path holds what the reverting step expects there."""
+        """Return whether a path holds what the reverting step expects there."""
         found = self.jail.look(step.where)
         if found is None:
             return step.do == "put" and not step.before
@@ -281,7 +281,7 @@ class Area:
         return Commit(self.jail, self.disk, folder, manifest)
 
     def _give_back(self, at_work: Commit, kept: Commit) -> None:
-        """Return a commit that was taken up to the kept ones, unchanged."""
+        """Put a commit that was taken up back among the kept ones, unchanged."""
         self.disk.write(at_work.folder / f"{MANIFEST}.new", msgspec.msgpack.encode(kept.manifest))
         os.replace(at_work.folder / f"{MANIFEST}.new", at_work.folder / MANIFEST)
         self.disk.retire(at_work.folder, kept.folder)
@@ -295,7 +295,7 @@ class Area:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Read the manifest of a commit; None if it is missing or incomplete."""
+    """Read the manifest of a commit. Returns None if it is missing or incomplete."""
     try:
         return msgspec.msgpack.decode((folder / MANIFEST).read_bytes(), type=Manifest)
     except (OSError, msgspec.DecodeError):

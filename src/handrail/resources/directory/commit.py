@@ -1,15 +1,18 @@
 """`Commit`: applies the steps of a manifest, and reverts them.
 
-A manifest is plain data, which a restarted process can finish. There are three kinds of step. *put*: a
-slot of the commit's own folder is exchanged with what is at the path, or moved there if nothing is.
-*take*: what is at the path moves into a slot. *mode*: a folder gets another mode. Each step is one
-rename, says what it expects to displace, and has one of the three as its opposite. So reverting,
-continuing after a crash and undoing are the same mechanism.
+A manifest is plain data, from which a restarted process can finish the commit. There are three kinds of step:
+
+- *put* exchanges a slot of the commit's own folder with what is at the path, or moves it there if nothing is;
+- *take* moves what is at the path into a slot;
+- *mode* gives a folder another mode.
+
+Each step is one rename, says what it expects to displace, and has one of the three as its opposite. So
+reverting, continuing after a crash and undoing use the same mechanism.
 
 Whether a step was done is read from the commit's own folder, which nobody else writes: a slot that
 still holds the new content has not been put. So any process can continue a commit from any point.
 What a step displaces is checked after it is displaced, when nobody can reach it by path any more. If
-it is not what was expected, somebody changed it meanwhile, and it goes back.
+it is not what was expected, somebody has changed it, and the step is reverted.
 """
 
 from __future__ import annotations
@@ -43,21 +46,24 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     bytes: str = ""
     """The path in hexadecimal, if it is not UTF-8."""
     slot: str = ""
-    """The slot's name in the commit's folder: holds the new content, afterwards what was displaced."""
+    """The slot's name in the commit's folder.
+
+    The slot holds the new content, and after the step the displaced one.
+    """
     before: str = ""
-    """The identity of what is displaced; "" for nothing."""
+    """The identity of what is displaced; "" if nothing is."""
     after: str = ""
     """The identity of the new content."""
     tree: str = ""
     """For a displaced folder, a digest of everything in it."""
     folder: bool = False
-    """Whether the new content is a folder; an existing folder is as good."""
+    """Whether the new content is a folder. If a folder is there already, nothing needs to be done."""
     mode: int = 0
     old_mode: int = 0
 
     @property
     def where(self) -> str:
-        """The path as the disk knows it."""
+        """The path as it is spelled on disk."""
         return os.fsdecode(binascii.unhexlify(self.bytes)) if self.bytes else self.path
 
     def opposite(self) -> Step:
@@ -80,9 +86,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     staging: str
     folder: str
-    """The folder of the slots, relative to the staging folder."""
+    """The folder that contains the slots, relative to the staging folder."""
     journal: str = ""
-    """The id of the journal that decides whether this was committed; "" for none."""
+    """The id of the journal that decides whether the commit was made; "" for none."""
     steps: tuple[Step, ...] = ()
 
     @property
@@ -99,7 +105,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def step_at(path: str, **fields: Any) -> Step:
-    """Return a step for any path a disk can have."""
+    """Create a step for any path that a disk can have."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -127,7 +133,7 @@ EMPTY = digest(())
 def in_order(over: Over) -> Iterator[Change]:
     """Yield removals first, innermost first; then additions, outermost first.
 
-    A removed folder takes everything in it along, in one step.
+    Removing a folder removes everything in it, in one step.
     """
     folders = sorted(over, key=len)
     trees = {
@@ -173,7 +179,7 @@ _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV}
 
 
 class Unexpected(Exception):
-    """What a step displaced, or would displace, is not what it was based on."""
+    """Raised if what a step displaced, or would displace, is not what it was based on."""
 
 
 class Commit:
@@ -186,10 +192,10 @@ class Commit:
         self.manifest = manifest
 
     def apply(self, *, synced: bool = False, lenient: bool = False) -> None:
-        """Do every step or none: `Conflict` names what somebody else changed, after everything is restored.
+        """Do every step or none.
 
-        With `synced` the result survives a power cut. With `lenient` a folder to be removed stays if it
-        is not empty.
+        Raises `Conflict` after restoring everything; it names what somebody else changed. With `synced` the
+        result survives a power cut. With `lenient` a folder to be removed stays if it is not empty.
         """
         done: list[Step] = []
         with self._folders() as folders:
@@ -217,7 +223,7 @@ class Commit:
             self._take_back([step for step in self.manifest.steps if self.is_done(step)], folders)
 
     def finish(self, *, synced: bool = False) -> tuple[str, ...]:
-        """Do the remaining steps. What somebody else changed meanwhile stays, and is returned."""
+        """Do the remaining steps. Paths that somebody else has changed stay as they are, and are returned."""
         left: list[str] = []
         with self._folders() as folders:
             for step in self.manifest.steps:
@@ -231,7 +237,7 @@ class Commit:
         return tuple(left)
 
     def is_done(self, step: Step) -> bool:
-        """Whether a step was done, judging by what its slot holds."""
+        """Return whether a step was done, judging by what its slot holds."""
         if step.do == "mode":
             found = self._jail.look(step.where)
             return found is not None and stat.S_IMODE(found[0].st_mode) == step.mode
@@ -239,7 +245,7 @@ class Commit:
         return bool(slot) if step.do == "take" else slot != step.after
 
     def is_begun(self) -> bool:
-        """Whether any file was put or taken."""
+        """Return whether any file was put or taken."""
         return any(self.is_done(step) for step in self.manifest.steps if step.do != "mode")
 
     @contextlib.contextmanager
@@ -252,11 +258,11 @@ class Commit:
 
     def _take_back(self, done: Sequence[Step], folders: Folders) -> None:
         for step in opposites(done):
-            with contextlib.suppress(Unexpected, OSError):  # somebody has changed it since, so it stays
+            with contextlib.suppress(Unexpected, OSError):  # somebody has changed the path since, so it stays
                 self._do(step, folders)
 
     def _do(self, step: Step, folders: Folders) -> bool:
-        """Do one step. False if a folder to be created exists already, which is as good."""
+        """Do one step. Returns False if a folder to be created exists already, which is just as good."""
         path = step.where
         folder, name = split(path)
         there, slots = folders.open(folder), folders.slots
@@ -307,7 +313,10 @@ class Folders:
         return fd
 
     def sync(self, disk: Disk) -> None:
-        """A rename changes two folders atomically, so syncing one of them is enough."""
+        """Sync every folder that was opened.
+
+        A rename changes two folders atomically, so syncing one is enough.
+        """
         for fd in self._open.values():
             disk.sync_folder(fd)
 
@@ -318,7 +327,7 @@ class Folders:
 
 
 def members_of(folder: Path) -> Iterator[tuple[str, str]]:
-    """Return everything in a staging folder at any depth: relative paths and identities."""
+    """Yield everything in a staging folder at any depth, as relative paths and identities."""
     pending = [(folder, "")]
     while pending:
         here, prefix = pending.pop()

@@ -1,8 +1,8 @@
 """The content of a file in a directory: on disk, held in memory until written, or a link.
 
-A version is one integer that holds exactly what the disk says of a file: device, inode, mode, size,
-mtime and ctime. Equal versions mean the same untouched file, so nothing has to be remembered between
-two looks. For a folder, only its identity counts, not its content.
+A version is one integer that encodes the file's status on disk: device, inode, mode, size, mtime and ctime.
+Equal versions mean the same untouched file, so nothing has to be remembered between two looks. For a folder,
+only its identity counts, not its content.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from handrail.resources.layer import ABSENT, Node
 _WORD = (1 << 64) - 1
 _IDENTITY = (1 << 64 * 4) - 1
 FIRST_VERSION = 1 << 64 * 6
-"""Versions of files on disk start here; those of nodes made by forks lie below."""
+"""Lowest version of a file on disk. Versions of nodes made by forks are below it."""
 
 
 def version_of(found: os.stat_result) -> int:
-    """Return the version of what the disk has at a path."""
+    """Return the version that a status on disk stands for."""
     number = (1 << 64 | found.st_dev & _WORD) << 64 | found.st_ino
     if stat.S_ISDIR(found.st_mode):
         return (number << 64 | found.st_mode) << 192
@@ -31,7 +31,7 @@ def version_of(found: os.stat_result) -> int:
 
 
 def identity(version: int) -> int:
-    """Return a version without what a rename or a reboot changes: ctime and device."""
+    """Return a version without the parts that a rename or a reboot changes: ctime and device."""
     return version >> 64 & _IDENTITY
 
 
@@ -47,7 +47,7 @@ class OnDisk:
         self.found = found
         self.version = version_of(found)
         self.staged = staged
-        """The file's location if it is not in the folder itself: a command of this call wrote it."""
+        """The file's location if it is not in the folder itself because a command of this call wrote it."""
         self._read = read
         self._kept: bytes | None = None
 
@@ -118,12 +118,12 @@ A_FOLDER = Node(3, None, None)
 A_LINK = Node(4, Link(""), None)
 AN_OTHER = Node(5, Other(""), None)
 UNSEEN = {"file": A_FILE, "folder": A_FOLDER, "link": A_LINK, "other": AN_OTHER}
-"""The node of a listed name by kind, without its version."""
+"""The nodes of listed names by kind, without versions."""
 _UNSEEN_VERSIONS = frozenset(node.version for node in UNSEEN.values())
 
 
 def is_unseen(node: Node) -> bool:
-    """Whether the node comes from a listing, without a version."""
+    """Return whether the node comes from a listing and so has no version."""
     return node.version in _UNSEEN_VERSIONS
 
 
@@ -138,7 +138,7 @@ class Folder(Node, frozen=True):
 
 
 def like_of(node: Node) -> os.stat_result | None:
-    """Return the status of the file whose mode and owner this one has or will have."""
+    """Return the status of the file that provides this node's mode and owner."""
     data = node.data
     return data.found if isinstance(data, OnDisk) else data.like if isinstance(data, Held) else None
 
@@ -154,7 +154,7 @@ def mode_of(node: Node) -> int | None:
 
 
 def node_of(path: str, found: tuple[os.stat_result, str] | None, read: Callable[[str, int], bytes]) -> Node:
-    """Return the node for what a disk has at a path."""
+    """Create the node for what a disk has at a path."""
     if found is None:
         return ABSENT
     status, target = found

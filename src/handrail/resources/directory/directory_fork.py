@@ -40,7 +40,7 @@ _KEPT_FILE, _KEPT = 1024 * 1024, 64 * 1024 * 1024
 
 
 class DirectoryFork(Linked, FileFork):
-    """A fork of a real folder: what was touched, in memory and beside the folder, over the rest.
+    """A fork of a real folder. It holds what was touched, in memory and beside the folder.
 
     Other reads go to the disk. A commit renames the writes into place after checking that nobody
     else wrote the same paths; until then the folder is unchanged. Beside the verbs of `Filesystem`,
@@ -81,7 +81,7 @@ class DirectoryFork(Linked, FileFork):
 
     def _put(self, folder: str, name: str, node: Node, old: Node, base: Node | None = None) -> None:
         if self._over is None:
-            _ = self._ground.area.mine  # a read-only folder is reported now, not at the end
+            _ = self._ground.area.mine  # report a read-only folder now, not at the end
         if isinstance(node.data, bytes):
             node = Node(node.version, Held(node.data, like_of(old)), node.modified)
         super()._put(folder, name, node, old, base)
@@ -119,7 +119,7 @@ class DirectoryFork(Linked, FileFork):
     def stage(self, call_id: str, /, *, journal: str = "", synced: bool = False) -> Mapping[str, Any] | None:
         """Write everything that a commit needs beside the folder, after `prepare`.
 
-        Returns the manifest, from which another process can finish the commit; None if there is nothing
+        Returns the manifest, from which another process can finish the commit, or None if there is nothing
         to commit. `journal` is the id of the journal that will record it. Without one, the commit counts
         as made once anything was renamed. With `synced` it survives a power cut.
         """
@@ -134,10 +134,10 @@ class DirectoryFork(Linked, FileFork):
             return None if self._commit is None else msgspec.to_builtins(self._commit.manifest)
 
     def apply(self, *, synced: bool = False) -> None:
-        """Commit into what was forked.
+        """Commit into the folder or fork that was forked.
 
         A commit into the folder itself may still fail: with `Conflict` if somebody changed a file since
-        `prepare`, with `FileError` if the disk refuses. Everything is then as it was.
+        `prepare`, with `FileError` if the disk refuses. Everything is restored then.
         """
         if self._line:
             self._apply_inside()
@@ -152,8 +152,8 @@ class DirectoryFork(Linked, FileFork):
                 except BaseException:
                     if not asked_for:
                         self.drop()
-                    raise  # the caller that staged it drops it, once no record says it is committed
-                self._over = None  # it is part of the folder now
+                    raise  # the caller that staged the commit drops it, once no record says it is committed
+                self._over = None  # the layer is part of the folder now
             super().apply()
             self._clear()
             if not asked_for:
@@ -170,14 +170,17 @@ class DirectoryFork(Linked, FileFork):
             self._clear()
 
     def applied(self) -> None:
-        """Finish the commit: what it displaced is kept for `undo`."""
+        """Finish the commit, and keep what it displaced for `undo`."""
         with self._shared.lock:
             commit, self._commit = self._commit, None
             if commit is not None:
                 self._ground.area.retire(commit)
 
     def revert(self) -> None:
-        """Revert an applied commit because another part of the transaction failed; `drop` discards it."""
+        """Revert an applied commit because another part of the transaction failed.
+
+        `drop` then discards it.
+        """
         with self._shared.lock:
             if self._commit is not None:
                 self._commit.revert()
@@ -202,7 +205,7 @@ class DirectoryFork(Linked, FileFork):
         """Return the layers to mount, so that a command sees this fork and writes into it.
 
         All changes so far are written out. The layers of outer forks stay unchanged while this fork
-        lives. One command at a time: nothing else may change this fork before `absorb`.
+        lives. Only one command may run at a time, and nothing else may change this fork before `absorb`.
         """
         with self._shared.lock:
             self._enter()
@@ -222,10 +225,10 @@ class DirectoryFork(Linked, FileFork):
     def absorb(self, mounted_at: int) -> tuple[str, ...]:
         """Take over every path that a command changed in the upper layer as a write of this call.
 
-        `mounted_at` is `Layers.mounted_at`. `Conflict` names the paths that somebody else has changed
+        `mounted_at` is `Layers.mounted_at`. Raises `Conflict` with the paths that somebody else has changed
         since then, because the command may have seen either version; nothing is taken over then, and
-        the fork must be dropped. Returns the paths taken over, sorted; a trailing `/` stands for a
-        folder. Pipes, sockets and devices are not taken over.
+        the fork must be dropped. Returns the paths taken over, sorted; a folder's path ends in `/`.
+        Pipes, sockets and devices are not taken over.
         """
         with self._shared.lock:
             self._enter()
@@ -250,7 +253,7 @@ class DirectoryFork(Linked, FileFork):
         return self._stack
 
     def _is_newer(self, entry: Entry, mounted_at: int) -> bool:
-        """Whether somebody else changed, after the mount, what the command changed too."""
+        """Return whether somebody else, after the mount, changed a path that the command changed too."""
         folder, name = split(entry.path)
         now = self._parent._look(folder, name)
         if not now.version:
@@ -262,7 +265,7 @@ class DirectoryFork(Linked, FileFork):
         return self._since(now, mounted_at)
 
     def _other_names(self, folder: str, mounted_at: int) -> bool:
-        """Whether names were added to or removed from a folder, or its nearest existing parent, after the mount."""
+        """Return whether names in a folder, or its nearest existing parent, changed after the mount."""
         for fork in self._line:
             if (fork._stamps or {}).get(folder, 0) > self._mounted:
                 return True
@@ -278,7 +281,7 @@ class DirectoryFork(Linked, FileFork):
         return node.version > self._mounted
 
     def _take(self, entry: Entry, top: Path, stack: LayerStack) -> bool:
-        """Take over what a command left at a path; False if nothing changed."""
+        """Take over what a command left at a path. Returns False if nothing changed."""
         changed = False
         folder, name = split(entry.path)
         old = self._look(folder, name)
@@ -319,7 +322,7 @@ class DirectoryFork(Linked, FileFork):
             now = version_of(os.fstat(fd))
             if identity(now) != identity(
                 version
-            ):  # without ctime, which a layer that shares the file changes
+            ):  # without ctime, which changes when a layer shares the file
                 raise Conflict([path])
             return read_open(fd, path, now, self._shared.limits.max_file_size)
 

@@ -1,7 +1,7 @@
-"""`Disk`: every change made to a disk, one method each.
+"""`Disk`: every operation that changes a disk, one method each.
 
-It is the seam where a test stops a process at any point of a commit, or drops what was never synced.
-It makes no decisions.
+It makes no decisions. Tests replace it to stop a process at any point of a commit, or to drop what was never
+synced.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Disk:
             os.close(fd)
 
     def copy(self, source: int, path: Path, like: os.stat_result) -> None:
-        """Copy an open file with its mode, owner and time, as a reflink where the disk can."""
+        """Copy an open file with its mode, owner and time, as a reflink if the disk supports it."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             try:
@@ -65,13 +65,13 @@ class Disk:
         os.symlink(target, path)
 
     def place(self, source: int, name: str, target: int, new_name: str) -> None:
-        """Rename, unless the target exists (`FileExistsError`)."""
+        """Rename a file or folder. Raises `FileExistsError` if the target exists."""
         move_into(source, name, target, new_name)
 
     def exchange(self, source: int, name: str, target: int, other: str) -> None:
         """Exchange two names.
 
-        Where the disk can't, the existing file is linked aside and then replaced. The path is never
+        If the disk can't do this, the existing file is linked aside and then replaced. The path is never
         without a file, but a change between the two steps is only noticed afterwards.
         """
         try:
@@ -92,7 +92,7 @@ class Disk:
 
     def sync_file(self, path: Path) -> None:
         """Sync the content of a file."""
-        with contextlib.suppress(OSError):  # a link, covered by the sync of its folder
+        with contextlib.suppress(OSError):  # a link can't be opened, and is covered by its folder's sync
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 os.fsync(fd)
@@ -104,11 +104,11 @@ class Disk:
         os.fsync(fd)
 
     def retire(self, path: Path, new_path: Path) -> None:
-        """Rename one of our folders."""
+        """Rename one of Handrail's own folders."""
         os.rename(path, new_path)
 
     def forget(self, path: Path) -> None:
-        """Remove one of our folders with everything in it. Does nothing if it does not exist."""
+        """Remove one of Handrail's own folders with everything in it. Does nothing if it does not exist."""
         remove_tree(path)
 
 

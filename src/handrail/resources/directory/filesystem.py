@@ -31,9 +31,9 @@ from handrail.resources.paths import join, split
 from handrail.threads import run_in_thread
 
 DIRECTORY_LIMITS = FileLimits(max_total_size=16 * 1024 * 1024 * 1024)
-"""For a directory, the limits apply to what one call changes and to each file that is read."""
+"""Default limits of a directory. They apply to what one call changes and to each file that is read."""
 _NAMES_NEAR = 2000
-"""Maximum number of names searched for a suggestion."""
+"""Maximum number of names that are searched for a suggestion."""
 _GET_FLAGS, _CASEFOLD = 0x80086601, 0x40000000
 _PROBED = 20
 
@@ -82,7 +82,7 @@ class DirectoryFilesystem(Linked):
 
     @property
     def staging(self) -> Path:
-        """Where pending changes are kept. It exists once something was written."""
+        """The folder where pending changes are kept. It exists once something was written."""
         return self._ground.area.folder
 
     def fork(self, owner: str, /, *, writable: bool = True) -> DirectoryFork:
@@ -92,8 +92,8 @@ class DirectoryFilesystem(Linked):
     def undo(self, call_id: str, /) -> tuple[str, ...]:
         """Restore what the commit of this call displaced, and remove what it created.
 
-        Raises `UndoRefused` if somebody has changed one of its paths since, naming them, or if nothing
-        is kept of it. Returns the changed paths, sorted.
+        Returns the changed paths, sorted. Raises `UndoRefused` if nothing is kept of the commit, or if
+        somebody has changed some of its paths since; then it names them.
         """
         ground = self._ground
         with ground.lock:
@@ -105,10 +105,10 @@ class DirectoryFilesystem(Linked):
             return ground.area.undo(commit)
 
     def recover(self, journal: Journal, /) -> Operation[Recovered]:
-        """Finish what a journal recorded but a process that ended did not apply.
+        """Finish commits that a journal recorded but a process that ended did not apply.
 
         Recovery only rolls forward: what is recorded is applied, and everything else is discarded. A file
-        that somebody changed meanwhile stays as it is, and is named. Call this before using the folder.
+        that somebody else has changed stays as it is, and is named. Call this before using the folder.
         """
         ground = self._ground
         return Operation(lambda: recover(ground.jail, ground.area, ground.lock, journal), "recover")
@@ -162,7 +162,7 @@ class DirectoryFilesystem(Linked):
     def _usage(self) -> tuple[int, int]:
         return 0, 0
 
-    # --- writes, each a commit of its own -----------------------------------------------------------
+    # --- writes, each a separate commit --------------------------------------------------------------
 
     @contextlib.contextmanager
     def _alone(self) -> Generator[DirectoryFork]:
@@ -221,7 +221,7 @@ def _open(root: str | os.PathLike[str]) -> Jail:
 
 
 def _ignores_case(jail: Jail) -> bool:
-    """Check what can be seen without writing: the folder's own flag, and existing names."""
+    """Return whether the folder ignores case, judging without a write by its flag and existing names."""
     try:
         fd = jail.folder(".", os.O_RDONLY)
     except OSError:
@@ -246,7 +246,7 @@ def _ignores_case(jail: Jail) -> bool:
 
 
 def _inside(root: Path, staging: Path) -> str:
-    """Return the name of the staging folder if it lies directly in the root."""
+    """Return the staging folder's name if it is directly in the root, else ""."""
     resolved = staging.parent.resolve() / staging.name
     if resolved == root or resolved in root.parents:
         raise DefinitionError(
@@ -260,18 +260,18 @@ def _inside(root: Path, staging: Path) -> str:
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """What a recovery did."""
+    """The results of a recovery."""
 
     finished: tuple[str, ...] = ()
-    """The calls whose commits were finished, or found finished."""
+    """Ids of the calls whose commits were finished, or found finished."""
     dropped: tuple[str, ...] = ()
-    """The calls that were not recorded: nothing of them was applied."""
+    """Ids of the calls that were not recorded. Nothing of them was applied."""
     left: tuple[str, ...] = ()
-    """The paths that somebody changed meanwhile, which stay as they are."""
+    """Paths that somebody else had changed. They stay as they are."""
 
 
 async def recover(jail: Jail, area: Area, lock: RLock, journal: Journal) -> Recovered:
-    """Apply what the journal says was committed, and discard the rest."""
+    """Apply what the journal recorded as committed, and discard the rest."""
     units = await journal.calls.unapplied()
     finished: list[str] = []
     left: list[str] = []
@@ -288,7 +288,7 @@ async def recover(jail: Jail, area: Area, lock: RLock, journal: Journal) -> Reco
 
 
 def _is_at_work(manifest: Manifest) -> bool:
-    """Whether a commit is unfinished, in any folder."""
+    """Return whether a commit is unfinished, in any folder."""
     return Path(manifest.staging, "at-work", manifest.folder).exists()
 
 
@@ -303,7 +303,7 @@ def _finish(jail: Jail, area: Area, lock: Any, manifests: Sequence[Manifest]) ->
         for manifest in manifests:
             folder = area.folder / "at-work" / manifest.folder
             if not folder.exists():
-                continue  # it was applied and retired; only the mark was missing
+                continue  # the commit was applied and retired; only the mark was missing
             if read_manifest(folder) is None:
                 area.disk.forget(folder / MANIFEST)
                 area.write_manifest(folder, manifest)

@@ -1,11 +1,11 @@
-"""`Jail`: access to what lies under one folder, and to nothing else.
+"""`Jail`: gives access to what lies under one folder, and to nothing else.
 
 The kernel refuses every path that would leave the folder or cross a symbolic link, at the moment it
 is opened, so there is no gap between check and use. Links that stay inside are followed by the layer
-above, one name at a time, through here.
+above, one name at a time, through a jail.
 
-Two Linux calls that Python lacks do the work, `openat2` and `renameat2`. Without `openat2`, a path is
-opened one name at a time with `O_NOFOLLOW`: the same result, only slower. Without an exchange of names,
+This uses two Linux calls that Python lacks, `openat2` and `renameat2`. Without `openat2`, a path is
+opened one name at a time with `O_NOFOLLOW`, with the same result but slower. If names can't be exchanged,
 callers fall back to links.
 """
 
@@ -23,12 +23,12 @@ from handrail.errors import Conflict, FileError, FileLimitReached
 from handrail.resources.directory.content import version_of
 
 _OPENAT2 = 437
-"""The same on every Linux architecture."""
+"""Number of the `openat2` call, the same on every Linux architecture."""
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x02, 0x04, 0x08
 _RESOLVE = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
 _NOREPLACE, _EXCHANGE = 1, 2
 _UNKNOWN = {errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.E2BIG}
-"""Errors from a kernel, or a filter in front of it, that does not have the call."""
+"""Errors which mean that the kernel, or a filter in front of it, does not have the call."""
 _TRIES = 100
 
 
@@ -111,7 +111,7 @@ def open_beneath(folder: int, path: str, flags: int) -> int:
 
 
 def move_into(source: int, name: str, target: int, new_name: str) -> None:
-    """Rename, unless the target exists (`FileExistsError`)."""
+    """Rename a file or folder. Raises `FileExistsError` if the target exists."""
     try:
         _rename(source, name, target, new_name, _NOREPLACE)
     except OSError as error:
@@ -142,7 +142,9 @@ def _move_by_link(source: int, name: str, target: int, new_name: str) -> None:
     """Emulate `move_into` with a link, which fails if the target exists."""
     try:
         os.link(name, new_name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
-    except PermissionError:  # a folder can't be linked; an empty one in its place would be replaced
+    except (
+        PermissionError
+    ):  # a folder can't be linked, and a rename would replace an empty folder at the target
         if os.path.lexists(f"/proc/self/fd/{target}/{new_name}"):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new_name) from None
         os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
@@ -159,7 +161,7 @@ Found = tuple[os.stat_result, str]
 
 
 class Jail:
-    """A folder, held open while this is in use. It stays the same folder when renamed."""
+    """A folder, held open while the jail is in use. It stays the same folder even if it is renamed."""
 
     __slots__ = ("fd", "root")
 
@@ -178,7 +180,7 @@ class Jail:
             self.close()
 
     def look(self, path: str) -> Found | None:
-        """Return what is at a path, without following links; None for nothing, or behind a link."""
+        """Return what is at a path without following links, or None for nothing or a path behind a link."""
         try:
             fd = open_beneath(self.fd, path, os.O_PATH | os.O_NOFOLLOW)
         except OSError as error:
@@ -225,7 +227,7 @@ class Jail:
 
 
 def read_open(fd: int, path: str, version: int, limit: int) -> bytes:
-    """Read an open file, if it is at this version before and after."""
+    """Read an open file. Raises `Conflict` unless it is at this version before and after."""
     found = os.fstat(fd)
     if version_of(found) != version:
         raise Conflict([path])
@@ -253,7 +255,7 @@ def _kind(entry: os.DirEntry[str]) -> str:
 
 
 def refusal(path: str, error: OSError) -> FileError:
-    """Turn an error of the disk into one for the caller who gave the path."""
+    """Turn an error of the disk into an error for the caller who gave the path."""
     if error.errno in (errno.EACCES, errno.EPERM):
         return FileError(
             path or ".",

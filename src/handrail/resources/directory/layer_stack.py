@@ -2,9 +2,9 @@
 
 Only the topmost layer is ever written, and only while nothing is mounted on it. Once another fork
 uses it, or another layer lies above it, it never changes again. So a nested fork uses its parent's
-layers unchanged, and its own become more of them when it commits.
+layers unchanged, and adds its own to them when it commits.
 
-A layer is a folder in Linux overlay format (`handrail.resources.mount`). Where the device that marks a
+A layer is a folder in Linux overlay format (`handrail.resources.mount`). If the device that marks a
 deletion can't be created, an empty file with `user.overlay.whiteout`, in a folder with
 `user.overlay.opaque=x`, marks it. Kernels from 6.8 on accept that in lower layers only, so a layer with
 such markers always becomes a lower one. Overlays are mounted with `userxattr`.
@@ -31,7 +31,7 @@ from handrail.resources.paths import join, split
 
 _WHITEOUT, _ORIGIN = "user.overlay.whiteout", "user.overlay.origin"
 MOST = 16
-"""Maximum layers of one fork. They are merged beyond this, because a mount takes only so many."""
+"""Maximum number of layers of one fork. Beyond it they are merged, because a mount takes a limited number."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Upper:
-    """The topmost layer of a fork, writable until another layer lies above it."""
+    """The topmost layer of a fork, writable until another layer is above it."""
 
     __slots__ = ("_disk", "_written", "folder", "is_marked")
 
@@ -56,9 +56,9 @@ class Upper:
         self._disk = disk
         self.folder = folder
         self.is_marked = False
-        """Whether deletions use marker files, which an overlay honours in lower layers only."""
+        """Whether deletions use marker files, which an overlay accepts in lower layers only."""
         self._written: dict[str, tuple[int, bool]] = {}
-        """The marks of what the fork wrote here. Any difference was made by a command."""
+        """The marks of what the fork wrote here. A command made every difference from them."""
 
     def put(
         self,
@@ -67,7 +67,7 @@ class Upper:
         fill: Callable[[OnDisk, Path], None],
         mode_below: Callable[[str], int | None],
     ) -> None:
-        """Put a node at a path. `fill` provides the bytes of a file on disk."""
+        """Put a node at a path. `fill` writes the bytes of a file on disk."""
         self._make_way(path, mode_below)
         at = self.folder / path
         self._disk.forget(at)
@@ -98,7 +98,7 @@ class Upper:
             folder = split(folder)[0]
         for folder in reversed(missing):
             at = self.folder / folder
-            self._disk.forget(at)  # a whiteout where there is a folder again
+            self._disk.forget(at)  # a whiteout at a path that has a folder again
             os.mkdir(at, 0o777)
             mode = mode_below(folder)
             if mode is not None:
@@ -146,7 +146,7 @@ class Upper:
                 if self._written.get(path) != _mark(entry):
                     self._written[path] = _mark(entry)
                     yield entry
-        for path in sorted(gone):  # created in this fork, so nothing below needs hiding
+        for path in sorted(gone):  # created in this fork, so there is nothing below to hide
             del self._written[path]
             yield Entry(path, "gone")
 
@@ -259,7 +259,7 @@ class LayerStack:
                 top.put(path, node, self._link if linked else self._copy, lambda p: mode_below(self._jail, p))
 
     def _flatten(self, over: Over) -> None:
-        """Merge all layers into one. Nobody writes to it, so it may share files with them."""
+        """Merge all layers into one. The result is never written to, so it may share files with them."""
         self._frozen, self._flushed, self.top = [], {}, None
         flat = self._new_top()
         self._flush(over, flat, linked=True)
@@ -296,7 +296,10 @@ def mode_below(jail: Jail, folder: str) -> int | None:
 
 
 def _stands(over: Over, path: str) -> bool:
-    """Whether every folder above a path still exists here; below a removed one, nothing needs hiding."""
+    """Return whether every folder above a path still exists here.
+
+    Below a removed one, nothing needs hiding.
+    """
     folder = split(path)[0]
     while folder:
         above, name = split(folder)

@@ -31,9 +31,9 @@ from handrail.resources.paths import join, parse_file_path, parse_path, split
 from handrail.resources.search import line_pattern, sorted_matches
 
 _FOLLOWED = 40
-"""Maximum links in one path: the limit of Linux."""
+"""Maximum number of links in one path, as in Linux."""
 _TRIES = 4
-"""How often to retry a file that changes while it is read."""
+"""Maximum number of attempts to read a file that changes while it is read."""
 
 
 class Ground(Shared):
@@ -46,17 +46,17 @@ class Ground(Shared):
         self.jail = jail
         self.area = area
         self.hidden = hidden
-        """The name of the staging folder if it lies in the root; else ""."""
+        """The name of the staging folder if it is in the root, else ""."""
 
     def refuse_hidden(self, path: str) -> None:
-        """Raise if a path lies in the staging folder."""
+        """Raise if a path is in the staging folder."""
         hidden = self.hidden
         if hidden and (path == hidden or path.startswith(f"{hidden}/")):
             raise PathRefused(path, "uncommitted changes are staged there. Choose another path")
 
 
 class Linked(Layer):
-    """The verbs of a filesystem, with links resolved first."""
+    """The operations of a filesystem, with links resolved first."""
 
     __slots__ = ()
 
@@ -67,7 +67,7 @@ class Linked(Layer):
     # --- hooks of a fork; the folder itself remembers nothing --------------------------------------
 
     def _is_pinned(self, folder: str, name: str) -> bool:
-        """Whether a path was read before and must stay the same."""
+        """Return whether a path was read before and must stay the same."""
         return False
 
     def _forget(self, folder: str, name: str) -> None:
@@ -122,7 +122,7 @@ class Linked(Layer):
         return folder
 
     def _target(self, given: str, node: Node, names: deque[str]) -> bool:
-        """Prepend a link's target to the rest of a path. True if it starts at the root."""
+        """Prepend a link's target to the rest of a path. Returns True if the target starts at the root."""
         target: str = getattr(node.data, "target", "")
         absolute = target.startswith("/")
         if absolute:
@@ -141,7 +141,7 @@ class Linked(Layer):
             return self._loaded(self._followed(path))
 
     def _loaded(self, path: str) -> bytes:
-        """Read a path without links. A file that changes meanwhile is read again."""
+        """Read a path without links. A file that changes while it is read is read again."""
         at = parse_file_path(path)
         pinned = self._is_pinned(at.folder, at.name)
         for _ in range(_TRIES):
@@ -170,7 +170,7 @@ class Linked(Layer):
         return tuple(info for info in found if _can_be_said(info.path))
 
     def _info(self, path: str, node: Node) -> FileInfo:
-        """Return the info of a link's target; of a dangling link, its own."""
+        """Return the info of a link's target, or of the link itself if it is dangling."""
         if is_link(node) and _can_be_said(path):
             try:
                 at = parse_path(self._followed(path))
@@ -215,7 +215,7 @@ class Linked(Layer):
         return sorted_matches(pattern, self._contents_of(path for path in paths if path not in without))
 
     def _without(self, text: str, paths: Sequence[str]) -> frozenset[str]:
-        """Return the files that need not be searched for a text, because ripgrep does not find it there.
+        """Return the files that need not be searched for a text, because ripgrep does not find it in them.
 
         They still count as read, as of before ripgrep ran: a later change to one of them is a change to
         what the search depends on.
@@ -280,7 +280,7 @@ class Linked(Layer):
 
 
 def _can_be_said(path: str) -> bool:
-    """Return whether a path on disk can be expressed as a Handrail path."""
+    """Return whether a path on disk can be written as a Handrail path."""
     try:
         return parse_path(path).path == path
     except PathRefused:
@@ -292,16 +292,16 @@ _PLAIN = re.compile(r"[^\\.^$*+?{}\[\]|()\x00-\x1f]+\Z")
 _AT_ONCE = 500
 """Files per ripgrep process, so that their names fit on a command line."""
 WORTH = 32
-"""From this many files on, ripgrep is faster."""
+"""Number of files from which ripgrep is faster."""
 
 
 def plain_text(pattern: str) -> str | None:
-    """Return the text that every matching line contains; None if the pattern is not plain text."""
+    """Return the text that every matching line contains, or None if the pattern is not plain text."""
     return pattern if _PLAIN.match(pattern) else None
 
 
 def files_holding(root: Path, text: str, paths: Sequence[str]) -> set[str] | None:
-    """Return the files under the root that contain this text; None if ripgrep is not available."""
+    """Return the files under the root that contain this text, or None if ripgrep is not available."""
     program = _ripgrep()
     if program is None:
         return None
@@ -325,7 +325,7 @@ def _holding(program: str, root: Path, text: str, paths: list[str]) -> set[str] 
         )
     except (OSError, UnicodeError):  # ripgrep was removed, or the text can't be passed on a command line
         return None
-    if ran.returncode not in (0, 1):  # 2: something failed, so the output is not reliable
+    if ran.returncode not in (0, 1):  # status 2 means that something failed, so the output is not reliable
         return None
     return {os.fsdecode(name).removeprefix("./") for name in ran.stdout.split(b"\0") if name}
 

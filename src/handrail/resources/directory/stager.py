@@ -29,7 +29,7 @@ from handrail.resources.paths import split
 def stage_commit(
     jail: Jail, area: Area, over: Over, call_id: str, *, journal: str, synced: bool
 ) -> Commit | None:
-    """Write everything that a commit of these changes needs; None if there is nothing to commit."""
+    """Write everything that a commit of these changes needs. Returns None if there is nothing to commit."""
     changes = list(in_order(over))
     if not changes:
         return None
@@ -113,7 +113,7 @@ class _Stager:
         if data.staged is not None:
             os.rename(data.staged, slot)
             if identity(version_of(os.lstat(slot))) != identity(data.version):
-                raise Conflict([data.path])  # a command that nobody waited for was still writing
+                raise Conflict([data.path])  # a command that was not waited for is still writing
             strip_marks(slot)
             return
         folder, name = split(data.path)

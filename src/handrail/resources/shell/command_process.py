@@ -1,6 +1,7 @@
 """The process of one command: start it, feed it, read its output, end it. Runs on a thread.
 
-The keeper that starts it is itself started on first use, shared by all shells, and restarted if it dies.
+Commands are started by the keeper, a process that is itself started on first use, shared by all shells, and
+restarted if it dies.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Keeper:
     def __init__(self) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         argv = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, str(os.getpid()), str(_PACKAGE)]
-        # Without our environment: a command must not find it in the keeper.
+        # Without this process's environment, so that a command can't find it in the keeper.
         environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         nothing = os.open(os.devnull, os.O_RDWR)
         try:
@@ -103,7 +104,7 @@ def launch(request: Request, stdin: int, output: int) -> socket.socket:
             _keeper = Keeper()
             _keeper.send(request, descriptors)
     data = request.encode()
-    with contextlib.suppress(ConnectionError):  # it did not start; the reply will say why
+    with contextlib.suppress(ConnectionError):  # the command did not start; the reply will say why
         ours.sendall(struct.pack("!I", len(data)) + data)
     return ours
 
@@ -119,7 +120,7 @@ def close_keeper() -> None:
 
 def _after_fork() -> None:
     global _keeper, _lock
-    _keeper = None  # it belongs to the parent
+    _keeper = None  # the keeper belongs to the parent process
     _lock = threading.Lock()
 
 
@@ -129,14 +130,14 @@ os.register_at_fork(after_in_child=_after_fork)
 
 _CHUNK = 1 << 18
 _END_SECONDS = 10.0
-"""How long the processes of a killed command may take to end."""
+"""Seconds that the processes of a killed command may take to end."""
 
 _turns = threading.Condition()
 _busy: set[str] = set()
 
 
 class CommandStopped(Exception):
-    """The command was stopped before it ended."""
+    """Raised if the command was stopped before it ended."""
 
 
 class Stop:
@@ -174,7 +175,7 @@ class Stop:
 
 @contextlib.contextmanager
 def turn(upper: str, stop: Stop) -> Generator[None]:
-    """Run one command at a time on each upper layer; two overlay mounts on one are undefined behaviour."""
+    """Run one command at a time on each upper layer: two overlay mounts on one are undefined behaviour."""
     with _turns:
         _turns.wait_for(lambda: stop.requested or upper not in _busy)
         stop.check()
@@ -188,7 +189,7 @@ def turn(upper: str, stop: Stop) -> Generator[None]:
 
 
 class Output:
-    """A bounded buffer: takes any number of bytes and keeps at most `limit`, half from each end."""
+    """A bounded buffer. It accepts any number of bytes and keeps at most `limit`, half from each end."""
 
     __slots__ = ("_head", "_head_limit", "_tail", "_tail_limit", "total")
 
@@ -198,7 +199,7 @@ class Output:
         self._head = bytearray()
         self._tail = bytearray()
         self.total = 0
-        """Bytes fed so far."""
+        """Number of bytes received so far."""
 
     def feed(self, data: bytes) -> None:
         self.total += len(data)
@@ -230,7 +231,7 @@ class Output:
 
 
 class Outcome(NamedTuple):
-    """How the process ended."""
+    """The reply and output of a process that ended, and the time it took."""
 
     reply: Reply
     output: Output
@@ -239,7 +240,7 @@ class Outcome(NamedTuple):
 
 
 def execute(request: Request, stdin: bytes, timeout: float, limit: int, stop: Stop, clock: Clock) -> Outcome:
-    """Run a command to its end. When this returns or raises, nothing it started is left running.
+    """Run a command to its end. When this returns or raises, no process that it started is still running.
 
     Output is read as it arrives, so the command never blocks on it and memory stays bounded.
     """
@@ -262,7 +263,7 @@ def execute(request: Request, stdin: bytes, timeout: float, limit: int, stop: St
 
 
 class _Process:
-    """Our ends of a command's streams."""
+    """Handrail's ends of a command's streams."""
 
     def __init__(self, request: Request, stdin: bytes, limit: int, closing: contextlib.ExitStack) -> None:
         self.output = Output(limit)
@@ -297,7 +298,10 @@ class _Process:
             self._poll.register(self._writer, select.POLLOUT)
 
     def until(self, deadline: float, clock: Clock, stop: Stop | None) -> bool:
-        """Pump the streams until it ends. Returns True if the deadline passed, False if it ended or was stopped."""
+        """Pump the streams until the command ends.
+
+        Returns True if the deadline passed, False if it ended or was stopped.
+        """
         if stop is not None:
             self._poll.register(stop.descriptor, select.POLLIN)
         try:
@@ -305,7 +309,7 @@ class _Process:
                 left = deadline - clock.monotonic()
                 if left <= 0:
                     return True
-                # At most a day: the kernel takes milliseconds as a small number.
+                # At most a day, because the kernel takes milliseconds as a C int.
                 ready = {
                     descriptor for descriptor, _ in self._poll.poll(math.ceil(min(left, 86400.0) * 1000))
                 }
@@ -327,7 +331,7 @@ class _Process:
             self._control.shutdown(socket.SHUT_WR)
 
     def read(self) -> bool:
-        """Read what is available now; False at the end of the stream."""
+        """Read what is available now. Returns False at the end of the stream."""
         for _ in range(16):
             try:
                 data = os.read(self._reader, _CHUNK)
@@ -344,7 +348,7 @@ class _Process:
         except BlockingIOError:
             return
         except BrokenPipeError:
-            self._stdin = self._stdin[:0]  # the command closed its input, as it may
+            self._stdin = self._stdin[:0]  # the command is allowed to close its input
         if not self._stdin:
             self._poll.unregister(self._writer)
             self._writer = -1

@@ -1,8 +1,8 @@
-"""Copies: the fallback for capturing a command's writes where no overlay can be mounted.
+"""Copies: the fallback for capturing a command's writes if no overlay can be mounted.
 
 The command works on a copy of the folder, which is compared with the original afterwards. The cost
-grows with the folder: every file is copied (as a reflink where the filesystem can) and checked again.
-Changes are written to the upper layer in overlay format, so callers can't tell the two apart.
+grows with the folder: every file is copied (as a reflink if the filesystem supports it) and checked again.
+Changes are written to the upper layer in overlay format, so callers see no difference.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Copy:
         self.files = 0
         self.size = 0
         self.unread = 0
-        """Files that could not be read: they are not in the copy and stay unchanged."""
+        """Number of files that could not be read. They are not in the copy and stay unchanged."""
 
     def make(self) -> None:
-        """Copy everything, then wait until the filesystem's clock can tell later changes apart."""
+        """Copy everything, then wait until the filesystem's clock can distinguish later changes."""
         stack = [self._upper] if is_opaque(self._upper) else [self._upper, *self._lowers]
         self._copy_folder(stack, self._target, "")
         newest = max((found[4] for found in self._before.values()), default=0)
@@ -163,7 +163,8 @@ class Copy:
 def members(stack: Sequence[str]) -> dict[str, list[str]]:
     """Return the merged entries of a folder: each name with its paths, topmost first.
 
-    `stack` is the folder in each layer that has it. A subfolder may be in several layers, a file in one.
+    `stack` has the folder's path in each layer that contains it. A subfolder may be in several layers, a file
+    in one.
     """
     found: dict[str, list[str]] = {}
     closed: set[str] = set()
@@ -203,7 +204,7 @@ def changes(upper: Path) -> Iterator[tuple[str, str]]:
 
 def _fingerprint(path: str) -> Fingerprint:
     facts = os.lstat(path)
-    # The change time (the fifth) can't be forged.
+    # The change time (the fifth field) can't be forged.
     return (*_facts(facts), facts.st_ino, facts.st_ctime_ns, facts.st_size, facts.st_mtime_ns)
 
 

@@ -1,4 +1,4 @@
-"""The keeper: a small process of ours that starts commands and ends with us.
+"""The keeper: a small process that starts commands, and ends when the process that started it ends.
 
     us ── keeper ─╥─ first process of the namespaces ── the command
                   ╙─ everything the command starts
@@ -35,13 +35,16 @@ from handrail.resources.shell.sandbox import (
 )
 
 REQUESTS = 3
-"""The descriptor that requests arrive on: the isolation, with control, standard input and output."""
+"""The descriptor on which requests arrive: the isolation, with the control, input and output descriptors."""
 
 _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
 class Keeper:
-    """The main loop: takes requests, kills abandoned commands, reports ended ones. It never blocks on one."""
+    """The keeper's main loop.
+
+    It takes requests, kills abandoned commands, reports ended ones, and never blocks on one.
+    """
 
     def __init__(self, parent: int) -> None:
         os.setsid()
@@ -57,7 +60,7 @@ class Keeper:
         """Process id, pidfd and control socket of each command, keyed by both descriptors."""
 
     def serve(self) -> None:
-        """Run until the parent process ends or closes its end."""
+        """Run until the parent process ends or closes its end of the socket."""
         while True:
             for descriptor, _ in self.poll.poll():
                 if descriptor == self.parent:
@@ -81,7 +84,7 @@ class Keeper:
         if not data:
             return False
         if not extra:
-            return True  # no room for its descriptors: the caller sees its socket closed
+            return True  # no room for the request's descriptors: the caller sees its socket closed
         descriptors = struct.unpack("3i", extra[0][2])
         with contextlib.ExitStack() as closing:
             for descriptor in descriptors[1:]:
@@ -120,7 +123,7 @@ class Keeper:
             signal.pidfd_send_signal(watched, signal.SIGKILL)
 
     def let_go(self) -> None:
-        """Close the descriptors of the keeper and other commands in a child, so that their ends stay visible."""
+        """Close the keeper's and other commands' descriptors in a child, so that their ends stay visible."""
         for descriptor in (self.requests.fileno(), self.parent, *self.commands):
             os.close(descriptor)
 
@@ -129,7 +132,7 @@ class Keeper:
         with contextlib.suppress(KeyError):
             self.poll.unregister(control)
         del self.commands[watched], self.commands[control.fileno()]
-        # The first process has reported the status, unless it was killed: then this is the status.
+        # The first process has already reported the command's status. If it was killed, this reports how.
         _say(control, Reply(status=os.waitpid(process, 0)[1]))
         os.close(watched)
         control.close()
@@ -155,7 +158,10 @@ def _failure(failed: StepFailed) -> Reply:
 
 
 def _first_process(isolation: str, control: socket.socket, ready: int, streams: tuple[int, ...]) -> NoReturn:
-    """Enter the sandbox, start the command and reap orphans until it ends. Then the rest is killed."""
+    """Enter the sandbox, start the command and reap orphans until it ends.
+
+    Then all other processes are killed.
+    """
     try:
         if isolation != "none":
             kernel.die_with_parent()
@@ -186,7 +192,7 @@ def _receive(control: socket.socket) -> bytes:
 
 def _set_up(request: Request, control: socket.socket) -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
-        file.write(b"1000")  # the kernel kills this first when memory runs out
+        file.write(b"1000")  # the kernel kills this process first when memory runs out
     if request.isolation == "none":
         kernel.adopt_orphans()
         limit(request)
@@ -245,9 +251,9 @@ def _spawn(request: Request, actions: list[tuple[int, int, int]]) -> int:
 
 
 def _wait_unsandboxed(command: int, control: socket.socket) -> int:
-    """Wait for the command or a request to stop it, then kill its descendants, now our children.
+    """Wait for the command or a request to stop it, then kill its descendants, now children of this process.
 
-    It does not die with the keeper, since its descendants would not; it watches the keeper instead.
+    This process does not die with the keeper, since the descendants would not; it watches the keeper instead.
     """
     poll = select.poll()
     poll.register(os.pidfd_open(command), select.POLLIN)
@@ -270,7 +276,7 @@ def _wait_unsandboxed(command: int, control: socket.socket) -> int:
 
 
 def _try_overlay() -> None:
-    """Perform each operation that leaves a marker in the upper layer once."""
+    """Perform once each operation that leaves a marker in the upper layer."""
     os.unlink("file")
     os.unlink("folder/file")
     os.rmdir("folder")

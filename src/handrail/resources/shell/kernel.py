@@ -73,9 +73,9 @@ for _function in (_before_fork, _after_fork_here, _after_fork_there):
 
 
 def fork_into(namespaces: int) -> tuple[int, int]:
-    """Fork a child into new namespaces. Returns its id and pidfd; zeros in the child.
+    """Fork a child into new namespaces. Returns its id and pidfd; in the child, returns zeros.
 
-    Like `os.fork`, for a process with one thread. `unshare` would need a second fork, since a process
+    Like `os.fork`, it requires a process with one thread. `unshare` would need a second fork, since a process
     never enters a new PID namespace itself.
     """
     descriptor = ctypes.c_int(-1)
@@ -119,7 +119,7 @@ class _MountAttributes(ctypes.Structure):
 
 
 def change_mount(target: str, *, add: int = 0, remove: int = 0, below: bool = False) -> None:
-    """Change the flags of a mount, and with `below` of every mount under it, in one call."""
+    """Change the flags of a mount, and with `below` those of every mount under it, in one call."""
     attributes = _MountAttributes(add, remove, 0, 0)
     _checked(
         _libc.syscall(
@@ -164,7 +164,7 @@ def adopt_orphans() -> None:
 
 
 def drop_privileges(keep: int) -> None:
-    """Drop all capabilities but those in the bit mask, for good, also across `exec`."""
+    """Drop all capabilities except those in the bit mask, permanently, also across `exec`."""
     _control(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, "clear ambient capabilities")
     with open("/proc/sys/kernel/cap_last_cap", "rb", buffering=0) as file:
         last = int(file.read(16))
@@ -173,14 +173,14 @@ def drop_privileges(keep: int) -> None:
             _control(_PR_CAPBSET_DROP, capability, "drop a capability")
     header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
     low, high = keep & 0xFFFFFFFF, keep >> 32
-    # Twice (effective, permitted, inheritable): the low 32 and the high 32.
+    # Twice (effective, permitted, inheritable): the low 32 bits, then the high 32 bits.
     data = struct.pack("6I", low, low, 0, high, high, 0)
     _checked(_libc.capset(header, data), "capset")
     _control(_PR_SET_NO_NEW_PRIVS, 1, "set no_new_privs")
 
 
 def filter_calls(program: bytes) -> None:
-    """Apply this seccomp filter to every system call of this process and its children, for good."""
+    """Apply this seccomp filter to every system call of this process and its children, permanently."""
     code = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
     _checked(

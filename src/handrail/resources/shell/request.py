@@ -1,4 +1,4 @@
-"""What the keeper is asked to run and what it replies, as JSON; and what a command may see.
+"""The keeper's requests and replies, as JSON, and what a command may see.
 
 A command gets a clean environment, sees none of the usual places of secrets, and can use the
 interpreter that runs Handrail.
@@ -25,20 +25,23 @@ class Request(NamedTuple):
 
     isolation: Isolation
     argv: list[str]
-    """Empty for a probe: the keeper then performs the operations that show whether an overlay works."""
+    """The command's arguments.
+
+    Empty for a probe: the keeper then tries the operations that an overlay must support.
+    """
     environment: dict[str, str]
     root: str
     cwd: str
     view: View
     lowers: list[str]
-    """Topmost first. For a bind mount, the one folder to show at `root`."""
+    """The read-only layers, topmost first. For a bind mount, the one folder to show at `root`."""
     upper: str
     work: str
     network: bool
     processes: int
     hidden: list[str]
     exposed: list[str]
-    """Folders to show, read only, even where they lie below a folder that is private to the command."""
+    """Folders to show, read-only, even if they are below a folder that is private to the command."""
 
     def encode(self) -> bytes:
         return json.dumps(self._asdict()).encode()
@@ -49,10 +52,10 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """How a command ended, or which step before it failed."""
+    """The end of a command, or the step before it that failed."""
 
     status: int | None = None
-    """As `waitpid` returns it; None if the command never started."""
+    """The status as `waitpid` returns it, or None if the command never started."""
     mounted: str = ""
     """The type of filesystem at `root` just before the command started."""
     failed: str = ""
@@ -129,7 +132,7 @@ _SYSTEM_SECRETS = (
 
 
 def clean_environment(home: str, temporary: str) -> dict[str, str]:
-    """Return the harmless variables a program needs. Every other one must be passed explicitly."""
+    """Return the harmless variables that a program needs. All others must be passed explicitly."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -141,9 +144,9 @@ def clean_environment(home: str, temporary: str) -> dict[str, str]:
 
 
 def hidden_paths(more: Iterable[str]) -> list[str]:
-    """Return the existing paths to hide: the usual places of secrets, and `more`."""
+    """Return the existing paths to hide: the usual places of secrets, and those in `more`."""
     homes = {os.path.expanduser("~")}
-    with contextlib.suppress(KeyError):  # a user without an entry has no home either
+    with contextlib.suppress(KeyError):  # a user without a password entry has no home either
         homes.add(pwd.getpwuid(os.geteuid()).pw_dir)
     usual = [f"{home.rstrip('/')}/{name}" for home in sorted(homes) for name in _HOME_SECRETS]
     return sorted(

@@ -1,8 +1,7 @@
 """Rules for commands: each allows some of them, and a command that no rule allows is refused.
 
-A command is a list of arguments, compared one by one. No text is ever parsed, so there is nothing to
-quote and nothing to smuggle through. Rules limit what a model may run; the sandbox limits what any
-command can reach.
+A command is a list of arguments, which are compared one by one. No text is ever parsed, so quoting can't be
+used to get around a rule. Rules limit what a model may run; the sandbox limits what any command can reach.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from types import EllipsisType
 from handrail.resources.shell.shell_errors import CommandRefused, RuleError
 
 MAX_ARGUMENT = 128 * 1024 - 1
-"""Maximum bytes in one argument: the limit of Linux."""
+"""Maximum bytes in one argument, as in Linux."""
 MAX_COMMAND = 1024 * 1024
 """Maximum bytes in all arguments together."""
 _SHOWN = 200
@@ -56,7 +55,7 @@ _WRAPPERS = frozenset(
         "xargs",
     ]
 )
-# These do the same with the right option, or run a program passed as an argument.
+# These run another program if given the right option, or run a program passed as an argument.
 _INTERPRETERS = frozenset(
     [
         "ash",
@@ -167,7 +166,7 @@ class Allow:
 
 
 def _plain(program: str) -> bool:
-    """Whether a program is a bare name or a normalized path."""
+    """Return whether a program is a bare name or a normalized path."""
     steps = program.removeprefix("./").removeprefix("/").split("/")
     return all(step not in ("", ".", "..") for step in steps)
 
@@ -219,7 +218,7 @@ class Rules:
 
     @property
     def worded(self) -> tuple[str, ...]:
-        """Each rule as one would type it; `…` stands for further arguments."""
+        """Each rule as one would type it. `…` stands for further arguments."""
         return tuple(str(rule) if rule.matches(()) is False else "any command" for rule in self._rules)
 
     def check(self, argv: Sequence[str]) -> None:
@@ -261,7 +260,7 @@ def _check_form(argv: Sequence[object]) -> None:
         raise CommandRefused("", "a command is a list of arguments, the program first: ['git', 'status'].")
     if not argv[0]:
         raise CommandRefused("", "the program's name is empty: name one, as in ['git', 'status'].")
-    size = sum(_size(argument) + 9 for argument in argv)  # with its end and a pointer to it
+    size = sum(_size(argument) + 9 for argument in argv)  # with its terminating zero and a pointer to it
     if size > MAX_COMMAND:
         raise CommandRefused(
             "", f"the arguments are {size} bytes long and the limit is {MAX_COMMAND}. Use a file."

@@ -1,7 +1,7 @@
 """The sandbox of a command, set up from inside: namespaces, mounts, capabilities, a call filter.
 
 Order matters. The layers are opened before anything hides them. One system call then makes every
-mount read only, without devices and without set-user-id. Writable mounts go on top, and at the end
+mount read-only, without devices and without set-user-id. Writable mounts go on top, and at the end
 the list of mounts is read back and must show exactly this. The right to change any of it is dropped
 before the command starts, and the command can't create namespaces of its own.
 """
@@ -33,7 +33,7 @@ _O_PATH = os.O_PATH | os.O_CLOEXEC
 
 
 class StepFailed(Exception):
-    """A step of the setup failed."""
+    """Raised if a step of the setup failed."""
 
     def __init__(self, step: str, error: OSError) -> None:
         super().__init__(f"{step}: {error}")
@@ -43,7 +43,7 @@ class StepFailed(Exception):
 
 @contextlib.contextmanager
 def step(name: str) -> Generator[None]:
-    """Attribute an `OSError` to a step."""
+    """Convert an `OSError` inside this block to a `StepFailed` with the step's name."""
     try:
         yield
     except OSError as error:
@@ -67,7 +67,7 @@ def map_ids(process: int) -> None:
     """Map the ids of a process's user namespace, from outside.
 
     Every id maps to itself. Root gets all of them, so that files of other users can be copied and
-    keep their owner; an ordinary user, or a root that may not do this, gets only its own.
+    keep their owner. An ordinary user, or a root user that may not do this, gets only its own.
     """
     with step("namespaces"):
         if os.geteuid() == 0:
@@ -96,7 +96,7 @@ def _put(path: str, content: str) -> None:
 
 
 def enter_sandbox(request: Request) -> str:
-    """Set up the mounts as the first process of the namespaces; returns the filesystem type at the root."""
+    """Set up the mounts as the first process of the namespaces. Returns the filesystem type at the root."""
     with step("layers"):
         opened = [os.open(path, _O_PATH | os.O_DIRECTORY) for path in _layers(request)]
         exposed = {path: os.open(path, _O_PATH | os.O_DIRECTORY) for path in _exposed(request)}
@@ -107,7 +107,7 @@ def enter_sandbox(request: Request) -> str:
     with step("mounts"):
         kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     with step("overlay"):
-        # Before everything is read only: an overlay rejects a read-only upper layer.
+        # Before everything becomes read-only: an overlay rejects a read-only upper layer.
         shown = _mount_overlay(request, opened) if request.view == "overlay" else opened[0]
     with step("mounts"):
         resolver = _read_resolver()
@@ -120,7 +120,7 @@ def enter_sandbox(request: Request) -> str:
         _restore_resolver(resolver)
         _expose(exposed)
         os.makedirs(HOME, exist_ok=True)
-        os.makedirs(request.root, exist_ok=True)  # it may lie below a folder hidden just now
+        os.makedirs(request.root, exist_ok=True)  # the root may be below a folder that was just hidden
         kernel.mount(f"/proc/self/fd/{shown}", request.root, "", kernel.MS_BIND)
         kernel.change_mount(request.root, remove=kernel.ATTR_RDONLY)
         _hide(request)
@@ -135,7 +135,7 @@ def _layers(request: Request) -> list[str]:
 
 
 def _exposed(request: Request) -> list[str]:
-    """The folders to show again after a private folder has hidden them; never a private folder itself."""
+    """Return the folders, other than private ones, to show again after a private folder has hidden them."""
     return [
         path
         for path in request.exposed
@@ -150,14 +150,14 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _expose(descriptors: dict[str, int]) -> None:
-    """Mount these folders again where they were, outermost first. A bind mount stays read only."""
+    """Mount these folders again where they were, outermost first. A bind mount stays read-only."""
     for path, descriptor in sorted(descriptors.items()):
         os.makedirs(path, exist_ok=True)
         kernel.mount(f"/proc/self/fd/{descriptor}", path, "", kernel.MS_BIND)
 
 
 def _mount_overlay(request: Request, opened: list[int]) -> int:
-    # By descriptor: a path may contain ':' or ',', and many paths may exceed what the kernel accepts.
+    # Layers are given by descriptor: a path may contain ':' or ',', and many paths may exceed the kernel's limit.
     *lowers, upper, work = (f"/proc/self/fd/{descriptor}" for descriptor in opened)
     options = f"lowerdir={':'.join(lowers)},upperdir={upper},workdir={work},userxattr,volatile"
     kernel.mount("overlay", request.root, "overlay", _SAFE, options)
@@ -178,7 +178,7 @@ def _make_devices() -> list[str]:
     kernel.mount("tmpfs", "/dev/shm", "tmpfs", _SAFE, "mode=1777,size=64m")
     os.mkdir("/dev/pts")
     os.symlink("pts/ptmx", "/dev/ptmx")
-    with contextlib.suppress(OSError):  # without private terminals the command has none
+    with contextlib.suppress(OSError):  # without private terminals, the command has no terminals
         options = "newinstance,ptmxmode=0666,mode=0620"
         kernel.mount("devpts", "/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, options)
     os.mkdir("/dev/.nothing", 0o555)
@@ -202,7 +202,7 @@ def _hide(request: Request) -> None:
 
 
 def _read_resolver() -> tuple[str, bytes] | None:
-    """Return the resolver configuration if it lies in a folder about to be hidden."""
+    """Return the resolver configuration if it is in a folder that is about to be hidden."""
     path = os.path.realpath("/etc/resolv.conf")
     if not path.startswith("/run/"):
         return None
@@ -220,7 +220,7 @@ def _restore_resolver(resolver: tuple[str, bytes] | None) -> None:
 
 
 def _check_mounts(writable: set[str], request: Request) -> str:
-    """Read the mounts back: the folder is mounted as requested, and nothing else is writable."""
+    """Read the mounts back: the folder must be mounted as requested, and nothing else writable."""
     kind = ""
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
@@ -241,29 +241,29 @@ def _check_mounts(writable: set[str], request: Request) -> str:
 
 
 def limit(request: Request) -> None:
-    """Limit processes, where the kernel counts them by namespace, and forbid core dumps and namespaces."""
+    """Limit processes if the kernel counts them by namespace, and forbid core dumps and namespaces."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     release = tuple(
         int("".join(filter(str.isdigit, part)) or 0) for part in os.uname().release.split(".")[:2]
     )
     if release >= (6, 14) and request.isolation != "none":
-        # Since 6.14 this belongs to the PID namespace; before, to the whole machine.
+        # Since Linux 6.14 this limit belongs to the PID namespace; before, to the whole machine.
         with contextlib.suppress(OSError):
             _put("/proc/sys/kernel/pid_max", str(request.processes + 300))
     if request.isolation == "user":
         with contextlib.suppress(
             OSError
-        ):  # read only in some containers; it is only a second line of defence
+        ):  # read-only in some containers; this is only a second line of defence
             _put("/proc/sys/user/max_user_namespaces", "0")
     if release >= (5, 14) and request.isolation == "user":
-        # Since 5.14 this counts within the user namespace; root is never counted.
+        # Since Linux 5.14 this counts within the user namespace; root is never counted.
         _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
         wanted = request.processes if hard == resource.RLIM_INFINITY else min(request.processes, hard)
         resource.setrlimit(resource.RLIMIT_NPROC, (wanted, wanted))
 
 
 def drop_privileges() -> None:
-    """Drop the privileges that could undo the sandbox, for good."""
+    """Permanently drop the privileges that could undo the sandbox."""
     with step("privileges"):
         kernel.drop_privileges(KEPT_CAPABILITIES if os.geteuid() == 0 else 0)
         kernel.forbid_tracing()
@@ -283,12 +283,15 @@ _FAIL = 0x00050000
 
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 _FOREIGN = 0x3FFFFFFF
-"""Numbers above this belong to another calling convention with its own table."""
+"""Highest call number of the native calling convention.
+
+Higher numbers belong to another one with its own table.
+"""
 
 # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
 FAMILIES = (1, 2, 10, 16)
 
-# By machine: its architecture number, `socket`, and add_key, request_key, keyctl, perf_event_open, bpf, userfaultfd.
+# By machine: the architecture number, `socket`, and add_key, request_key, keyctl, perf_event_open, bpf, userfaultfd.
 _MACHINES = {
     "x86_64": (0xC000003E, 41, (248, 249, 250, 298, 321, 323)),
     "aarch64": (0xC00000B7, 198, (217, 218, 219, 241, 280, 282)),
@@ -297,7 +300,7 @@ _IO_URING = (425, 426, 427)
 
 
 def call_filter() -> bytes | None:
-    """Build the seccomp filter; None on a machine whose call numbers are unknown here.
+    """Build the seccomp filter, or return None on a machine whose call numbers are unknown here.
 
     Some kinds of sockets reach past a network namespace (to the host of a virtual machine, to
     hardware), `io_uring` opens any socket without the filtered call, and keys, tracing and kernel

@@ -42,17 +42,17 @@ class CommandResult:
 
     argv: tuple[str, ...]
     exit_code: int | None = 0
-    """None if a signal ended it."""
+    """The exit code, or None if a signal ended the command."""
     signal: int | None = None
     timed_out: bool = False
     output: str = ""
     """Both streams, in the order they were written. Long output is cut in the middle."""
     omitted: int = 0
-    """Bytes of output cut from the middle."""
+    """Number of bytes of output cut from the middle."""
     seconds: float = 0.0
     backend: Backend = "overlay"
     contained: bool = True
-    """Whether it ran in a sandbox."""
+    """Whether the command ran in a sandbox."""
     notes: tuple[str, ...] = ()
     """Remarks for the reader, such as that the command worked on a copy and what that cost."""
 
@@ -66,7 +66,7 @@ class CommandResult:
 
     @property
     def ending(self) -> str:
-        """How it ended, in words: `exit code 1`, `killed by SIGSEGV`, `stopped after 60 s`."""
+        """How the command ended, as text: `exit code 1`, `killed by SIGSEGV`, `stopped after 60 s`."""
         if self.timed_out:
             return f"stopped after {self.seconds:.3g} s, with everything it had started"
         if self.signal is not None:
@@ -75,7 +75,7 @@ class CommandResult:
         return f"exit code {self.exit_code}"
 
     def render(self) -> str:
-        """The result as a model reads it: how the command ended, then its output."""
+        """Return the result as a model reads it: how the command ended, then its output."""
         lines = [f"`{shown(self.argv)}`: {self.ending}", *self.notes]
         return "\n".join([*lines, self.output] if self.output else [*lines, "(no output)"])
 
@@ -137,7 +137,7 @@ class Shell:
         self.rules = Rules(rules)
         self.timeout = _checked_timeout(timeout)
         self.backend: Literal["auto", "overlay", "copy"] = backend
-        """The requested backend; for `auto`, the one in use once a command has run."""
+        """The requested backend. `auto` is replaced by the one in use once a command has run."""
         places = tuple(os.fspath(path) for path in hidden)
         self._settings = _Settings(backend, contained, network, output_limit, given, places, processes, clock)
 
@@ -187,7 +187,7 @@ class Shell:
                 "commands need a real folder to work on",
                 "Give the run a DirectoryFilesystem as its filesystem",
             )
-        self.rules.check(argv)  # before the fork is written out
+        self.rules.check(argv)  # before the fork's changes are written out
         layers = files.layers()
         result = await self.run(argv, layers, cwd=cwd, stdin=stdin, timeout=timeout)
         if keep:
@@ -205,7 +205,7 @@ class Shell:
 
 
 async def _run_in_thread(execution: _Execution) -> CommandResult:
-    """Await an execution. On cancellation, stop the command and wait for its end, however often cancelled."""
+    """Await an execution. If cancelled, however often, stop the command and wait until it has ended."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
 
@@ -213,7 +213,7 @@ async def _run_in_thread(execution: _Execution) -> CommandResult:
         try:
             return execution.run()
         finally:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing waits for the result
                 loop.call_soon_threadsafe(ended.set_result, None)
 
     try:
@@ -234,7 +234,7 @@ def _checked_timeout(seconds: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """How a shell runs its commands."""
+    """The settings with which a shell runs its commands."""
 
     backend: Literal["auto", "overlay", "copy"]
     contained: bool
@@ -341,7 +341,7 @@ class _Execution:
             argv=self.argv,
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
-            timed_out=outcome.timed_out and code == -9,  # it may have ended by itself just then
+            timed_out=outcome.timed_out and code == -9,  # the command may have ended by itself at that moment
             output=text,
             omitted=omitted,
             seconds=outcome.seconds,
@@ -352,7 +352,10 @@ class _Execution:
 
 
 def _choose_backend(settings: _Settings, support: Support) -> tuple[Backend, tuple[str, ...]]:
-    """Pick the backend, with notes about it. Raises `ShellUnavailable` if the requested one does not work here."""
+    """Choose the backend, with notes about it.
+
+    Raises `ShellUnavailable` if the requested one does not work here.
+    """
     lacking = "; ".join(support.missing)
     if not support.contained and settings.contained:
         raise ShellUnavailable(

@@ -17,7 +17,7 @@ from handrail.errors import DefinitionError, StateError
 
 
 class RuleError(DefinitionError):
-    """A rule about commands is invalid."""
+    """Raised if a rule about commands is invalid."""
 
     def __init__(self, rule: str, problem: str, hint: str) -> None:
         super().__init__(f"rule {rule}: {problem}. {hint}")
@@ -25,7 +25,7 @@ class RuleError(DefinitionError):
 
 
 class ShellError(StateError, RuntimeError):
-    """A command could not be run, or not be followed to its end."""
+    """Raised if a command could not be run, or not be followed to its end."""
 
     def __init__(self, command: str, problem: str) -> None:
         super().__init__(f"`{command}`: {problem}" if command else problem)
@@ -33,7 +33,7 @@ class ShellError(StateError, RuntimeError):
 
 
 class CommandRefused(ShellError, PermissionError):
-    """A command may not run. Worded for a model: what may."""
+    """Raised if a command may not run. The message tells the model which commands may."""
 
     def __init__(self, command: str, problem: str, allowed: Sequence[str] = ()) -> None:
         super().__init__(command, problem)
@@ -42,7 +42,7 @@ class CommandRefused(ShellError, PermissionError):
 
 
 class CommandMissing(ShellError, FileNotFoundError):
-    """The program of a command is not there, or can't be executed."""
+    """Raised if a command's program does not exist or can't be executed."""
 
     def __init__(self, command: str, program: str, problem: str) -> None:
         super().__init__(command, problem)
@@ -50,7 +50,7 @@ class CommandMissing(ShellError, FileNotFoundError):
 
 
 class ShellUnavailable(ShellError):
-    """The machine lacks what a sandbox needs, so nothing was run."""
+    """Raised if the machine lacks what a sandbox needs. No command was run."""
 
     def __init__(self, problem: str, hint: str) -> None:
         super().__init__("", f"{problem}. {hint}")

@@ -1,4 +1,4 @@
-"""What the kernel supports for commands, found by trying it once."""
+"""Support: what the kernel supports for commands, determined by trying it once."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Support:
     isolation: Isolation
     """`user` (namespaces under a user namespace), `root` (without one), or `none`."""
     overlay: bool
-    """Whether an overlay mount can capture writes; otherwise a copy does."""
+    """Whether an overlay mount can capture writes. If not, a copy is used."""
     missing: tuple[str, ...] = ()
-    """What is missing, in words, including what has a workaround."""
+    """Descriptions of what is missing, including what has a workaround."""
 
     @property
     def contained(self) -> bool:
@@ -47,7 +47,7 @@ _lock = threading.Lock()
 
 
 def probe(folder: Path) -> Support:
-    """Try in `folder` which sandbox works. The result is cached for its filesystem.
+    """Try in `folder` which sandbox works. The result is cached for the folder's filesystem.
 
     A real overlay is mounted and each kind of marker is created in it once, so nothing is assumed.
     """
@@ -61,7 +61,7 @@ def probe(folder: Path) -> Support:
 
 
 def forget() -> None:
-    """Clear the cache: the next probe tries again."""
+    """Clear the cache, so that the next probe tries again."""
     with _lock:
         _known.clear()
 

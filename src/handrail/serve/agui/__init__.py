@@ -1,1 +1,1 @@
-"""AG-UI: a run's events as AG-UI events, and a client's input as messages and answers for a run."""
+"""AG-UI: translates a run's events to AG-UI events, and a client's input to messages and answers."""

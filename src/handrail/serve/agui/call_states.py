@@ -1,7 +1,7 @@
-"""What is in progress in a run, for AG-UI.
+"""The calls and nested runs in progress in a run, for AG-UI.
 
-`CallStates` has the calls: their places, status, progress and cost. `Subagents` has the nested runs, each
-started once in a leg and closed in it.
+`CallStates` tracks the calls: their places, status, progress and cost. `Subagents` tracks the nested runs. In
+each leg, every nested run that is started is started once and closed before the leg ends.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class OpenCall:
     tool: str
     run: OpenRun
     place: Place | None
-    """Where it is in the run, if that is known."""
+    """The call's place in the run, if it is known."""
     around: str | None
-    """The id of the call that made it, for an inner call."""
+    """For an inner call, the id of the call that made it."""
     facts: dict[str, Any]
     progress: dict[str, Any] | None = None
     usage: Usage | None = None
@@ -60,26 +60,26 @@ class CallStates:
         self._places: dict[str, Place] = {}
         """The place of each call, by its id."""
         self._asked_for: dict[Place, str] = {}
-        """The calls that models made, by place."""
+        """The ids of the calls that models made, by place."""
         self._shown: set[str] = set()
-        """The calls whose progress has been sent in this leg."""
+        """The ids of the calls whose progress has been sent in this leg."""
 
     def __iter__(self) -> Iterator[OpenCall]:
         return iter(self._live.values())
 
     def at(self, place: Place) -> str | None:
-        """The id of the call that a model made at this place."""
+        """Return the id of the call that a model made at this place, or None."""
         return self._asked_for.get(place)
 
     def inside(self, call_id: str) -> list[tuple[str, Place]]:
-        """The ids and places of the calls that models of runs nested in a call made."""
+        """Return the ids and places of calls that models made in the runs nested in a call."""
         place = self._places.get(call_id)
         if place is None:
             return []
         return [(id, at) for at, id in self._asked_for.items() if at.attempt_at(place)]
 
     def number(self, run: OpenRun, message: AssistantMessage) -> None:
-        """Give the calls of an answer their places."""
+        """Assign places to the calls in a model's answer."""
         within = Place.from_id(run.id, self._root)
         for call in message.calls:
             run.calls += 1
@@ -107,7 +107,7 @@ class CallStates:
         return [_call_event(call)]
 
     def _around(self, call_id: str) -> str | None:
-        """The call that made an inner call, if it is known here."""
+        """Return the id of the call that made an inner call, if it is known here."""
         for outer, attempt, number in outer_call_ids(call_id):
             place = self._places.get(outer)
             if place is not None:
@@ -116,7 +116,7 @@ class CallStates:
         return None
 
     def set_waiting(self, call_id: str, waits: bool) -> list[Event]:
-        """A call starts to wait for an answer, or continues."""
+        """Mark a call as waiting for an answer or as running, and return the event for the change."""
         call = self._live.get(call_id)
         status = "waiting" if waits else "running"
         if call is None or call.facts["status"] == status:
@@ -137,15 +137,15 @@ class CallStates:
             call = OpenCall(event.call_id, event.tool, run, None, None, facts)
         call.facts |= {"status": event.status, "seconds": round(event.seconds, 6)}
         if event.status == "ok":
-            call.facts.pop("rolled_back", None)  # of an earlier attempt
+            call.facts.pop("rolled_back", None)  # set by an earlier attempt
         return [_call_event(call)]
 
     def commit(self, call_id: str, diff: str, paths: list[str]) -> Event:
-        """The file changes of a finished call."""
+        """Return the event with a finished call's file changes."""
         return custom(CALL, {"call_id": call_id, "diff": diff, "paths": paths, "run_id": self._root})
 
     def add_usage(self, event: ModelResponded) -> None:
-        """Add the usage of a nested run to the calls around it."""
+        """Add a nested run's usage to the calls around it."""
         place = Place.from_id(event.run_context.run_id, self._root)
         for call in self._live.values():
             if call.place is not None and place.attempt_at(call.place):
@@ -186,7 +186,7 @@ class CallStates:
         return [wire_event(ActivityDeltaEvent.model_validate(told), run.tag)]
 
     def so_far(self) -> list[Event]:
-        """The events for a reader who joins now."""
+        """Return the events that a client who joins now needs to show the calls in progress."""
         told = [_call_event(call) for call in self._live.values()]
         for call in self._live.values():
             if call.progress is not None:
@@ -209,14 +209,14 @@ def _progress_event(call_id: str, content: dict[str, Any], tag: str | None) -> E
 
 
 def _finite(value: Any) -> float | None:
-    """A finite number, or None."""
+    """Return the value if it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if math.isfinite(value) else None
 
 
 def usage_json(usage: Usage) -> dict[str, int]:
-    """Tokens, as the page takes them."""
+    """Return token counts in the form the page reads."""
     return {"input": usage.input, "output": usage.output}
 
 
@@ -232,11 +232,11 @@ class Subagents:
         self._call_at = call_at
         self._runs: dict[str, OpenRun] = {root: OpenRun(root, None)}
         self._open: dict[str, None] = {}
-        """The nested runs that are open in this leg, outer ones first."""
+        """The ids of the nested runs that are open in this leg, outer ones first."""
         self._closed: set[str] = set()
 
     def run(self, run_id: str) -> OpenRun:
-        """The state of a run, created if it is new."""
+        """Return the state of a run. It is created if the run is new."""
         run = self._runs.get(run_id)
         if run is None:
             run = self._runs[run_id] = OpenRun(run_id, run_id)
@@ -246,7 +246,7 @@ class Subagents:
         return iter(tuple(self._runs.values()))
 
     def enter(self, run: OpenRun) -> list[Event]:
-        """Start a nested run and those around it, unless they are started in this leg."""
+        """Start a nested run and those around it, unless they were started in this leg already."""
         if run.tag is None or run.id in self._open or run.id in self._closed:
             return []
         outer = self._outer(run.id)
@@ -255,7 +255,7 @@ class Subagents:
         return [*before, self._started(run, outer)]
 
     def _outer(self, run_id: str) -> str | None:
-        """The nested run around this one; None if that is the outermost run."""
+        """Return the nested run around this one, or None if that is the outermost run."""
         found = Place.from_id(run_id, self._root).run
         return None if found.parent is None else found.id(self._root)
 
@@ -307,7 +307,7 @@ class Subagents:
         return [self._error(run_id, reason) for run_id in reversed(self._open)]
 
     def so_far(self) -> list[Event]:
-        """The events for a reader who joins now."""
+        """Return the events that a client who joins now needs to show the open nested runs."""
         return [self._started(self.run(run_id), self._outer(run_id)) for run_id in self._open]
 
     def end_leg(self) -> None:

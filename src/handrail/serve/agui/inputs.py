@@ -1,12 +1,13 @@
-"""`RunInput`: what an AG-UI client sends, checked, and what is done with it.
+"""`RunInput`: the checked input of an AG-UI client, and `submit`, which starts or continues a run with it.
 
 Clients of protocol 1.0 and of 0.0.59 send the same shape, except for the version. A client sends the whole
 conversation each time. Only what is new is used: user messages after the last answer, answers to interrupts,
 and results of the client's own tools.
 
-By the protocol one input answers every open interrupt, and nothing else can be sent while one is open. An
-input that breaks this is answered by a stream with the error: clients show what is in a stream, and hide the
-body of a refused request. The same input again does nothing: it gets the current state.
+The protocol requires one input to answer every open interrupt, and allows nothing else to be sent while one
+is open. An input that breaks this rule is answered by a stream with the error, because clients show what is
+in a stream and hide the body of a refused request. A repeated input changes nothing and gets the current
+state.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class InterruptAnswer(NamedTuple):
 
     question_id: str
     digest: str
-    """The start of the digest of the question that was shown."""
+    """A prefix of the digest of the question that was shown."""
     resolved: bool
-    """Whether it was answered, rather than abandoned."""
+    """Whether the interrupt was answered, rather than abandoned."""
     value: Any
 
 
@@ -55,7 +56,7 @@ class RunInput(NamedTuple):
 
     thread_id: str
     run_id: str
-    """The id of the leg that responds to it."""
+    """The id of the leg that responds to this input."""
     said: tuple[str, ...]
     """The user messages after the last answer."""
     named: tuple[tuple[str, str], ...]
@@ -71,7 +72,7 @@ class RunInput(NamedTuple):
 
 
 def parse_input(value: Any) -> RunInput:
-    """Check an input. `RequestRefused` says what is wrong with it."""
+    """Check an input. Raises `RequestRefused`, which says what is wrong with it."""
     try:
         given = RunAgentInput.model_validate(value)
     except ValidationError as error:
@@ -101,7 +102,7 @@ def _id(field: str, id: str) -> str:
 
 
 def _first_new(messages: Sequence[Message]) -> int:
-    """The index of the first message after the last answer."""
+    """Return the index of the first message after the last answer."""
     return next(
         (at for at in range(len(messages), 0, -1) if messages[at - 1].role in ("assistant", "tool")), 0
     )
@@ -125,7 +126,7 @@ def _named_texts(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
 
 
 def _text(place: str, content: Any) -> str:
-    """Plain text, or parts of text. Anything else would be lost, so it is refused."""
+    """Return the text of plain text or of text parts. Other content is refused, because it would be lost."""
     if isinstance(content, str):
         return content
     texts: list[str] = []
@@ -164,7 +165,7 @@ def _answers(resume: Sequence[ResumeEntry]) -> Iterator[InterruptAnswer]:
 
 
 def _outcomes(messages: Sequence[Message]) -> Iterator[tuple[str, Outcome]]:
-    """All tool messages. The thread knows which of them answer open calls."""
+    """Yield all tool messages that contain only text. The thread knows which of them answer open calls."""
     for at, message in enumerate(messages):
         if isinstance(message, ToolMessage):
             text = message.content
@@ -200,12 +201,12 @@ def _refused(fields: Sequence[tuple[str, str]]) -> RequestRefused:
 
 
 class Submitted(NamedTuple):
-    """Where the response to an input is found."""
+    """The result of submitting an input: the leg or the events to respond with."""
 
     leg: str
     """The leg to follow; "" if there is none."""
     refused: list[Event]
-    """The events to send instead."""
+    """The events to send if there is no leg to follow."""
 
 
 async def submit(
@@ -251,7 +252,7 @@ async def _submit(thread: Thread, input: RunInput, recorded: Sequence[QuestionRe
 def _match_ids(
     messages: Sequence[tuple[str, Any]], named: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[str, str]]:
-    """The ids a client gave to the messages that started runs, matched by text and order."""
+    """Yield the ids that a client gave to the messages that started runs, matched by text and order."""
     at = 0
     taken: set[str] = set()
     for run_id, message in messages:
@@ -267,7 +268,7 @@ def _match_ids(
 
 
 def _repeated(messages: Sequence[tuple[str, Any]], now: Sequence[str]) -> list[str]:
-    """The messages in an input that are already recorded, for example because their run failed."""
+    """Return the user messages of an input that are already recorded, for example by a run that failed."""
     last: list[str] = []
     for _, message in reversed(messages):
         if not isinstance(message, OurUserMessage):
@@ -294,7 +295,7 @@ def _answer(principal: str, given: InterruptAnswer, recorded: Sequence[QuestionR
 
 
 def _tool_answers(principal: str, input: RunInput, open: Sequence[Question]) -> list[Answer]:
-    """The results of the client's own tools, for the calls that wait for one."""
+    """Return the results of the client's own tools, for the calls that wait for one."""
     found: list[Answer] = []
     for question in open:
         outcome = input.outcomes.get(question.call_id)
@@ -305,7 +306,10 @@ def _tool_answers(principal: str, input: RunInput, open: Sequence[Question]) -> 
 
 
 def _check_all_answered(thread_id: str, open: Sequence[Question], answers: Sequence[Answer]) -> None:
-    """Interrupts are answered all at once or not at all; pending calls may be answered one by one."""
+    """Check that interrupts are answered all at once or not at all.
+
+    Pending calls may be answered one by one.
+    """
     given = {answer.question_id for answer in answers}
     left = [each for each in open if each.id not in given and not is_pending_call(each)]
     if left and any(each.id in given and not is_pending_call(each) for each in open):

@@ -3,9 +3,9 @@
 Clients know the calls that models make. They do not know the calls inside a call (inner calls, the acts of a
 handoff), so whatever concerns those is attached to the nearest call around them that a model made.
 
-`FrontendTool` is a tool that a client brings. A model calls it here, and the client executes it. Such a call is
-a question to the client. So it is recorded in the journal, may wait for days, survives a
-restart, and is answered once, by the tool message in the client's next input.
+`FrontendTool` is a tool that a client brings. A model calls it here, and the client executes it. Such a call
+is a question to the client: it is recorded in the journal, may wait for days, survives a restart, and is
+answered once, by the tool message in the client's next input.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from handrail.serve.agui.wire_events import Event, dump, plain_json
 from handrail.tools import Tool, ToolResult
 
 FRONTEND_TOOL = "frontend_tool"
-"""The name of a question that a tool of the client answers."""
+"""The name of questions that a tool of the client answers."""
 
 
 def question_json(question: Question) -> dict[str, Any]:
-    """A question as the page takes it."""
+    """Return a question in the form the page reads."""
     shown: dict[str, Any] = plain_json(msgspec.to_builtins(question))
     del shown["principal"], shown["decision_keys"]
     return shown
 
 
 def interrupt_id(question: Question) -> str:
-    """The id that an answer names: the question's, and the start of its digest."""
+    """Return a question's id for answers: its own id, and a prefix of its digest."""
     return f"{question.id}#{question.digest[:16]}"
 
 
 def is_pending_call(question: Question) -> bool:
-    """Whether a tool of the client answers it, by a tool message."""
+    """Return whether a question is answered by a tool of the client, through a tool message."""
     return question.kind == "input" and question.name == FRONTEND_TOOL
 
 
 def interrupt_leg(
     thread_id: str, leg_id: str, questions: Sequence[Question], call_at: CallAt, usage: Any
 ) -> Event:
-    """The event that ends a leg in which everything waits.
+    """Return the event that ends a leg because everything waits.
 
-    If only tools of the client are waited for, that is not an interrupt: their calls are pending.
+    If the leg waits only for tools of the client, that is not an interrupt: their calls are pending.
     """
     asked = [question for question in questions if not is_pending_call(question)]
     pending = [question.call_id for question in questions if is_pending_call(question)]
@@ -71,7 +71,7 @@ def interrupt_leg(
 
 
 def interrupt(question: Question, call_at: CallAt, older: bool = False) -> Interrupt:
-    """A question as an interrupt, attached to a call that the client knows."""
+    """Return a question as an interrupt, attached to a call that the client knows."""
     place = place_of_question(question)
     found = (outermost if older else holder)(place, question.run_id, call_at)
     nested = found is not None and found.run_id != question.run_id
@@ -91,11 +91,11 @@ def interrupt(question: Question, call_at: CallAt, older: bool = False) -> Inter
 
 
 class Holder(NamedTuple):
-    """A call that the client knows, to attach something to."""
+    """A call that the client knows, to which questions and nested runs are attached."""
 
     call_id: str
     run_id: str
-    """The run whose model made the call."""
+    """The id of the run whose model made the call."""
 
 
 CallAt = Callable[[Place], str | None]
@@ -103,12 +103,12 @@ CallAt = Callable[[Place], str | None]
 
 
 def place_of_question(question: Question) -> Place:
-    """The place of a question in its run."""
+    """Return the place of a question in its run."""
     return Place.from_id(question.id, question.run_id)
 
 
 def holder(place: Place, root: str, call_at: CallAt) -> Holder | None:
-    """The nearest call that a model made, at or around a place."""
+    """Return the nearest call that a model made, at or around a place."""
     for each in (place, *place.parents):
         found = call_at(each) if each.kind == "call" else None
         if found is not None:
@@ -117,7 +117,7 @@ def holder(place: Place, root: str, call_at: CallAt) -> Holder | None:
 
 
 def outermost(place: Place, root: str, call_at: CallAt) -> Holder | None:
-    """The call of the outermost run around a place, for clients that see no nested runs."""
+    """Return the outermost run's call around a place, for clients that see no nested runs."""
     call = place.outermost_call
     found = None if call is None else call_at(call)
     return None if found is None else Holder(found, root)
@@ -139,7 +139,10 @@ class FrontendTool(Tool[Any, Any]):
     """A tool with the client's name, description and JSON Schema. Its arguments are plain JSON."""
 
     def parse(self, arguments: str | bytes | Mapping[str, Any]) -> Any:
-        """The arguments unchanged, or `ToolValidationError` with what does not fit the client's schema."""
+        """Return the arguments unchanged.
+
+        Raises `ToolValidationError` if they do not fit the client's schema.
+        """
         value: Any = arguments
         if isinstance(arguments, str | bytes):
             try:
@@ -161,7 +164,7 @@ class FrontendTool(Tool[Any, Any]):
 
 
 def frontend_tool(name: str, description: str, parameters: Any = None) -> FrontendTool:
-    """The tool that a client describes. `DefinitionError` if it can't be offered to a model."""
+    """Build the tool that a client describes. Raises `DefinitionError` if it can't be offered to a model."""
     if not _NAME.fullmatch(name):
         raise DefinitionError(
             f"the tool {name!r} can't be offered to a model. A name has 1 to 64 letters, digits, - and _."
@@ -178,7 +181,7 @@ def frontend_tool(name: str, description: str, parameters: Any = None) -> Fronte
         return ToolResult.ok(None, came.content)
 
     made = FrontendTool("frontend", "A tool of the client.", ask, effect="read")
-    # Our rules for names and descriptions do not apply to a client's tools.
+    # Handrail's rules for names and descriptions do not apply to a client's tools.
     for field, value in (
         ("name", name),
         ("description", description.strip() or name),
@@ -189,7 +192,7 @@ def frontend_tool(name: str, description: str, parameters: Any = None) -> Fronte
 
 
 def frontend_tools_of(offered: Mapping[str, str], added: Iterable[str]) -> list[FrontendTool]:
-    """The client's tools that a recorded run was started with, for resuming it."""
+    """Return the client's tools that a recorded run was started with, so that it can be resumed."""
     found: list[FrontendTool] = []
     for name in added:
         description, schema = msgspec.json.decode(offered[name])

@@ -1,4 +1,4 @@
-"""`MessageWriter`: what models write, as it is written: text, reasoning and calls, each started and ended once."""
+"""`MessageWriter`: streams text, reasoning and calls as models write them, each started and ended once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from handrail.place import split_run_id
 from handrail.serve.agui.wire_events import Event, clean, delta, wire_event
 
 MOST_CHARACTERS = 100_000
-"""How much of a call's result clients are shown."""
+"""Maximum number of characters of a call's result that clients are shown."""
 _NOT_MADE = "This call was not made: the answer it was part of failed."
 
 
@@ -31,7 +31,8 @@ _NOT_MADE = "This call was not made: the answer it was part of failed."
 class Known:
     """The calls and results that clients have been sent, so that none is sent twice.
 
-    The runs of a thread may share one. After a restart it is rebuilt from the messages that were shown.
+    The runs of a thread may share one `Known`. After a restart it is rebuilt from the messages that were
+    shown.
     """
 
     calls: set[str] = field(default_factory=set[str])
@@ -39,7 +40,7 @@ class Known:
 
     @classmethod
     def of(cls, messages: list[dict[str, Any]]) -> Known:
-        """What a client knows that was given these messages."""
+        """Return the calls and results that a client knows after it was sent these messages."""
         known = cls()
         for message in messages:
             if message["role"] == "tool":
@@ -56,33 +57,33 @@ class PartialCall:
     name: str = ""
     arguments: str = ""
     shown: bool = False
-    """Whether clients have been sent its start. Then it has to be ended."""
+    """Whether clients have been sent the call's start. If so, its end must be sent too."""
 
 
 @dataclass(slots=True)
 class OpenRun:
-    """A run, the outermost or a nested one, and what its model is writing."""
+    """A run, outermost or nested, and what its model is writing."""
 
     id: str
     tag: str | None
-    """The subagent id that its events carry; None for the outermost run."""
+    """The subagent id in the run's events; None for the outermost run."""
     name: str = ""
     begun: bool = False
     turn: int = 0
-    """How many answers its model has given."""
+    """Number of answers that the run's model has given."""
     calls: int = 0
-    """How many calls these answers contained."""
+    """Number of calls in these answers."""
     text: str | None = None
     """The text of the open message."""
     thought: str | None = None
     """The text of the open reasoning."""
     thoughts: int = 0
     writing: dict[int, PartialCall] = field(default_factory=dict[int, PartialCall])
-    """The calls that its model is writing, by their index."""
+    """The calls that the run's model is writing, by index."""
 
     @property
     def message_id(self) -> str:
-        """The id of the message that its model is writing."""
+        """The id of the message that the run's model is writing."""
         return f"{self.id}/{self.turn + 1}"
 
     @property
@@ -94,7 +95,7 @@ class OpenRun:
         return self.text is not None or self.thought is not None or bool(self.writing)
 
     def clear_answer(self) -> None:
-        """Forget the answer that its model was writing."""
+        """Discard the answer that the run's model was writing."""
         self.text = self.thought = None
         self.thoughts = 0
         self.writing.clear()
@@ -106,10 +107,10 @@ class MessageWriter:
     def __init__(self, known: Known) -> None:
         self._known = known
 
-    # While it is written.
+    # Streaming.
 
     def text(self, run: OpenRun, piece: str) -> list[Event]:
-        """More of an answer's text."""
+        """Return the events for another piece of an answer's text."""
         if not piece:
             return []
         content = delta("TEXT_MESSAGE_CONTENT", "messageId", run.message_id, piece, run.tag)
@@ -121,7 +122,7 @@ class MessageWriter:
         return events
 
     def thought(self, run: OpenRun, piece: str) -> list[Event]:
-        """More of a model's reasoning."""
+        """Return the events for another piece of a model's reasoning."""
         if not piece:
             return []
         events: list[Event] = []
@@ -133,10 +134,11 @@ class MessageWriter:
         return [*events, delta("REASONING_MESSAGE_CONTENT", "messageId", run.thought_id, piece, run.tag)]
 
     def call(self, run: OpenRun, piece: CallDelta) -> list[Event]:
-        """More of a call. A call whose id may still change is sent when the answer is complete.
+        """Return the events for another piece of a call.
 
-        Ids that a model repeats are replaced at that point. Which of two concurrent nested runs keeps an id
-        is not known before, so only calls of the outermost run are sent while they are written.
+        A call whose id may still change is sent only when the answer is complete, because ids that a model
+        repeats are replaced at that point. Which of two concurrent nested runs keeps an id is not known
+        before, so only calls of the outermost run are sent while they are written.
         """
         writing = run.writing.get(piece.index)
         if writing is None:
@@ -158,7 +160,7 @@ class MessageWriter:
         ]
 
     def complete(self, run: OpenRun, message: AssistantMessage) -> list[Event]:
-        """The complete answer: what was not yet sent of it, and the end of everything that was started."""
+        """Return the rest of a complete answer, and the end of everything that was started."""
         events = self._end_thought(run)
         if run.text is None and message.text:
             events += self.text(run, message.text)
@@ -184,17 +186,17 @@ class MessageWriter:
             rest = rest[len(begun.arguments) :] if rest.startswith(begun.arguments) else ""
         return [*events, *self._arguments(run, asked.id, rest), self._end_call(run, asked.id)]
 
-    # Dropping, joining.
+    # Dropping answers, and joining in the middle of one.
 
     def drop(self, run: OpenRun) -> list[Event]:
-        """End what was started of an answer that failed. The calls in it were not made."""
+        """End the started parts of an answer that failed. The calls in it were not made."""
         events = self._end_thought(run)
         if run.text is not None:
             events.append(self._end_text(run))
         for writing in run.writing.values():
             if writing.shown:
                 events += self._not_made(run, writing)
-        thoughts = run.thoughts  # the retry must not reuse their ids
+        thoughts = run.thoughts  # the retry must not reuse the ids of these thoughts
         run.clear_answer()
         run.thoughts = thoughts
         return events
@@ -204,7 +206,7 @@ class MessageWriter:
         return [self._end_call(run, writing.id), self.result(writing.id, _NOT_MADE, run.tag)]
 
     def so_far(self, run: OpenRun) -> list[Event]:
-        """The events for a reader who joins in the middle of an answer."""
+        """Return the events that a client who joins in the middle of an answer needs."""
         events: list[Event] = []
         if run.thought is not None:
             events += self._start_thought(run)
@@ -221,7 +223,7 @@ class MessageWriter:
         return events
 
     def messages(self, run: OpenRun) -> list[dict[str, Any]]:
-        """The open answer as messages, for a snapshot of all messages."""
+        """Return the unfinished answer as messages, for a snapshot of all messages."""
         tag = {} if run.tag is None else {"subagentRunId": run.tag}
         open: list[dict[str, Any]] = []
         if run.thought is not None:
@@ -233,7 +235,7 @@ class MessageWriter:
         return open
 
     def result(self, call_id: str, text: str, tag: str | None) -> Event:
-        """The result of a call, as the model gets it."""
+        """Return the event with a call's result, as the model gets it."""
         result = ToolCallResultEvent(message_id=result_id(call_id), tool_call_id=call_id, content=clean(text))
         return wire_event(result, tag)
 
@@ -270,19 +272,20 @@ class MessageWriter:
 
 
 def result_id(call_id: str) -> str:
-    """The id of the message with a call's result."""
+    """Return the id of the message that carries a call's result."""
     return f"{call_id}/result"
 
 
 def call_json(id: str, name: str, arguments: str) -> dict[str, Any]:
-    """A call inside a message."""
+    """Return a call in the form that a message contains."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def shorten(text: str, run_id: str) -> str:
-    """A call's result as clients see it: its first 100,000 characters. The model and the record have all of it.
+    """Return the part of a call's result that clients see: its first 100,000 characters.
 
-    Many results may arrive at once, and a reader loses its place in a feed that outgrows its limit.
+    The model and the record have the whole result. Clients get less because many results may arrive at once,
+    and a reader loses its place in a feed that outgrows its limit.
     """
     left_out = len(text) - MOST_CHARACTERS
     if left_out <= 0:

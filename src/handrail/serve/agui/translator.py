@@ -1,4 +1,4 @@
-"""`Translator`: the events of a Handrail run, as AG-UI events.
+"""`Translator`: translates the events of a Handrail run to AG-UI events.
 
 A run is sent in one or more *legs*. A leg is the response to one AG-UI request: it ends when the run ends, or
 when everything in it waits for a person. The next leg continues the same run.
@@ -68,11 +68,11 @@ _CUT = "The outcome of this call is unknown: the call around it ended first."
 
 
 class Translator:
-    """Translates one run, from its events in the order they were published.
+    """Translates the events of one run, in the order they were published.
 
     `known` holds what the thread has already sent, and is shared by its runs. `history` returns the thread's
     current messages, nested ones included. For a resumed run, `said` returns the recorded messages of the
-    run or of one nested in it, and `usage` and `cost` are what it had spent.
+    run or of one nested in it, and `usage` and `cost` are the amounts it had used so far.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Translator:
         self._writer = MessageWriter(self._known)
         self._state: Any = None
         self._asked: dict[str, str] = {}
-        """The questions that were sent, and the calls that ask them."""
+        """The calls that ask the questions that were sent, by question id."""
         self._usage = usage or Usage()
         self._cost = cost
         self._spent: dict[str, Usage] = {}
@@ -127,7 +127,7 @@ class Translator:
 
     @property
     def leg(self) -> str | None:
-        """The open leg."""
+        """The id of the open leg."""
         return self._leg
 
     def begin_leg(self, leg_id: str, state: Any | None = None) -> list[Event]:
@@ -137,7 +137,7 @@ class Translator:
         return [self.started(leg_id), *self._snapshot(state)]
 
     def started(self, leg_id: str) -> Event:
-        """The event that starts a leg, also for a reader who joins in the middle of it."""
+        """Return the event that starts a leg, also for a reader who joins in the middle of it."""
         begun = RunStartedEvent(
             thread_id=self.thread_id,
             run_id=leg_id,
@@ -147,26 +147,26 @@ class Translator:
         return wire_event(begun)
 
     def interrupt(self, questions: Sequence[Question], state: Any | None = None) -> list[Event]:
-        """End the leg: everything waits for answers."""
+        """End the leg because everything waits for answers."""
         events = [*self._end_writing(), *self._nested.suspend(questions), *self._snapshot(state)]
         leg_id, usage = self._leg_id(events), self._token_usage()
         return self._end_leg(events, interrupt_leg(self.thread_id, leg_id, questions, self._calls.at, usage))
 
     def finish(self, *, output: object = None) -> list[Event]:
-        """End the leg: the run has finished."""
+        """End the leg because the run has finished."""
         events = [*self._end_writing(), *self._nested.abandon("cancelled")]
         result = None if output is None else plain_json(output)
         return self._end_leg(events, wire_event(self._finished(events, RunFinishedSuccessOutcome(), result)))
 
     def cancel(self) -> list[Event]:
-        """End the leg: the run was cancelled. Older clients have no such outcome and get an error."""
+        """End the leg because the run was cancelled. Older clients have no such outcome and get an error."""
         events = [*self._end_writing(), *self._nested.abandon("cancelled")]
         finished = self._finished(events, RunFinishedCancelledOutcome())
         older = RunErrorEvent(message=CANCELLED, code="cancelled", usage=finished.usage)
         return self._end_leg(events, Event(dump(finished), False, dump(older)))
 
     def fail(self, message: str, code: str = "failed") -> list[Event]:
-        """End the leg: the run has failed."""
+        """End the leg because the run has failed."""
         events = [*self._end_writing(), *self._nested.abandon("failed")]
         self._leg_id(events)
         error = RunErrorEvent(message=clean(message), code=code, usage=self._token_usage())
@@ -182,7 +182,7 @@ class Translator:
         )
 
     def open(self) -> list[Event]:
-        """The events for a reader who joins now, after the leg's start, the messages and the state."""
+        """Return the events for a client who joins now, after the leg's start, the messages and the state."""
         events = self._nested.so_far()
         for run in self._nested:
             events += self._writer.so_far(run)
@@ -192,7 +192,7 @@ class Translator:
         return events
 
     def _leg_id(self, events: list[Event]) -> str:
-        """The open leg. If there is none, one is started before these events."""
+        """Return the id of the open leg. If there is none, a new leg is started before these events."""
         if self._leg is None:
             events[:0] = self.begin_leg(f"{self.run_id}-{self._legs + 1}")
         assert self._leg is not None
@@ -206,7 +206,7 @@ class Translator:
         return [*events, last]
 
     def _end_writing(self) -> list[Event]:
-        """End what models were writing. Only a run that was cut has anything to end."""
+        """End what models were writing. Only a run that was cut off has anything to end."""
         cut = [run for run in self._nested if run.is_writing]
         events = [event for run in cut for event in self._writer.drop(run)]
         return [*events, *self._messages()] if cut else events
@@ -218,13 +218,13 @@ class Translator:
         return [wire_event(StateSnapshotEvent(snapshot=state))]
 
     def _token_usage(self) -> list[TokenUsage] | None:
-        """The usage of this leg, by model."""
+        """Return the usage of this leg, by model."""
         return [_token_usage(model, usage) for model, usage in self._spent.items()] or None
 
     # --- from outside the run --------------------------------------------------------------------
 
     def changed(self, state: Any) -> list[Event]:
-        """The state may have changed: send the difference."""
+        """Return the event with the difference to the last state sent, if there is one."""
         before, self._state = self._state, state
         operations = state_patch(before, state)
         if not operations or self._leg is None:
@@ -232,7 +232,10 @@ class Translator:
         return [wire_event(StateDeltaEvent.model_validate({"delta": operations}))]
 
     def ask(self, question: Question) -> list[Event]:
-        """A question is open. The page shows it at once, before the run comes to rest."""
+        """Return the events that announce an open question.
+
+        The page shows it before the run comes to rest.
+        """
         self._asked[question.id] = question.call_id
         return [
             *self._calls.set_waiting(question.call_id, True),
@@ -240,7 +243,7 @@ class Translator:
         ]
 
     def close(self, question_id: str, outcome: str, by: str = "") -> list[Event]:
-        """A question is no longer open."""
+        """Return the events that announce that a question is no longer open."""
         call_id = self._asked.pop(question_id, None)
         if call_id is None:
             return []
@@ -249,11 +252,11 @@ class Translator:
         return [*self._calls.set_waiting(call_id, waits), custom("handrail.question.closed", value)]
 
     def committed(self, call_id: str, diff: str, paths: Sequence[str]) -> list[Event]:
-        """The file changes of a finished call."""
+        """Return the event with a finished call's file changes, if there are any."""
         return [self._calls.commit(call_id, diff, list(paths))] if diff or paths else []
 
     def recall(self, run_id: str, said: Sequence[Message]) -> None:
-        """Record which messages of a run, or of one nested in it, have been sent: they are not sent again."""
+        """Record that these messages of a run, outermost or nested, were sent, so that none is sent again."""
         run = self._nested.run(run_id)
         run.begun, run.turn, run.calls = True, 0, 0
         for message in said:
@@ -283,7 +286,7 @@ class Translator:
         return events
 
     def _rendered(self, event: PromptRendered, run: OpenRun) -> list[Event]:
-        """A run starts, or is replayed."""
+        """Handle the start or the replay of a run."""
         run.name = event.prompt
         run.clear_answer()
         self.recall(run.id, () if self._said_before is None else self._said_before(run.id))
@@ -303,14 +306,17 @@ class Translator:
         return self._said(message, run)
 
     def _said(self, message: UserMessage, run: OpenRun) -> list[Event]:
-        """The user's message. Its sender has it, so only the page gets it, for other windows."""
+        """Return the event with the user's message.
+
+        The sender has it; the event is for the page's other windows.
+        """
         id = f"{run.id}/user"
         if run.tag is not None or message.by_run:
             return []
         return [custom("handrail.message", {"id": id, "role": "user", "content": clean(message.text)})]
 
     def _result(self, call_id: str, text: str, run: OpenRun) -> list[Event]:
-        """The one result of a call that was sent."""
+        """Return the event with a call's result, if clients know the call and do not have its result."""
         known = self._known
         if call_id not in known.calls or call_id in known.results:
             return []
@@ -322,7 +328,10 @@ class Translator:
         return [*events, *self._result(event.call_id, event.result.render(), run)]
 
     def _close_inside(self, call_id: str) -> list[Event]:
-        """Close calls of nested runs that were cut: the call around them is over, so nothing resumes them."""
+        """Close the calls of nested runs that were cut off.
+
+        The call around them is over, so nothing resumes them.
+        """
         events: list[Event] = []
         cut: dict[str, OpenRun] = {}
         for id, place in self._calls.inside(call_id):
@@ -364,7 +373,7 @@ class Translator:
         return [*self._writer.drop(run), *self._messages()]
 
     def _messages(self) -> list[Event]:
-        """A snapshot of all messages, which withdraws the others."""
+        """Return a snapshot of all messages. It withdraws every message that it does not contain."""
         if self._history is None:
             return []
         all = [*self._history(), *(each for run in self._nested for each in self._writer.messages(run))]
@@ -382,7 +391,10 @@ class Translator:
 
 
 def messages_snapshot(messages: Sequence[Mapping[str, Any]]) -> Event:
-    """A snapshot of all messages of a thread. Older clients do not get those of nested runs."""
+    """Return the event with a snapshot of a thread's messages.
+
+    Older clients do not get those of nested runs.
+    """
     event = MessagesSnapshotEvent.model_validate({"messages": messages})
     data = dump(event)
     own = [each for each in data["messages"] if "subagentRunId" not in each]

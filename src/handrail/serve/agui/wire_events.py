@@ -1,7 +1,7 @@
 """`Event`: an AG-UI event as it is sent, to current clients and to those from before protocol 1.0.
 
 Events are built by the models of the protocol's package, which check their fields. Only deltas are built by
-hand: there is one for each token, and a model costs fifty times as much.
+hand, because there is one for each token, and building one with a model costs fifty times as much.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ PROTOCOL = "1.0"
 class Event(NamedTuple):
     """One event, ready to be encoded.
 
-    Clients from before protocol 1.0 know no nested runs. They get `older`.
+    Clients from before protocol 1.0 do not know nested runs. They get `older`.
     """
 
     data: dict[str, Any]
     nested: bool = False
-    """Whether it belongs to a nested run. Then older clients do not get it."""
+    """Whether the event belongs to a nested run. If so, older clients do not get it."""
     plain: dict[str, Any] | None = None
-    """What older clients get instead, if it differs."""
+    """The event that older clients get instead, if it differs."""
 
     @property
     def older(self) -> dict[str, Any] | None:
@@ -37,7 +37,7 @@ class Event(NamedTuple):
 
 
 def wire_event(event: BaseEvent, subagent: str | None = None) -> Event:
-    """An event of the outermost run, or of a nested one."""
+    """Build an event of the outermost run, or of the nested run that `subagent` names."""
     data = dump(event)
     if subagent is None:
         return Event(data)
@@ -46,24 +46,24 @@ def wire_event(event: BaseEvent, subagent: str | None = None) -> Event:
 
 
 def dump(event: BaseEvent) -> dict[str, Any]:
-    """An event as JSON."""
+    """Return an event as JSON."""
     return event.model_dump(mode="json", by_alias=True)
 
 
 def delta(kind: str, key: str, id: str, text: str, subagent: str | None) -> Event:
-    """A piece of text, arguments or reasoning."""
+    """Build the event for a piece of text, arguments or reasoning."""
     if subagent is None:
         return Event({"type": kind, key: id, "delta": text})
     return Event({"type": kind, key: id, "delta": text, "subagentRunId": subagent}, True)
 
 
 def custom(name: str, value: Any, subagent: str | None = None) -> Event:
-    """An event that the protocol does not define."""
+    """Build a custom event, which the protocol itself does not define."""
     return wire_event(CustomEvent(name=name, value=value), subagent)
 
 
 def plain_json(value: object) -> Any:
-    """Any value as JSON that every client can read: secrets masked, no infinities, valid text only."""
+    """Return any value as JSON that every client can read: secrets masked, no infinities, valid text only."""
     try:
         written = pydantic_core.to_json(value, inf_nan_mode="null", fallback=_unknown)
     except (pydantic_core.PydanticSerializationError, ValueError, RecursionError):
@@ -72,7 +72,7 @@ def plain_json(value: object) -> Any:
 
 
 def clean(text: str) -> str:
-    """The text without lone surrogates, which file names may contain and no encoder accepts."""
+    """Return the text without lone surrogates, which file names may contain and no encoder accepts."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -83,9 +83,10 @@ def _unknown(value: object) -> Any:
 
 
 def state_patch(before: Any, after: Any) -> list[dict[str, Any]]:
-    """The JSON Patch between two states, each `{type name: [items]}`; empty if they are equal.
+    """Return the JSON Patch between two states, each `{type name: [items]}`. It is empty if they are equal.
 
-    Most changes append items to a list, and become that. Any other change replaces the list.
+    If items were appended to a list, which is the usual change, the patch appends them. For any other change
+    it replaces the list.
     """
     if before == after:
         return []

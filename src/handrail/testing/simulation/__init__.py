@@ -1,11 +1,11 @@
-"""Deterministic simulation: a run is crashed at every possible point, resumed, and checked against the laws.
+"""Deterministic simulation: crashes a run at every possible point, resumes it, and checks the laws.
 
     report = simulate(Scenario(name="a payment", play=play))
     report.assert_kept()
 
 A scenario is played in virtual time by real processes: one dies at its crash point as after `kill -9`, and
-others continue with what it left. `play(stage)` makes the adapter, prompt and tools from the stage, again in
-each process. From a shell: `python -m handrail.testing.simulation module:scenario`.
+others continue from the state it left. `play(stage)` creates the adapter, prompt and tools from the stage,
+again in each process. From a shell: `python -m handrail.testing.simulation module:scenario`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 
 
 class SimulationError(HandrailError, RuntimeError):
-    """The process that runs the trials ended unexpectedly."""
+    """Raised if the process that runs the trials ended unexpectedly."""
 
     def __init__(self, status: int | None) -> None:
         super().__init__(
@@ -72,13 +72,13 @@ def simulate(
 ) -> Report:
     """Crash the scenario at every point, resume it, and check the laws.
 
-    - `write_every`, `step_every`: only every Nth write of the journal, or step of the loop.
+    - `write_every`, `step_every`: crash only at every Nth write of the journal, or step of the loop.
     - `overtaken_every`: at every Nth write the process pauses instead of dying, another process takes its
       run, and then it continues. 0 leaves this out.
     - `parked_every`: at every Nth step the process is told to stop, parks its run by force, and ends.
-    - `again`: the restarted process crashes as well, at some later point.
-    - `connected`: the person is there and answers at once, so that the run is never parked.
-    - `at`: only this point, as a report names it.
+    - `again`: crash the restarted process as well, at some later point.
+    - `connected`: let the person be present and answer at once, so that the run is never parked.
+    - `at`: try only this point, given as in a report.
     - `jobs`: how many points are tried at once.
     """
     for name, every in (("write_every", write_every), ("step_every", step_every), ("jobs", jobs)):
@@ -91,7 +91,7 @@ def simulate(
         Wanted(write_every, step_every, overtaken_every, parked_every, again, connected, at, part, jobs)
         for part in range(jobs)
     ]
-    # Each in a new interpreter: this one may have threads, so forking it would not be safe.
+    # Each part runs in a new interpreter: this one may have threads, so forking it would not be safe.
     context = multiprocessing.get_context("spawn")
     running: list[tuple[BaseProcess, Connection]] = []
     for wanted in parts:

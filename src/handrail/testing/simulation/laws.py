@@ -1,4 +1,4 @@
-"""The laws that hold for every run, wherever its process died. Each returns its violations as text."""
+"""The laws that hold for every run, wherever its process died. Each law yields its violations as text."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from handrail.place import Place
 from handrail.testing.simulation.scenario import Happening
 
 _NOT_KNOWN = "not known"
-"""What a model is told about a call whose outcome is unknown."""
+"""Words in the message that tells a model that the outcome of a call is unknown."""
 _UNREPEATABLE = ("irreversible", "compensable")
 
 Details = Mapping[str, Any]
 
 
 class History:
-    """What happened in one trial, by process."""
+    """The events of one trial, by process."""
 
     def __init__(self, happened: Sequence[Happening], peeked: int | None = None) -> None:
         self.happened = happened
         self.peeked = peeked
-        """The process that only asked for the run while another owned it."""
+        """The number of the process that only asked for the run while another owned it."""
         self.last = max((each.process for each in happened), default=0)
 
     def of(self, what: str, process: int | None = None) -> list[Details]:
@@ -40,25 +40,25 @@ class History:
 
     @property
     def ended(self) -> Details | None:
-        """Return what the last process says about the run's end."""
+        """The last process's report on the end of the run."""
         found = self.of("ended", self.last)
         return found[0] if found else None
 
     @property
     def over(self) -> Details | None:
-        """Return the state after the very last process, even one that had been overtaken."""
+        """The state after the very last process, even one that had been overtaken."""
         found = self.of("over")
         return found[-1] if found else None
 
     def restarts(self) -> Iterator[tuple[int, Details]]:
-        """Return each process that continued the run, and the state it found."""
+        """Yield each process that continued the run, with the state it found."""
         for each in self.happened:
             if each.what == "began" and each.process not in (0, self.peeked):
                 yield each.process, each.details
 
     @cached_property
     def cut(self) -> list[Details]:
-        """Interrupted calls that must not simply run again: their outcome may be unknown."""
+        """The interrupted calls that must not simply run again, because their outcome may be unknown."""
         found: list[Details] = []
         entered: list[Details] = []
         steps: set[str] = set()
@@ -88,7 +88,7 @@ class History:
 
     @cached_property
     def whole(self) -> dict[str, list[Any]]:
-        """Return each conversation as far as it ever got."""
+        """Each conversation in its longest version."""
         found: dict[str, list[Any]] = {}
         for (_, _, key), messages in self.said().items():
             if len(messages) > len(found.get(key, ())):
@@ -96,7 +96,7 @@ class History:
         return found
 
     def entered_at(self, attempt: str) -> Details | None:
-        """The call whose handler was entered in this attempt."""
+        """Return the call whose handler was entered in this attempt."""
         return next((call for call in self.of("entered") if call["attempt"] == attempt), None)
 
 
@@ -109,13 +109,13 @@ class Trial(NamedTuple):
     secrets: Sequence[str]
     unrecorded: Sequence[str]
     recorded: bytes
-    """Return everything the journal's files contain."""
+    """The bytes of all files of the journal."""
 
     def doubtful(self) -> frozenset[str]:
         """Return the ids of the calls whose results may differ from the uncrashed run.
 
         These are the interrupted calls, and those about to be entered: their start was recorded, or they were
-        asked for with a secret, which is not recorded.
+        requested with a secret, which is not recorded.
         """
         found = list(self.seen.cut)
         for _, began in self.seen.restarts():
@@ -129,7 +129,7 @@ class Trial(NamedTuple):
         return frozenset(id for call in found for id in call["ids"])
 
     def _lost(self, call: Details, began: Details) -> bool:
-        """Return whether the call was asked for with a secret in a recorded answer."""
+        """Return whether the call was requested with a secret in a recorded answer, which lost the secret."""
         ended = self.uncrashed.ended
         if not call["secret"] or ended is None:
             return False
@@ -143,7 +143,7 @@ def is_unrepeatable(call: Details) -> bool:
 
 
 def the_run_ends(trial: Trial) -> Iterator[str]:
-    """The run ends, and in the same way."""
+    """Check that the run ends, and in the same way as without a crash."""
     ended, expected = trial.seen.ended, trial.uncrashed.ended
     if ended is None:
         failed = trial.seen.of("failed", trial.seen.last)
@@ -158,7 +158,7 @@ def the_run_ends(trial: Trial) -> Iterator[str]:
 
 
 def each_call_has_its_result(trial: Trial) -> Iterator[str]:
-    """Every conversation is well-formed, and equals the uncrashed one except for unknown outcomes."""
+    """Check that conversations are well-formed and, except for unknown outcomes, as without a crash."""
     ended, expected = trial.seen.ended, trial.uncrashed.ended
     if ended is None or expected is None:
         return
@@ -190,7 +190,7 @@ def _differences(
         results, others = message.get("results"), other.get("results")
         same = results and others and [each["id"] for each in results] == [each["id"] for each in others]
         if not same:
-            if not differed:  # a model that was told something else may say something else
+            if not differed:  # a model that was told something else may answer differently
                 yield f"message {number} of {key!r} is {message!r}, not {other!r}"
             return
         for result, wanted in zip(results, others, strict=True):
@@ -203,7 +203,7 @@ def _differences(
 
 
 def no_answer_of_the_model_is_asked_for_again(trial: Trial) -> Iterator[str]:
-    """Recorded model answers come from the record, unchanged."""
+    """Check that recorded model answers come from the record, unchanged."""
     seen = trial.seen
     for process, began in seen.restarts():
         over = seen.of("over", process)
@@ -227,7 +227,7 @@ def no_finished_call_runs_again(trial: Trial) -> Iterator[str]:
 
 
 def what_is_settled_stays(trial: Trial) -> Iterator[str]:
-    """A settled `once` does not run again, and keeps its value."""
+    """Check that a settled `once` does not run again, and keeps its value."""
     seen = trial.seen
     for process, began in seen.restarts():
         for step in seen.of("step begun", process):
@@ -240,7 +240,10 @@ def what_is_settled_stays(trial: Trial) -> Iterator[str]:
 
 
 def what_cant_be_repeated_is_not(trial: Trial) -> Iterator[str]:
-    """An irreversible handler is entered at most once; if interrupted, the model is told that the outcome is unknown."""
+    """Check that an irreversible handler is entered at most once.
+
+    If it is interrupted, the model must be told that the outcome is unknown.
+    """
     seen = trial.seen
     entered = [call for call in seen.of("entered") if is_unrepeatable(call) and not call["probed"]]
     for attempt, times in Counter(call["attempt"] for call in entered).items():
@@ -273,7 +276,7 @@ def answers_are_taken_once(trial: Trial) -> Iterator[str]:
 
 
 def files_are_never_torn(trial: Trial) -> Iterator[str]:
-    """After recovery files are as after some commit; at the end, as without a crash."""
+    """Check that after recovery files are as after some commit, and at the end as without a crash."""
     uncrashed, seen = trial.uncrashed, trial.seen
     states = [each["files"] for what in ("began", "committed") for each in uncrashed.of(what)]
     for process, began in seen.restarts():
@@ -295,7 +298,7 @@ def the_state_is_the_same(trial: Trial) -> Iterator[str]:
 
 
 def ids_are_the_same(trial: Trial) -> Iterator[str]:
-    """Calls and nested runs have the same ids as without a crash, and each call has one end."""
+    """Check that calls and nested runs have the same ids as without a crash, and each call one end."""
     known = set(_ids(trial.uncrashed))
     for found in dict.fromkeys(_ids(trial.seen)):
         if found not in known:
@@ -308,7 +311,7 @@ def ids_are_the_same(trial: Trial) -> Iterator[str]:
 
 
 def nothing_secret_is_shown(trial: Trial) -> Iterator[str]:
-    """Nor is it recorded, if a model wrote it for a secret."""
+    """Check that no secret is shown, and that no secret that must stay unrecorded is recorded."""
     shown = json.dumps(trial.seen.of("shown"))
     for secret in (*trial.secrets, *trial.unrecorded):
         if json.dumps(secret)[1:-1] in shown:
@@ -328,7 +331,7 @@ def usage_is_counted_once(trial: Trial) -> Iterator[str]:
 
 
 def a_run_has_one_owner(trial: Trial) -> Iterator[str]:
-    """While a process owns a run, nobody else gets it; once overtaken, the first adds nothing more."""
+    """Check that a run has one owner at a time, and that an overtaken process adds nothing more."""
     seen = trial.seen
     if not trial.overtaken:
         return
@@ -345,7 +348,7 @@ def a_run_has_one_owner(trial: Trial) -> Iterator[str]:
 
 
 def _is_inside(place: str, call: str) -> bool:
-    """Whether a place is a call's own, or lies in one of its attempts."""
+    """Return whether a place is a call's own, or is in one of its attempts."""
     return place == call or Place.parse(place).attempt_at(Place.parse(call)) is not None
 
 
@@ -354,12 +357,12 @@ def _ids(history: History) -> Iterator[tuple[str, str]]:
         yield call["ids"][0], call["run"]
     for ended in history.of("ended"):
         for id, path, run in ended["calls"]:
-            if not is_auxiliary(path):  # those of a crash are not in the uncrashed run
+            if not is_auxiliary(path):  # auxiliary calls after a crash are not in the uncrashed run
                 yield id, run
 
 
 def _may_have_lost(trial: Trial) -> bool:
-    """Whether a call was interrupted that must not run again and changes files or state."""
+    """Return whether an interrupted call that must not run again may have lost changes to files or state."""
     over = trial.uncrashed.over
     assert over is not None
     return any(

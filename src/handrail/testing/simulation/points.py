@@ -18,9 +18,11 @@ from handrail.threads import threads_at_work
 PointKind = Literal[
     "before write", "after write", "step", "overtaken before write", "overtaken at step", "parked at step"
 ]
-"""What happens at a point. The process dies just before a write, just after a write that nothing has reacted to
-yet, or before a step of its event loop; or it pauses there until another process has taken its run, and then
-continues; or it is told to stop there, parks its run by force, and ends.
+"""The kind of a point, which says what happens there.
+
+The process dies just before a write, just after a write that nothing has reacted to yet, or before a step of
+its event loop; or it pauses there until another process has taken its run, and then continues; or it is told
+to stop there, parks its run by force, and ends.
 """
 
 CRASHED = 137
@@ -28,7 +30,10 @@ CRASHED = 137
 
 
 class Point(NamedTuple):
-    """One moment of a run. Its text, `before write 12`, repeats it: `simulate(..., at=...)`."""
+    """One moment of a run.
+
+    Give its text, such as `before write 12`, to `simulate(..., at=...)` to repeat it.
+    """
 
     kind: PointKind
     number: int
@@ -46,7 +51,7 @@ class Point(NamedTuple):
 
     @property
     def moment(self) -> str:
-        """The moment itself, whatever happens there."""
+        """The moment without what happens there."""
         return self.kind.removeprefix("overtaken ").removeprefix("parked ").removeprefix("at ")
 
     @classmethod
@@ -60,7 +65,7 @@ class Point(NamedTuple):
 
 
 class Points:
-    """Counts the moments of one process, and acts at one of them."""
+    """Counts the moments of one process, and calls `reached` at one of them."""
 
     def __init__(self, at: Point | None, reached: Callable[[], None]) -> None:
         self._at = None if at is None else (at.moment, at.number)
@@ -74,14 +79,14 @@ class Points:
         self.on_write: Callable[[sqlite3.Connection], None] | None = None
 
     def arm(self) -> None:
-        """Start counting: everything before belongs to the harness."""
+        """Start counting. Everything before belongs to the harness."""
         self._armed = True
 
     def disarm(self) -> None:
         self._armed = False
 
     def transaction(self, moment: Literal["before", "after"], connection: sqlite3.Connection) -> None:
-        """A transaction of the journal is about to begin, or has just become durable."""
+        """Count a transaction of the journal that is about to begin, or has just become durable."""
         if not self._armed:
             return
         if moment == "before":
@@ -96,7 +101,7 @@ class Points:
                     self.on_write(connection)
 
     def step(self) -> None:
-        """The loop is about to run its next callback."""
+        """Count a callback that the loop is about to run."""
         if self._armed:
             self.steps += 1
             self._reach("step", self.steps)
@@ -108,20 +113,21 @@ class Points:
 
 
 def crash() -> None:
-    """End this process as `kill -9` would: no cleanup, no flush."""
+    """End this process as `kill -9` would, without cleanup or flush."""
     os._exit(CRASHED)
 
 
 _PATIENCE = 2.0
-"""Real seconds a thread gets to return before the loop continues without it."""
+"""Real seconds that a thread gets to return before the loop continues without it."""
 _PATIENCE_ASKED = 0.002
-"""The same for a thread that waits for the loop itself."""
+"""Real seconds that a thread gets to return if it waits for the loop itself."""
 
 
 class SimulatedLoop(VirtualTimeLoop):
     """A loop in virtual time that counts its callbacks, and waits for threads before anything else.
 
-    So a run takes the same steps each time. Only the order of concurrent threads depends on the machine.
+    A run therefore takes the same steps each time. Only the order of concurrent threads depends on the
+    machine.
     """
 
     def __init__(self, points: Points, start: float) -> None:
@@ -149,7 +155,7 @@ class SimulatedLoop(VirtualTimeLoop):
         if threading.get_ident() == self._home:
             return super().call_soon_threadsafe(self._step, callback, args, context=context)
         if getattr(callback, "__name__", "") != "_settle":
-            self._asked = True  # a thread that needs the loop, not one that is done
+            self._asked = True  # the thread needs the loop; it is not done
         self._arrived.append((callback, args, context))
         self._arrival.set()
         return super().call_soon_threadsafe(_wake)
@@ -161,7 +167,7 @@ class SimulatedLoop(VirtualTimeLoop):
             if len(self._arrived) < at_work and not self._arrival.wait(
                 _PATIENCE_ASKED if self._asked else _PATIENCE
             ):
-                self._asked = True  # do not wait that long for it again
+                self._asked = True  # do not wait that long for the thread again
                 break
         if not at_work:
             self._asked = False
@@ -177,4 +183,4 @@ class SimulatedLoop(VirtualTimeLoop):
 
 
 def _wake() -> None:
-    """Wake the loop."""
+    """Do nothing: scheduling this callback wakes the loop."""

@@ -1,4 +1,4 @@
-"""One process of a simulation: it begins or continues a run until the run or the process ends."""
+"""One process of a simulation. It begins or continues a run until the run or the process ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from handrail.testing.virtual_time import VirtualClock
 FILES, JOURNAL, WORLD, REST = "files", "journal.db", "world", "rest"
 
 _PARKS = 40
-"""How often one process lets a run park before it reports that this does not end."""
+"""Maximum number of times that one process lets a run park before it reports that this does not end."""
 
 
 def live(
@@ -47,10 +47,11 @@ def live(
     connected: bool = False,
     stops: bool = False,
 ) -> None:
-    """Play the scenario in this process, from the current state of its journal. The world has the outcome.
+    """Play the scenario in this process, from the current state of its journal.
 
-    With `connected` the person is there and answers at once, so that the run is never parked. A process that
-    `stops` parks its run by force at its point, and ends when that is done.
+    The outcome is recorded in the world. With `connected` the person is present and answers at once, so that
+    the run is never parked. A process that `stops` parks its run by force at its point, and ends when that is
+    done.
     """
     world = World(folder / WORLD, process)
     stopping = _Stopping() if stops else None
@@ -115,7 +116,7 @@ async def _live(
 
 
 async def _until_over(journal: SimulatedJournal, play: Play, person: Environment | None) -> Any:
-    """Begin or continue the run, answer what it waits for, and repeat until it is over."""
+    """Begin or continue the run, answer the questions it waits for, and repeat until it is over."""
     adapter, prompt = play.adapter, play.prompt
     for attempt in range(_PARKS):
         journal.attempt = attempt
@@ -140,7 +141,7 @@ async def _until_over(journal: SimulatedJournal, play: Play, person: Environment
 
 
 class _Stopping(LaterEnvironment):
-    """Stop like a server: park active runs by force, and end."""
+    """Stops like a server: parks active runs by force, and ends."""
 
     def __init__(self) -> None:
         self._parking: Parking | None = None
@@ -158,7 +159,7 @@ class _Stopping(LaterEnvironment):
 
 
 def _noting_commits(world: World, files: Path) -> Callable[[sqlite3.Connection], None]:
-    """Record the files after each commit: these are the states a crash may leave."""
+    """Return a hook that records the files after each commit. These are the states that a crash may leave."""
     before = (0, 0)
 
     def note(connection: sqlite3.Connection) -> None:
@@ -173,7 +174,7 @@ def _noting_commits(world: World, files: Path) -> Callable[[sqlite3.Connection],
 
 
 def _watch_conversations(journal: SimulatedJournal) -> None:
-    """Record every message as it is said, also when repeated, and what a crash cuts off."""
+    """Record every message as it is added, including repeated ones and those that a crash cuts off."""
     name = "add"
     add = getattr(Conversation, name)
 
@@ -192,7 +193,7 @@ def _session(play: Play) -> Session | None:
 
 
 async def _answer(journal: SimulatedJournal, play: Play, questions: Sequence[Question]) -> None:
-    """Answer each question, then repeat the answer, which is harmless, and contradict it, which is refused."""
+    """Answer each question, repeat the answer, which is harmless, and contradict it, which is refused."""
     if play.person is None:
         return
     for question in questions[:1] if play.one_at_a_time else questions:
@@ -226,7 +227,7 @@ class SimulatedJournal(SqliteJournal):
     def __init__(self, world: World, path: Path, clock: VirtualClock, points: Points) -> None:
         self.world = world
         self.attempt = 0
-        """How often this process has replayed the run before."""
+        """Number of times that this process has replayed the run before."""
         super().__init__(
             path, clock=clock, new_id=lambda: "journal", watch=None, inline=True, moments=points.transaction
         )
@@ -288,7 +289,7 @@ def _watch_handlers(world: World) -> None:
 
 
 def snapshot(folder: Path) -> dict[str, str]:
-    """Return every path below a folder and what it is."""
+    """Return every path below a folder, with its kind, mode and content."""
     found: dict[str, str] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -300,7 +301,7 @@ def snapshot(folder: Path) -> dict[str, str]:
 
 
 def recorded(journal: Path) -> dict[str, Any]:
-    """Return what a journal's file contains of the run, read without the journal."""
+    """Return what a journal's file contains about the run, read without the journal."""
     with sqlite3.connect(journal) as connection:
         found = connection.execute("SELECT unit FROM units WHERE state != 'void'").fetchall()
         units = [msgspec.msgpack.decode(row[0]) for row in found]
@@ -337,7 +338,7 @@ def _answers(journal: Path) -> dict[str, Answer]:
 
 
 def _seen_in(session: Session) -> dict[str, Any]:
-    """Return what a session contains at the end."""
+    """Return the contents of a session at the end."""
     calls = [[call.call_id, list(call.path), call.run_context.run_id] for call in session[ToolInvoked].all()]
     state = {
         kind.__name__: [encode_item(item, session.id).decode() for item in contents.all()]

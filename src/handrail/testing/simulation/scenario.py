@@ -1,6 +1,6 @@
-"""Scenarios: a run, its tools, who answers, and what must hold whatever happens.
+"""Scenarios: a run, its tools, who answers, and the laws that must hold whatever happens.
 
-Its `World` is what lies outside a process: what was done there stays done.
+A `World` records what happens outside a process. It can't be undone.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from handrail.session import Session
 
 
 class Happening(NamedTuple):
-    """An event outside, and which process of the simulation caused it."""
+    """An event outside, and the process of the simulation that caused it."""
 
     what: str
     process: int
-    """0 for the first process, which crashes; one more for each restart."""
+    """The number of the process: 0 for the first, which crashes; one more for each restart."""
     details: dict[str, Any]
 
 
 class World:
-    """What happened, in order, in a file that outlives every process.
+    """Records what happened, in order, in a file that outlives every process.
 
-    Each line is written with one system call, so a crash leaves it whole or not there at all.
+    Each line is written with one system call, so a crash leaves either the complete line or nothing.
     """
 
     def __init__(self, path: Path, process: int = 0) -> None:
@@ -49,7 +49,7 @@ class World:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def happened(self, what: str, /, **details: Any) -> None:
-        """Record something that no rollback undoes: a payment, a mail, something shown to a person."""
+        """Record an event that no rollback undoes: a payment, a mail, something shown to a person."""
         os.write(self._file, json.dumps([what, self.process, details], default=str).encode() + b"\n")
 
     def all(self, what: str | None = None, /, **details: Any) -> list[Happening]:
@@ -63,7 +63,7 @@ class World:
         ]
 
     def count(self, what: str, /, **details: Any) -> int:
-        """Return how often it happened."""
+        """Return how often an event of this kind with these details happened."""
         return len(self.all(what, **details))
 
     def close(self) -> None:
@@ -74,23 +74,23 @@ RUN = "run"
 """The id of the simulated run."""
 
 Said = Mapping[str, Sequence[Scripted]]
-"""A model's script: for each prompt, found by words in its instructions, one answer after another."""
+"""A model's script: the answers for each prompt, in order. A prompt is found by words in its instructions."""
 
 
 @dataclass(eq=False)
 class Stage:
-    """What one process of a simulation has. Everything in a scenario is created from it."""
+    """The parts that one process of a simulation has. Everything in a scenario is created from it."""
 
     world: World
-    """What happened outside: it survives the process."""
+    """The record of what happened outside. It survives the process."""
     files: DirectoryFilesystem
-    """A real folder with the scenario's initial files; checked after each crash."""
+    """A real folder with the scenario's initial files. It is checked after each crash."""
     folder: Path
-    """A folder for anything else that survives."""
+    """A folder for any other data that survives the process."""
     journal: SqliteJournal
     clock: Clock
     process: int
-    """0 for the process that crashes, 1 for the next one, and so on."""
+    """The number of the process: 0 for the one that crashes, 1 for the next, and so on."""
     _ids: count[int] = field(default_factory=count)
 
     def new_id(self) -> str:
@@ -98,7 +98,7 @@ class Stage:
         return f"id-{self.process}-{next(self._ids)}"
 
     def model(self, said: Said, *, seconds: float = 1.0) -> SimulatedModel:
-        """Return a model that answers by the length of its conversation, so that it says the same in each process."""
+        """Create a model that says the same in each process: it answers by the length of its conversation."""
         return SimulatedModel(self.world, said, seconds)
 
 
@@ -109,32 +109,32 @@ class Play(NamedTuple):
     prompt: Prompt[Any]
     params: object = None
     person: Environment | None = None
-    """Answers what a parked run waits for."""
+    """The environment that answers the questions of a parked run."""
     one_at_a_time: bool = False
-    """Of several open questions, answer only the first before the run continues."""
+    """Whether only the first of several open questions is answered before the run continues."""
     session: Callable[[], Session] | None = None
-    """Creates an empty session with a fixed id, for slices with rules of their own."""
+    """Creates an empty session with a fixed id, for slices that have their own rules."""
 
 
 class Seen(NamedTuple):
-    """What a law examines: a crashed run, and the same run without a crash."""
+    """The input of a law: a crashed run, and the same run without a crash."""
 
     point: str
     world: World
-    """Everything that happened, in the crashed run and those that resumed it."""
+    """Everything that happened, in the crashed run and in those that resumed it."""
     uncrashed: World
     overtaken: bool
     """Whether the first process did not die, but continued after another had taken its run."""
 
 
 Law = Callable[[Seen], str | None]
-"""Returns what is broken, as text; None if nothing is."""
+"""Returns what is broken, as text, or None if nothing is."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """A run to be crashed at every possible point.
 
-    `play` is called in every process and makes everything again: adapter, prompt, tools. It must be a
+    `play` is called in every process and creates everything again: adapter, prompt, tools. It must be a
     function that another process can import, and it must be deterministic: no randomness, no time but the
     stage's clock, no ids but the stage's.
     """
@@ -181,7 +181,7 @@ class SimulatedModel:
 
 
 def _with_usage(scripted: Scripted, answers: int) -> Scripted:
-    """Each answer uses a different amount, so that one counted twice is noticed."""
+    """Give each answer a different usage, so that one counted twice is noticed."""
     if isinstance(scripted, Reply | Exception):
         return scripted
     usage = Usage(100 + answers, 10, requests=1)

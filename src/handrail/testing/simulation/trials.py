@@ -1,4 +1,4 @@
-"""Trials: crash a scenario at one point after another, in a process without threads, which forks.
+"""Trials: crash a scenario at one point after another, in forks of a process without threads.
 
 A `Report` says what was tried and which laws were broken.
 """
@@ -34,7 +34,7 @@ class Broken(NamedTuple):
 
     law: str
     at: str
-    """Repeats it: `simulate(scenario, at=...)`; `no crash` if the run itself went wrong."""
+    """The point to repeat it: `simulate(scenario, at=...)`; `no crash` if the run itself went wrong."""
     what: str
 
     def __str__(self) -> str:
@@ -42,13 +42,13 @@ class Broken(NamedTuple):
 
 
 class Report(NamedTuple):
-    """How many crash points a scenario has, how many were tried, and what broke."""
+    """The number of a scenario's crash points, the number tried, and what broke."""
 
     scenario: str
     writes: int
-    """Journal writes of an uncrashed run; each is two crash points."""
+    """Number of journal writes in an uncrashed run. Each has two crash points."""
     steps: int
-    """Steps of its event loop; each is one crash point."""
+    """Number of steps of its event loop. Each has one crash point."""
     tried: dict[str, int]
     """The number of points tried, by kind."""
     processes: int
@@ -56,7 +56,7 @@ class Report(NamedTuple):
     broken: Sequence[Broken]
 
     def assert_kept(self) -> None:
-        """Fail with what is broken and where."""
+        """Raise `AssertionError` with what is broken and where, if anything is."""
         assert not self.broken, str(self)
 
     def __str__(self) -> str:
@@ -82,24 +82,24 @@ _MOST_SECONDS = 30
 
 
 class Wanted(NamedTuple):
-    """Which points to try."""
+    """The points to try."""
 
     write_every: int = 1
     step_every: int = 1
     overtaken_every: int = 1
     parked_every: int = 0
     again: bool = False
-    """Crash the restarted process as well, at some later point."""
+    """Whether to crash the restarted process as well, at some later point."""
     connected: bool = False
-    """Somebody is there and answers at once, so that the run is never parked."""
+    """Whether a person is present and answers at once, so that the run is never parked."""
     at: str | None = None
-    """Only this point."""
+    """The only point to try; None for all."""
     part: int = 0
     parts: int = 1
 
 
 class Found(NamedTuple):
-    """The outcome of the trials of one part."""
+    """The results of one part of the trials."""
 
     writes: int
     steps: int
@@ -109,7 +109,7 @@ class Found(NamedTuple):
 
 
 class Trials:
-    """The trials of one scenario, each in a folder of its own."""
+    """The trials of one scenario, each in its own folder."""
 
     def __init__(self, scenario: Scenario, wanted: Wanted, base: Path) -> None:
         self._scenario = scenario
@@ -121,7 +121,7 @@ class Trials:
 
     def run(self) -> Found:
         gc.collect()
-        gc.freeze()  # so that children share the imports
+        gc.freeze()  # so that children share the imported modules
         tried: Counter[str] = Counter()
         broken: list[Broken] = []
         uncrashed = self._measure(broken)
@@ -132,10 +132,10 @@ class Trials:
         return Found(len(self._writes), self._steps, dict(tried), self._processes, broken)
 
     def _measure(self, broken: list[Broken]) -> Path | None:
-        """Run it without a crash: it must end, keep the laws, and take the same steps each time.
+        """Run the scenario without a crash: it must end, keep the laws, and take the same steps each time.
 
-        If a person answers, it also runs with that person connected: a run that is parked and replayed must
-        have the same outcome.
+        If a person answers, the scenario also runs with that person connected: a run that is parked and
+        replayed must have the same outcome.
         """
         measured: list[tuple[Sequence[int], int]] = []
         for name in ("connected", "uncrashed", "again"):
@@ -198,7 +198,7 @@ class Trials:
         return self._judge(str(point), folder, uncrashed)
 
     def _overtake(self, point: Point, folder: Path, uncrashed: Path) -> list[Broken]:
-        """The first process pauses so long that another takes its run; then it continues."""
+        """Pause the first process until another has taken its run, let it continue, and check the laws."""
         stopped, go_on = os.pipe(), os.pipe()
 
         def stop() -> None:
@@ -300,13 +300,13 @@ class Trials:
 
 
 def try_points(scenario: Scenario, wanted: Wanted) -> Found:
-    """Run all trials of one part here, in a process without threads."""
+    """Run all trials of one part in this process, which must have no threads."""
     with tempfile.TemporaryDirectory(prefix="handrail-simulation-") as base:
         return Trials(scenario, wanted, Path(base)).run()
 
 
 def _import_all(modules: Sequence[str]) -> None:
-    """Import what a child had to import, so that no other child has to."""
+    """Import the modules that a child had to import, so that no other child has to."""
     for name in modules:
         if name not in sys.modules and not name.startswith("__"):
             with contextlib.suppress(Exception):
@@ -320,7 +320,7 @@ def _below(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_owned(journal: Path) -> bool:
-    """Whether a process owns the run at this moment."""
+    """Return whether a process owns the run now."""
     connection = sqlite3.connect(journal)
     row = connection.execute("SELECT owner FROM runs WHERE id = ?", (RUN,)).fetchone()
     connection.close()
