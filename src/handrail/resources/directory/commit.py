@@ -30,6 +30,7 @@ from typing import Any, Literal
 import msgspec
 
 from handrail.errors import Conflict, FileError
+from handrail.records import CallKey
 from handrail.resources.directory.content import Folder, identity, mode_of, version_of
 from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.jail import Jail, refusal
@@ -83,6 +84,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One commit to one folder."""
 
     call_id: str
+    run_id: str = ""
+    place: str = ""
     root: str
     staging: str
     folder: str
@@ -90,6 +93,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     journal: str = ""
     """The id of the journal that decides whether the commit was made; "" for none."""
     steps: tuple[Step, ...] = ()
+
+    @property
+    def key(self) -> CallKey:
+        """The call that made the commit."""
+        return CallKey(self.call_id, self.run_id, self.place, self.journal)
 
     @property
     def paths(self) -> tuple[str, ...]:
