@@ -35,7 +35,7 @@ from handrail.resources.directory.content import Folder, identity, mode_of, vers
 from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.jail import Jail, refusal
 from handrail.resources.layer import Node, Over
-from handrail.resources.paths import ancestors, join, split
+from handrail.resources.paths import ancestors, join, reserved_in, split
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -272,6 +272,8 @@ class Commit:
     def _do(self, step: Step, folders: Folders) -> bool:
         """Do one step. Returns False if a folder to be created exists already, which is just as good."""
         path = step.where
+        if reserved_in(path):
+            raise Unexpected  # no call makes such a step, so somebody has changed the manifest
         folder, name = split(path)
         there, slots = folders.open(folder), folders.slots
         if step.do == "mode":

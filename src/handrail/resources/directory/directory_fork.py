@@ -285,6 +285,8 @@ class DirectoryFork(Linked, FileFork):
         folder, name = split(entry.path)
         old = self._look(folder, name)
         if old.is_folder and (entry.kind != "folder" or entry.opaque):
+            if entry.kind != "folder":
+                self._ground.refuse_around(entry.path)
             for inside, each, node in reversed(self._below(entry.path, old)):
                 path = join(inside, each)
                 if entry.kind != "folder" or not os.path.lexists(top / path):

@@ -17,7 +17,7 @@ from typing import Literal
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, FileError, FileMissing, PathRefused
 from handrail.protocols import Filesystem
-from handrail.resources.mount import Layered, Layers, remove_tree
+from handrail.resources.mount import Layered, Layers, mask_reserved, remove_tree
 from handrail.resources.paths import parse_path
 from handrail.resources.shell.command_process import Outcome, Stop, execute, turn
 from handrail.resources.shell.folder_copy import Copy
@@ -266,8 +266,10 @@ class _Execution:
             # An overlay needs an empty work folder for each mount.
             shelter = Path(tempfile.mkdtemp(prefix="run-", dir=self.layers.work)).resolve()
             try:
-                for name in ("work", "home", "tmp"):
+                for name in ("work", "home", "tmp", "mask"):
                     (shelter / name).mkdir()
+                if backend == "overlay":
+                    mask_reserved(shelter / "mask", self.layers.root)
                 request = self._request(support, shelter)
                 outcome = self._execute(request) if backend == "overlay" else None
                 if (
@@ -287,6 +289,7 @@ class _Execution:
 
     def _request(self, support: Support, shelter: Path) -> Request:
         settings, layers = self.settings, self.layers
+        root = os.path.realpath(layers.root)
         home, temporary = f"{shelter}/home", f"{shelter}/tmp"
         if support.contained:
             home, temporary = "/tmp/home", "/tmp"
@@ -294,10 +297,10 @@ class _Execution:
             isolation=support.isolation,
             argv=list(self.argv),
             environment={**clean_environment(home, temporary), **settings.environment},
-            root=os.path.realpath(layers.root),
+            root=root,
             cwd=self.cwd,
             view="overlay",
-            lowers=[os.path.realpath(lower) for lower in layers.lowers],
+            lowers=[*(os.path.realpath(lower) for lower in layers.lowers[:-1]), f"{shelter}/mask", root],
             upper=os.path.realpath(layers.upper),
             work=f"{shelter}/work",
             network=settings.network,
