@@ -28,14 +28,12 @@ class Shell:
     """Runs the commands that its rules allow, on a folder whose real files they can't change.
 
     A command's writes to the folder go to the upper layer of `layers`, in overlay format. The command
-    sees the folder at its real path, so absolute paths work. Everything else on the machine is read
-    only; `/tmp`, `/dev/shm`, `/run` and the home folder are private and discarded afterwards. The
-    command sees no other processes, no environment variables but those it is given, no network
-    unless `network` is set, and none of the usual places of secrets. When `run` returns or raises,
-    everything the command started has ended.
-
-    The sandbox does not stop a command from *reading* other files this user can read, nor from using
-    up memory or disk. `docs/design.md` lists its other limits.
+    sees the folder at its real path, so absolute paths work. Beside it, it sees the system's programs
+    and libraries, the interpreter that runs Handrail, and an empty home and `/tmp`, which are discarded
+    afterwards; nothing else of the host but what `expose` names, read-only. It sees no other processes,
+    no environment variables but those it is given, no network unless `network` is set, and nothing at
+    the paths in `hidden`. When `run` returns or raises, everything the command started has ended.
+    `docs/security.md` says what this does not cover.
 
     `backend`: `overlay` mounts an overlay, which costs the same for a folder of any size; `copy`
     works on a copy of the folder; `auto` uses an overlay where the kernel allows one. `contained`:
