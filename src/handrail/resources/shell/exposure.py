@@ -17,11 +17,11 @@ _COMPANIONS = {".cargo": ".rustup"}
 
 def checked_exposed(given: Iterable[str | Path]) -> tuple[str, ...]:
     """Return the paths to expose as absolute paths. Raises `DefinitionError` for one that can't be exposed."""
-    if isinstance(given, str | Path):
+    if isinstance(given, str):
         raise DefinitionError(f"a shell's expose is {str(given)!r}. Give a list: expose=[{str(given)!r}].")
     found: list[str] = []
     for each in given:
-        path = os.path.normpath(os.path.expanduser(os.fspath(each)))
+        path = os.path.normpath(os.path.expanduser(str(each)))
         if not os.path.isabs(path):
             raise DefinitionError(
                 f"a shell exposes {str(each)!r}, which is relative. Give an absolute path, or one that starts with '~'."
