@@ -272,17 +272,17 @@ def test_a_transaction_that_fails_leaves_nothing(journal: Opened):
     """A transaction that fails leaves nothing, and the journal stays usable."""
 
     def half(connection: sqlite3.Connection) -> None:
-        connection.execute("INSERT INTO steps VALUES ('half', '', x'')")
-        connection.execute("INSERT INTO units (nonsense) VALUES (1)")
+        connection.execute("INSERT INTO chains VALUES ('half', 0, x'')")
+        connection.execute("INSERT INTO records (nonsense) VALUES (1)")
 
     async def main(journal: SqliteJournal) -> Any:
-        with pytest.raises(JournalError, match="it can't be written: table units has no column"):
+        with pytest.raises(JournalError, match="it can't be written: table records has no column"):
             await journal._database.transact(half)
         await journal.calls.commit(unit("1"))
-        steps = await journal._database.transact(
-            lambda connection: connection.execute("SELECT * FROM steps").fetchall()
+        halves = await journal._database.transact(
+            lambda connection: connection.execute("SELECT * FROM chains WHERE chain = 'half'").fetchall()
         )
-        return steps, len(await journal.calls.load("run"))
+        return halves, len(await journal.calls.load("run"))
 
     assert journal(main) == ([], 1)
 
@@ -300,7 +300,7 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
     (tmp_path / "text.db").write_text("this is no database " * 100)
     for name, words in (
         ("other.db", "this is a database, but not a journal"),
-        ("newer.db", "its schema is version 99, and this version of Handrail uses 5"),
+        ("newer.db", "its schema is version 99, and this version of Handrail uses 6"),
         ("text.db", "it can't be opened: file is not a database"),
         (".", "it can't be opened: unable to open database file"),
         ("a\0b", "its path contains a zero byte. Give a path without one"),
