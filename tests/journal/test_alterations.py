@@ -5,9 +5,11 @@ import re
 import shutil
 import sqlite3
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,8 @@ from typer.testing import CliRunner
 from handrail import SqliteJournal
 from handrail.cli.runs_commands import app
 from handrail.errors import JournalAltered, RunParked
-from handrail.question import Answer
+from handrail.question import Answer, Question
+from handrail.records import CommitUnit
 from handrail.runs import cancel, export, fork, import_, undo
 from handrail.session import Session
 from support.recorded import PROMPT, Recorder, call
@@ -271,6 +274,59 @@ async def test_answer_and_undo_refuse_it(folder: Path, how: Alter, where: str):
         await answer(folder)
     with pytest.raises(JournalAltered, match=where):
         await undo_last(folder)
+
+
+async def test_recovery_leaves_a_forged_commit_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """It changes no files for a record that nobody here has written, and still recovers other runs."""
+    journal = SqliteJournal(tmp_path / "runs.db")
+    for run_id in ("tea", "cake"):
+        unit = CommitUnit(run_id=run_id, call_id=f"{run_id}-1", files=({"path": "a"},))
+        await journal.calls.commit(unit)
+    journal.close()
+    forged = msgspec.msgpack.encode(CommitUnit(run_id="tea", call_id="tea-1", files=({"path": "/etc"},)))
+    alter(
+        tmp_path,
+        lambda connection: connection.execute("UPDATE records SET body = ? WHERE key = 'tea-1'", (forged,)),
+    )
+    journal = SqliteJournal(tmp_path / "runs.db")
+    assert [unit.call_id for unit in await journal.calls.unapplied()] == ["cake-1"]
+    assert "run 'tea', record 1 (unit tea-1): it is not what was recorded there" in caplog.text
+    journal.close()
+
+
+async def test_a_cancellation_that_nobody_asked_for_is_ignored(tmp_path: Path):
+    """A run is cancelled by a record of its own, not by a flag."""
+    recorder = Recorder(tmp_path)
+    journal = recorder.journal
+    await park(recorder, "tea", call("choose"), "end")
+    await journal.runs.take("tea")
+    alter(tmp_path, run_sql("UPDATE runs SET stopping = 1"))
+    assert not await journal.runs.keep("tea")
+    await journal.runs.stop("tea")
+    assert await journal.runs.keep("tea")
+    recorder.close()
+
+
+async def test_an_answer_from_another_process_is_checked(tmp_path: Path):
+    """A forged answer does not reach the asker who waits for it in this process."""
+    journal, other = (SqliteJournal(tmp_path / "runs.db", watch=0.001) for _ in range(2))
+    question = Question(
+        id="q", kind="input", name="pick", message="Which?", payload={}, schema={}, digest="d", principal="user",
+        asked_by=(), call_id="c", asked_at=datetime(2030, 1, 1, tzinfo=UTC), run_id="tea",
+    )  # fmt: skip
+    task = asyncio.ensure_future(journal.questions.ask(question))
+    while not await other.questions.open("tea"):
+        await asyncio.sleep(0)
+    forged = msgspec.msgpack.encode(Answer(question_id="q", digest="d", by="user", value=1000))
+    alter(tmp_path, lambda connection: connection.execute("UPDATE questions SET answer = ?", (forged,)))
+    with pytest.raises(JournalAltered, match=r"answer q\): it was not recorded"):
+        await journal.questions._look_for_answer("q")  # pyright: ignore[reportPrivateUsage]
+    assert not task.done()
+    alter(tmp_path, run_sql("UPDATE questions SET answer = NULL"))
+    other.questions.answer(Answer(question_id="q", digest="d", by="user", value=5))
+    assert (await task).value == 5
+    journal.close()
+    other.close()
 
 
 # --- any row, anywhere ---

@@ -357,3 +357,26 @@ def test_the_runs_of_a_session_are_found_without_going_through_all_of_somebody_s
 
     plan = journal(explain, inline=True)
     assert any("runs_of_a_session" in line for line in plan), plan
+
+
+def test_a_journal_without_its_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It is not written with a second key: a missing, damaged or other key is named when the journal is opened."""
+    path, key = tmp_path / "runs.db", tmp_path / "runs.db.key"
+    SqliteJournal(path).close()
+    first = key.read_bytes()
+    key.unlink()
+    with pytest.raises(
+        JournalError, match=r"its key 'runs.db.key' is missing. Put back the one it was made with"
+    ):
+        SqliteJournal(path)
+    assert not key.exists()
+    for other, problem in ((first[1:], "has 31 bytes"), (bytes(32), "were not written with this key")):
+        key.write_bytes(other)
+        key.chmod(0o600)
+        with pytest.raises(JournalError, match=problem):
+            SqliteJournal(path)
+    key.write_bytes(first)
+    SqliteJournal(path).close()
+    monkeypatch.setenv("HANDRAIL_KEY", "another")
+    with pytest.raises(JournalError, match="were not written with this key"):
+        SqliteJournal(path)

@@ -54,13 +54,17 @@ def step_chain(key: str) -> str:
     return f"step {key}"
 
 
+def _decode(found: bytes) -> str:
+    return found.decode(errors="surrogateescape")
+
+
 def fetch(connection: sqlite3.Connection, query: str, *values: object) -> list[Any]:
     """Return the rows that a query finds, also those whose text is not text, so that it can be said which they are."""
     try:
         return connection.execute(query, values).fetchall()
     except sqlite3.OperationalError:
         before = connection.text_factory
-        connection.text_factory = lambda found: found.decode(errors="surrogateescape")
+        connection.text_factory = _decode
         try:
             return connection.execute(query, values).fetchall()
         finally:
