@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from handrail.errors import JournalAltered
 from handrail.question import Answer, Question
 
 RunStatus = Literal["running", "parked", "done", "failed", "cancelled"]
@@ -176,6 +177,19 @@ class RunCopy(msgspec.Struct, frozen=True, kw_only=True):
     """Settled values by key; None if the outcome is unknown."""
     blobs: Sequence[bytes] = ()
     """The blobs that the run refers to."""
+    forked_from: str = ""
+    """The run of the same journal that it was forked from, and the step, as `run#2`; "" for an import."""
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of checking a journal for alterations."""
+
+    records: int
+    """How many records were checked."""
+    altered: Sequence[JournalAltered]
+    """The first alteration of each run, and of each session's decisions."""
+    imported: Sequence[str]
+    """The runs that were imported. Nobody can say whether they were altered before that."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

@@ -55,7 +55,7 @@ async def undo(
     """
     row = await journal.runs.get(run_id)
     await _check_nobody_works(journal, row, clock)
-    unit = await _unit_of(journal, row, call_id)
+    unit = await _unit_of(journal, run_id, call_id)
     entries = {(entry.kind, entry.key): entry for entry in await journal.calls.entries(run_id)}
     done = entries.get(("undone", call_id))
     if done is not None:
@@ -89,14 +89,14 @@ async def _check_nobody_works(journal: Journal, row: RunRow, clock: Clock) -> No
             raise RunBusy(other.record.id, other.owner)
 
 
-async def _unit_of(journal: Journal, row: RunRow, call_id: str) -> CommitUnit:
-    units = await journal.calls.load(row.record.id)
+async def _unit_of(journal: Journal, run_id: str, call_id: str) -> CommitUnit:
+    units = await journal.calls.load(run_id)
     found = next((unit for unit in units if call_id in (unit.call_id, unit.place)), None)
     if found is None or found.call_id != call_id:
         near = (
             f"Its id is {found.call_id!r}." if found is not None else "`handrail runs show` names its calls."
         )
-        raise RunError(row.record.id, f"it has no finished call {call_id!r}", near)
+        raise RunError(run_id, f"it has no finished call {call_id!r}", near)
     if found.status != "ok":
         raise UndoRefused(call_id, (), f"it failed ({found.status}), and so changed nothing")
     return found
