@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from handrail.errors import DefinitionError
-from handrail.resources.shell import Support, command_process, probe
+from handrail.resources.shell import CommandLimits, Support, command_process, probe
 from handrail.resources.shell import execution as shell_module
 from handrail.resources.shell.command_process import close_keeper
 from handrail.resources.shell.request import interpreter_folders
@@ -236,9 +236,12 @@ def test_processes_are_bounded(folder: Folder):
             print(error.strerror)
         print(n)
     """
-    finished = folder.run(anything(processes=100), PYTHON, "-c", textwrap.dedent(code))
-    assert finished.output.startswith("Resource temporarily unavailable\n")
-    assert int(finished.output.split()[-1]) <= 400
+    finished = folder.run(anything(limits=CommandLimits(processes=100)), PYTHON, "-c", textwrap.dedent(code))
+    if finished.limit:
+        assert finished.limit == "100 processes and threads"
+    else:
+        assert finished.output.startswith("Resource temporarily unavailable\n")
+        assert int(finished.output.split()[-1]) <= 400
 
 
 # --- the network ------------------------------------------------------------------------------------

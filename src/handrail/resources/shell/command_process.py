@@ -72,7 +72,9 @@ class Keeper:
 
     def send(self, request: Request, descriptors: list[int]) -> None:
         """Ask for a process and pass its descriptors. Raises `OSError` if the keeper has died."""
-        kind = f"{request.isolation} {'on' if request.network else 'off'}".encode()
+        limits = request.limits
+        network = "on" if request.network else "off"
+        kind = f"{request.isolation} {network} {limits.most_memory} {limits.most_processes}".encode()
         socket.send_fds(self._requests, [kind], descriptors, socket.MSG_NOSIGNAL)
 
     def close(self) -> None:

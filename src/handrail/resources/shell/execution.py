@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Literal
 
 from handrail.clock import Clock
-from handrail.errors import FileError, FileMissing, PathRefused
+from handrail.errors import DefinitionError, FileError, FileMissing, PathRefused
 from handrail.resources.mount import Layers, mask_reserved, remove_tree
 from handrail.resources.shell.command_process import Outcome, Stop, execute, turn
 from handrail.resources.shell.exposure import hidden_search, needed_exposure
 from handrail.resources.shell.folder_copy import Copy
 from handrail.resources.shell.request import (
+    Limits,
     Reply,
     Request,
     clean_environment,
@@ -35,6 +36,41 @@ Backend = Literal["overlay", "copy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommandLimits:
+    """What one command may use, together with everything it starts. It is ended when it uses more.
+
+    The defaults are meant for builds. Where cgroups can be written, the kernel limits memory and
+    processes; everywhere, the sums are checked ten times a second.
+    """
+
+    memory: int | None = None
+    """Maximum bytes of memory, with files in `/tmp`; None for three quarters of the machine's, at most 8 GiB."""
+    cpu_seconds: float = 3600.0
+    """Maximum seconds of CPU time, on all cores together."""
+    disk: int | None = None
+    """Maximum bytes written to the folder; None for half of the free space, at most 8 GiB."""
+    files: int = 1_000_000
+    """Maximum number of files and folders written to the folder."""
+    processes: int = 1024
+    """Maximum number of processes and threads at a time."""
+
+    def __post_init__(self) -> None:
+        for name in ("memory", "cpu_seconds", "disk", "files", "processes"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise DefinitionError(f"a command's limit {name} is {value!r}. Give a number above zero.")
+
+    def for_folder(self, folder: Path) -> Limits:
+        """Return these limits as numbers, for commands that write to this folder."""
+        memory = self.memory or min(
+            8 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4
+        )
+        space = os.statvfs(folder)
+        disk = self.disk or min(8 << 30, space.f_bavail * space.f_frsize // 2)
+        return Limits(memory, self.cpu_seconds, disk, self.files, self.processes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
     """How a command ended. Everything it started has ended too, and its writes are in the upper layer."""
 
@@ -43,6 +79,8 @@ class CommandResult:
     """The exit code, or None if a signal ended the command."""
     signal: int | None = None
     timed_out: bool = False
+    limit: str = ""
+    """The limit that ended the command, as text: `512 MiB of memory`."""
     output: str = ""
     """Both streams, in the order they were written. Long output is cut in the middle."""
     omitted: int = 0
@@ -56,7 +94,7 @@ class CommandResult:
 
     @property
     def ok(self) -> bool:
-        return self.exit_code == 0
+        return self.exit_code == 0 and not self.limit
 
     @property
     def truncated(self) -> bool:
@@ -65,6 +103,8 @@ class CommandResult:
     @property
     def ending(self) -> str:
         """How the command ended, as text: `exit code 1`, `killed by SIGSEGV`, `stopped after 60 s`."""
+        if self.limit:
+            return f"stopped, with everything it had started, because it used more than its limit of {self.limit}"
         if self.timed_out:
             return f"stopped after {self.seconds:.3g} s, with everything it had started"
         if self.signal is not None:
@@ -95,7 +135,7 @@ class Settings:
     environment: Mapping[str, str]
     exposed: tuple[str, ...]
     hidden: tuple[str, ...]
-    processes: int
+    limits: CommandLimits
     clock: Clock
 
 
@@ -157,10 +197,9 @@ class Execution:
             upper=os.path.realpath(layers.upper),
             work=f"{shelter}/work",
             network=settings.network,
-            processes=settings.processes,
+            limits=settings.limits.for_folder(layers.upper),
             hidden=hidden_paths(settings.hidden),
             exposed=[*interpreter_folders(), *settings.exposed],
-            temporary=1 << 30,
         )
 
     def _execute(self, request: Request) -> Outcome:
@@ -198,14 +237,22 @@ class Execution:
             argv=self.argv,
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
-            timed_out=outcome.timed_out and code == -9,  # the command may have ended by itself at that moment
+            limit=self._limit_met(reply),
+            timed_out=outcome.timed_out
+            and code == -9
+            and not reply.limit,  # the command may have ended by itself at that moment
             output=text,
             omitted=omitted,
             seconds=outcome.seconds,
             backend=backend,
             contained=contained,
-            notes=(*notes, *self._notes_on(code)) if contained else notes,
+            notes=(*notes, *self._notes_on(code, reply)) if contained else notes,
         )
+
+    def _limit_met(self, reply: Reply) -> str:
+        if reply.limit and not reply.used:  # the kernel ended a process, and the command may have gone on
+            return f"{self.settings.limits.for_folder(self.layers.upper).memory >> 20} MiB of memory"
+        return reply.used if reply.limit else ""
 
     def _problem(self, reply: Reply) -> Exception:
         """Return the error for the step that failed."""
@@ -234,8 +281,10 @@ class Execution:
             )
         return f"the program {program!r}, or the interpreter its first line names, is not installed here"
 
-    def _notes_on(self, code: int) -> tuple[str, ...]:
-        """Return a note about hidden programs if the command may have missed one."""
+    def _notes_on(self, code: int, reply: Reply) -> tuple[str, ...]:
+        """Return a note if the command may have missed a hidden program, or a process that it could not start."""
+        if reply.used and not reply.limit:
+            return (f"It came close to its limit of {reply.used}, and may have failed to start some.",)
         folders = hidden_search(self._search, self._seen) if code == _NOT_FOUND else ()
         if not folders:
             return ()

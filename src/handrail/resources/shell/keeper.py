@@ -23,6 +23,7 @@ import struct
 from typing import NoReturn
 
 from handrail.resources.shell import kernel
+from handrail.resources.shell.cgroup import Cgroup, sweep
 from handrail.resources.shell.request import Reply, Request
 from handrail.resources.shell.sandbox import (
     StepFailed,
@@ -33,6 +34,7 @@ from handrail.resources.shell.sandbox import (
     namespaces,
     step,
 )
+from handrail.resources.shell.usage import SECONDS, Usage
 
 REQUESTS = 3
 """The descriptor on which requests arrive: the isolation, with the control, input and output descriptors."""
@@ -58,6 +60,8 @@ class Keeper:
         self.poll.register(self.parent, select.POLLIN)
         self.commands: dict[int, tuple[int, int, socket.socket]] = {}
         """Process id, pidfd and control socket of each command, keyed by both descriptors."""
+        self.cgroups: dict[int, Cgroup] = {}
+        """The cgroups of each command, by process id."""
 
     def serve(self) -> None:
         """Run until the parent process ends or closes its end of the socket."""
@@ -77,10 +81,19 @@ class Keeper:
                         with contextlib.suppress(ProcessLookupError):
                             signal.pidfd_send_signal(watched, signal.SIGKILL)
 
+    def close(self) -> None:
+        """End all commands, and remove what the kernel keeps of them."""
+        for process, watched, _ in set(self.commands.values()):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(watched, signal.SIGKILL)
+            if process in self.cgroups:
+                os.waitpid(process, 0)
+                self.cgroups[process].close()
+
     def begin(self) -> bool:
         # Not `socket.recv_fds`: it drops its flags, and the command would inherit the descriptors.
         room = socket.CMSG_LEN(struct.calcsize("3i"))
-        data, extra, _, _ = self.requests.recvmsg(16, room, socket.MSG_CMSG_CLOEXEC)
+        data, extra, _, _ = self.requests.recvmsg(64, room, socket.MSG_CMSG_CLOEXEC)
         if not data:
             return False
         if not extra:
@@ -95,7 +108,7 @@ class Keeper:
     def start(
         self, request: str, control: socket.socket, streams: tuple[int, ...], closing: contextlib.ExitStack
     ) -> None:
-        isolation, network = request.split()
+        isolation, network, memory, processes = request.split()
         try:
             with step("namespaces"):
                 ready, go = os.pipe()
@@ -115,6 +128,8 @@ class Keeper:
         if isolation != "none":
             self.poll.register(control, _HUNG_UP)
         try:
+            if isolation != "none":
+                self.cgroups[process] = Cgroup(process, int(memory), int(processes))
             if isolation == "user":
                 map_ids(process)
             os.write(go, b"1")
@@ -133,7 +148,9 @@ class Keeper:
             self.poll.unregister(control)
         del self.commands[watched], self.commands[control.fileno()]
         # The first process has already reported the command's status. If it was killed, this reports how.
-        _say(control, Reply(status=os.waitpid(process, 0)[1]))
+        status = os.waitpid(process, 0)[1]
+        cgroup = self.cgroups.pop(process, None)
+        _say(control, Reply(status=status, limit="memory" if cgroup is not None and cgroup.close() else ""))
         os.close(watched)
         control.close()
 
@@ -143,7 +160,9 @@ def main(parent: int) -> None:
     if os.getppid() == parent:
         gc.disable()
         gc.freeze()
+        sweep()
         keeper.serve()
+        keeper.close()
 
 
 def _say(control: socket.socket, reply: Reply) -> None:
@@ -168,11 +187,15 @@ def _first_process(isolation: str, control: socket.socket, ready: int, streams: 
         if os.read(ready, 1):
             os.close(ready)
             request = Request.decode(_receive(control))
+            folder = os.open(
+                request.upper if request.view == "overlay" else request.lowers[0],
+                os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC,
+            )
             _set_up(request, control)
             with step("folder"):
                 _enter(request)
             if request.argv:
-                _say(control, Reply(status=_run(request, streams, control)))
+                _say(control, Reply(status=_run(request, streams, control, folder)))
             else:
                 with step("overlay"):
                     _try_overlay()
@@ -211,7 +234,7 @@ def _enter(request: Request) -> None:
     request.environment["PWD"] = here
 
 
-def _run(request: Request, streams: tuple[int, ...], control: socket.socket) -> int:
+def _run(request: Request, streams: tuple[int, ...], control: socket.socket, folder: int) -> int:
     stdin, output = streams
     os.umask(0o022)
     with step("exec"):
@@ -223,10 +246,26 @@ def _run(request: Request, streams: tuple[int, ...], control: socket.socket) -> 
     os.close(output)
     if request.isolation == "none":
         return _wait_unsandboxed(command, control)
+    return _wait(command, Usage(request.limits, folder), control)
+
+
+def _wait(command: int, usage: Usage, control: socket.socket) -> int:
+    """Wait for the command, and reap orphans. If it exceeds a limit, say so; the caller's end then ends all of it."""
+    poll = select.poll()
+    poll.register(os.pidfd_open(command), select.POLLIN)
     while True:
-        child, status = os.wait()
-        if child == command:
-            return status
+        ended = poll.poll(SECONDS * 1000)
+        while True:
+            child, status = os.waitpid(-1, os.WNOHANG)
+            if child == command:
+                _say(control, Reply(used=usage.near))
+                return status
+            if not child:
+                break
+        limit, used = ("", "") if ended else usage.exceeded()
+        if limit:
+            _say(control, Reply(limit=limit, used=used))
+            return signal.SIGKILL
 
 
 def _spawn(request: Request, actions: list[tuple[int, int, int]]) -> int:

@@ -20,6 +20,26 @@ View = Literal["overlay", "bind", "plain"]
 """How the command sees its folder: through an overlay, as a copy mounted in its place, or directly."""
 
 
+class Limits(NamedTuple):
+    """What one command may use, with everything that it starts."""
+
+    memory: int
+    cpu_seconds: float
+    disk: int
+    files: int
+    processes: int
+
+    @property
+    def most_processes(self) -> int:
+        """The kernel's own limit, a little higher, so that the command is ended with a message before it is met."""
+        return self.processes + 32
+
+    @property
+    def most_memory(self) -> int:
+        """The kernel's own limit, a little higher: it kills one process, and the rest would go on without it."""
+        return self.memory * 5 // 4
+
+
 class Request(NamedTuple):
     """One command. Paths are absolute and resolved; `cwd` is relative to `root`."""
 
@@ -38,19 +58,19 @@ class Request(NamedTuple):
     upper: str
     work: str
     network: bool
-    processes: int
+    limits: Limits
     hidden: list[str]
     exposed: list[str]
     """Files and folders of the host to show, read-only, where they are."""
-    temporary: int
-    """Maximum bytes in each of the command's temporary folders."""
 
     def encode(self) -> bytes:
         return json.dumps(self._asdict()).encode()
 
     @staticmethod
     def decode(data: bytes) -> Request:
-        return Request(**json.loads(data))
+        fields: dict[str, Any] = json.loads(data)
+        fields["limits"] = Limits(*fields["limits"])
+        return Request(**fields)
 
 
 class Reply(NamedTuple):
@@ -60,6 +80,10 @@ class Reply(NamedTuple):
     """The status as `waitpid` returns it, or None if the command never started."""
     mounted: str = ""
     """The type of filesystem at `root` just before the command started."""
+    limit: str = ""
+    """The limit that ended the command: memory, cpu, disk or processes."""
+    used: str = ""
+    """How much that limit allows, as text."""
     failed: str = ""
     """The step that failed: namespaces, layers, mounts, overlay, privileges, folder or exec."""
     error: int | None = None

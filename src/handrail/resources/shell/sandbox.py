@@ -118,7 +118,7 @@ def limit(request: Request) -> None:
     if release >= (6, 14) and request.isolation != "none":
         # Since Linux 6.14 this limit belongs to the PID namespace; before, to the whole machine.
         with contextlib.suppress(OSError):
-            _put("/proc/sys/kernel/pid_max", str(request.processes + 300))
+            _put("/proc/sys/kernel/pid_max", str(request.limits.most_processes + 300))
     if request.isolation == "user":
         with contextlib.suppress(
             OSError
@@ -127,7 +127,8 @@ def limit(request: Request) -> None:
     if release >= (5, 14) and request.isolation == "user":
         # Since Linux 5.14 this counts within the user namespace; root is never counted.
         _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-        wanted = request.processes if hard == resource.RLIM_INFINITY else min(request.processes, hard)
+        most = request.limits.most_processes
+        wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(resource.RLIMIT_NPROC, (wanted, wanted))
 
 

@@ -13,7 +13,13 @@ from handrail.errors import DefinitionError
 from handrail.protocols import Filesystem
 from handrail.resources.mount import Layered, Layers
 from handrail.resources.paths import parse_path
-from handrail.resources.shell.execution import CommandResult, Execution, Settings, run_execution
+from handrail.resources.shell.execution import (
+    CommandLimits,
+    CommandResult,
+    Execution,
+    Settings,
+    run_execution,
+)
 from handrail.resources.shell.exposure import checked_exposed
 from handrail.resources.shell.rules import Allow, Rules
 from handrail.resources.shell.shell_errors import ShellUnavailable
@@ -53,16 +59,13 @@ class Shell:
         environment: Mapping[str, str] | None = None,
         expose: Iterable[str | Path] = (),
         hidden: Iterable[str | Path] = (),
-        processes: int = 1024,
+        limits: CommandLimits = CommandLimits(),  # noqa: B008 (it is frozen)
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         if backend not in ("auto", "overlay", "copy"):
             raise DefinitionError(f"a shell's backend is {backend!r}. Give 'auto', 'overlay' or 'copy'.")
-        if output_limit < 2 or processes < 1:
-            raise DefinitionError(
-                f"a shell's output_limit is {output_limit!r} and its processes {processes!r}. "
-                "Give at least 2 bytes and 1 process."
-            )
+        if output_limit < 2:
+            raise DefinitionError(f"a shell's output_limit is {output_limit!r}. Give at least 2 bytes.")
         given = dict(environment or {})
         for name, value in given.items():
             if not name or "=" in name or "\0" in name + value:
@@ -83,7 +86,7 @@ class Shell:
             given,
             checked_exposed(expose),
             places,
-            processes,
+            limits,
             clock,
         )
 

@@ -14,7 +14,7 @@ from handrail.errors import HandrailError
 from handrail.resources.mount import remove_tree
 from handrail.resources.shell.command_process import Stop, execute
 from handrail.resources.shell.folder_copy import changes
-from handrail.resources.shell.request import Isolation, Request, View
+from handrail.resources.shell.request import Isolation, Limits, Request, View
 
 _SECONDS = 30.0
 
@@ -98,10 +98,9 @@ def _try(folder: Path, isolation: Isolation, view: View) -> str | None:
             upper=f"{place}/upper",
             work=f"{place}/work",
             network=False,
-            processes=1024,
+            limits=Limits(1 << 28, 60.0, 1 << 20, 1000, 1024),
             hidden=[],
             exposed=[],
-            temporary=1 << 20,
         )
         stop = Stop()
         with stop:

@@ -94,7 +94,7 @@ class View:
         kernel.mount("tmpfs", base, "tmpfs", _SAFE, "mode=755,size=16m")
         for path, options in PRIVATE.items():
             os.makedirs(base + path)
-            kernel.mount("tmpfs", base + path, "tmpfs", _SAFE, f"{options},size={request.temporary}")
+            kernel.mount("tmpfs", base + path, "tmpfs", _SAFE, f"{options},size={request.limits.memory}")
         self._make_small(base)
         writable = [*PRIVATE, *self._make_devices(base + "/dev")]
         os.mkdir(base + "/proc")
@@ -132,7 +132,7 @@ class View:
         for name, target in {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}.items():
             os.symlink(f"/proc/self/fd{target}", f"{place}/{name}")
         os.mkdir(f"{place}/shm")
-        kernel.mount("tmpfs", f"{place}/shm", "tmpfs", _SAFE, f"mode=1777,size={self._request.temporary}")
+        kernel.mount("tmpfs", f"{place}/shm", "tmpfs", _SAFE, f"mode=1777,size={self._request.limits.memory}")
         os.mkdir(f"{place}/pts")
         os.symlink("pts/ptmx", f"{place}/ptmx")
         writable = ["/dev/shm"]

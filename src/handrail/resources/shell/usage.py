@@ -1,0 +1,185 @@
+"""What a command uses, summed up from inside its sandbox: memory, CPU seconds, disk and processes.
+
+The first process of the sandbox sees the command's processes and no others. Where cgroups can be
+written, the kernel limits memory and processes by itself, and this finds the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import stat
+import time
+from collections.abc import Iterator
+
+from handrail.resources.shell.request import Limits
+
+SECONDS = 0.1
+"""Seconds between two checks."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TEMPORARY = ("/tmp", "/var/tmp", "/run", "/dev/shm")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_SHARE = 10
+"""A walk through the written files may take this fraction of the time."""
+
+
+class Usage:
+    """Watches what a command uses against its limits."""
+
+    def __init__(self, limits: Limits, folder: int) -> None:
+        self._limits = limits
+        self._folder = folder
+        """The folder that the command's writes go to."""
+        self._times: dict[tuple[int, str], float] = {}
+        self._disk_before, _, _ = measure(folder)
+        self._free_before = _used(folder)
+        self._next_walk = 0.0
+        self._peak = 0
+
+    @property
+    def near(self) -> str:
+        """What the command came so close to that it may have failed to start processes, or ""."""
+        most = self._limits.processes
+        return f"{most} processes and threads" if self._peak * 4 > most * 3 else ""
+
+    def exceeded(self) -> tuple[str, str]:
+        """Return the limit that is met and what was found, or two empty strings."""
+        limits = self._limits
+        tasks, memory, seconds = self._processes()
+        self._peak = max(self._peak, tasks)
+        if tasks >= limits.processes:
+            return "processes", f"{limits.processes} processes and threads"
+        kept = sum(_used(path) for path in _TEMPORARY)
+        if memory + kept > limits.memory and _proportional(memory) + kept > limits.memory:
+            return "memory", f"{_size(limits.memory)} of memory"
+        if seconds > limits.cpu_seconds:
+            return "cpu", f"{limits.cpu_seconds:g} seconds of CPU time"
+        if self._is_disk_used():
+            return "disk", f"{_size(limits.disk)} of disk space"
+        return "", ""
+
+    def _processes(self) -> tuple[int, int, float]:
+        """Return the number of threads, the private memory in bytes and the CPU seconds of all processes so far."""
+        tasks, memory, ended = 0, 0, resource.getrusage(resource.RUSAGE_CHILDREN)
+        reaped = ended.ru_utime + ended.ru_stime
+        for process in _ids():
+            if process == 1:
+                continue
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                fields = _read(f"/proc/{process}/stat").rpartition(")")[2].split()
+                own = (int(fields[11]) + int(fields[12])) / _TICKS
+                reaped += own + (int(fields[13]) + int(fields[14])) / _TICKS
+                tasks += int(fields[17])
+                self._times[process, fields[19]] = own  # the second tells processes with one id apart
+                sizes = _read(f"/proc/{process}/statm").split()
+                memory += max(0, int(sizes[1]) - int(sizes[2])) * _PAGE
+        # A process whose parent ignores its end is in no sum of the kernel's, so the last time seen is kept.
+        return tasks, memory, max(reaped, sum(self._times.values()))
+
+    def _is_disk_used(self) -> bool:
+        limit, began = self._limits.disk, time.monotonic()
+        if began < self._next_walk:
+            return False
+        size, files, complete = measure(self._folder)
+        used = size - self._disk_before
+        grown = _used(self._folder) - self._free_before
+        if grown > limit >= used:  # perhaps by somebody else: look for files that have no name any more
+            used = grown if not complete else used + _unnamed()
+        took = time.monotonic() - began
+        self._next_walk = began + took * _SHARE
+        return used > limit or files > self._limits.files
+
+
+def measure(folder: int) -> tuple[int, int, bool]:
+    """Return the bytes on disk and the number of files in an open folder, at any depth, and whether all could be read."""
+    size, files, complete = 0, 0, True
+    linked: set[int] = set()
+    stack: list[tuple[int, list[str]]] = []
+    here: int | None = os.dup(folder)
+    while here is not None:
+        inner: list[str] = []
+        stack.append((here, inner))
+        with os.scandir(here) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    facts = entry.stat(follow_symlinks=False)
+                    files += 1
+                    if stat.S_ISDIR(facts.st_mode):
+                        inner.append(entry.name)
+                    elif facts.st_nlink > 1:
+                        if facts.st_ino in linked:
+                            continue
+                        linked.add(facts.st_ino)
+                    size += facts.st_blocks * 512
+        here = None
+        while stack and here is None:
+            above, names = stack[-1]
+            if not names:
+                os.close(stack.pop()[0])
+                continue
+            try:
+                here = os.open(names.pop(), _FOLDER, dir_fd=above)
+            except FileNotFoundError:
+                continue
+            except OSError:  # no permission, or nested deeper than a process may have files open
+                complete = False
+    return size, files, complete
+
+
+def _ids() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def _used(place: str | int) -> int:
+    try:
+        facts = os.statvfs(place)
+    except OSError:
+        return 0
+    return (facts.f_blocks - facts.f_bfree) * facts.f_frsize
+
+
+def _proportional(otherwise: int) -> int:
+    """Return the private memory with pages that several processes share counted once, if the kernel says."""
+    total = 0
+    for process in _ids():
+        if process == 1:
+            continue
+        try:
+            text = _read(f"/proc/{process}/smaps_rollup")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        except OSError:
+            return otherwise
+        for line in text.splitlines():
+            if line.startswith("Pss_Anon:"):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+def _unnamed() -> int:
+    """Return the bytes of files that the command has deleted and still holds open."""
+    seen: dict[tuple[int, int], int] = {}
+    for process in _ids():
+        if process == 1:
+            continue
+        with contextlib.suppress(OSError):
+            for name in os.listdir(f"/proc/{process}/fd"):
+                with contextlib.suppress(OSError):
+                    facts = os.stat(f"/proc/{process}/fd/{name}")
+                    if stat.S_ISREG(facts.st_mode) and not facts.st_nlink:
+                        seen[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
+    return sum(seen.values())
+
+
+def _read(path: str) -> str:
+    with open(path, "rb", buffering=0) as file:
+        return file.read(65536).decode(errors="replace")
+
+
+def _size(size: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size} bytes"

@@ -1,0 +1,197 @@
+"""Commands without end: each kind of use meets its limit, says so, and leaves nothing behind."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import DirectoryFilesystem
+from handrail.errors import DefinitionError
+from handrail.resources.shell import Allow, CommandLimits, Shell, command_process, probe
+from handrail.resources.shell.cgroup import _parents
+from handrail.resources.shell.command_process import close_keeper
+from handrail.resources.shell.usage import measure
+from support import ROOT
+from support.folders import PYTHON, Folder, processes_with
+
+SMALL = CommandLimits(memory=96 << 20, cpu_seconds=0.5, disk=8 << 20, files=500, processes=60)
+GREEDY = {
+    "memory": ("96 MiB of memory", "kept = []\nwhile True: kept.append(bytearray(1 << 20))"),
+    "memory of many": (
+        "96 MiB of memory",
+        "import os, signal\nfor n in range(20):\n    if not os.fork(): kept = bytearray(16 << 20); signal.pause()\nsignal.pause()",
+    ),
+    "memory in /tmp": (
+        "96 MiB of memory",
+        "import signal\nfor place in ('tmp', 'dev/shm'): open(f'/{place}/x', 'wb').write(bytes(60 << 20))\nsignal.pause()",
+    ),
+    "disk": ("8 MiB of disk space", "file = open('x', 'wb')\nwhile True: file.write(bytes(1 << 18))"),
+    "deleted files": (
+        "8 MiB of disk space",
+        "import os\nfile = open('x', 'wb'); os.unlink('x')\nwhile True: file.write(bytes(1 << 18))",
+    ),
+    "many files": ("8 MiB of disk space", "n = 0\nwhile True: n += 1; open(f'{n}', 'w')"),
+    "processes": (
+        "60 processes and threads",
+        "import os, signal\nfor n in range(59):\n    if not os.fork(): signal.pause()\nsignal.pause()",
+    ),
+    "threads": (
+        "60 processes and threads",
+        "import threading, signal\nfor n in range(59): threading.Thread(target=signal.pause, daemon=True).start()\nsignal.pause()",
+    ),
+    "CPU": ("0.5 seconds of CPU time", "while True: pass"),
+    "CPU of children that nobody waits for": (
+        "0.5 seconds of CPU time",
+        "import os, signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True:\n    if not os.fork():\n        while True: pass\n    signal.pause()",
+    ),
+}
+_WITHOUT = "from handrail.resources.shell import cgroup; cgroup._parents = dict\n"
+
+
+@pytest.fixture(params=["cgroups", "sums"])
+def means(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Fixture: with the machine's cgroups, if it has any, and without."""
+    if not probe(tmp_path).contained:
+        pytest.skip("no sandbox here")
+    if request.param == "sums":
+        close_keeper()
+        monkeypatch.setattr(
+            command_process, "_BOOT", command_process._BOOT.replace("main(int", _WITHOUT + "main(int")
+        )
+    yield request.param
+    close_keeper()
+
+
+@pytest.mark.usefixtures("means")
+@pytest.mark.parametrize("what", GREEDY)
+def test_a_greedy_command_is_ended(tmp_path: Path, what: str):
+    """A command that takes without end is ended with a message, and no process and no space is left in use."""
+    limit, code = GREEDY[what]
+    folder = Folder(tmp_path)
+    files = DirectoryFilesystem(folder.root)
+    limits = SMALL if "CPU" in what else dataclasses.replace(SMALL, cpu_seconds=30.0)
+    shell = Shell([Allow(...)], limits=limits)
+    fork = files.fork("call")
+    finished = asyncio.run(shell.run_on(fork, [PYTHON, "-c", f"# {tmp_path.name}\n{code}"]))
+    if what == "many files":
+        assert "disk space" in finished.limit
+    else:
+        assert finished.limit == limit, finished.render()
+    assert not finished.ok
+    assert not finished.timed_out
+    assert f"because it used more than its limit of {finished.limit}" in finished.render()
+    fork.drop()
+    assert processes_with(tmp_path.name) == []
+    assert [path for path in files.staging.rglob("*") if path.is_file()] == []
+    assert os.listdir(folder.root) == []
+    files.close()
+    keeper = command_process._keeper
+    assert keeper is not None
+    assert not list(Path("/sys/fs/cgroup").rglob(f"handrail-{keeper._process}-*"))
+
+
+def test_a_killed_keeper_s_cgroups_are_removed_by_the_next(tmp_path: Path):
+    """Nothing is left in the kernel for long when the keeper is killed in the middle of a command."""
+    places = _parents()
+    if not probe(tmp_path).contained or not places:
+        pytest.skip("no cgroups here")
+    made = [Path(place) / "handrail-4194305-0" for place in places.values()]  # no process has this id
+    for path in made:
+        path.mkdir()
+    close_keeper()
+    Folder(tmp_path).run(Shell([Allow(...)]), "true")
+    assert not [path for path in made if path.exists()]
+
+
+def test_an_ordinary_build_is_not_ended(tmp_path: Path):
+    """The default limits let many processes, large address spaces and large files through."""
+    if not probe(tmp_path).contained:
+        pytest.skip("no sandbox here")
+    code = """
+        import mmap, os
+        reserved = mmap.mmap(-1, 1 << 40, flags=0x4022, prot=1)  # as node and Go do
+        kept = bytearray(64 << 20)
+        for _ in range(30):
+            if not os.fork():
+                os._exit(len(kept) != 64 << 20)
+        print(sum(os.wait()[1] for _ in range(30)))
+        os.truncate(os.open("sparse", os.O_CREAT | os.O_RDWR), 1 << 40)
+    """
+    finished = Folder(tmp_path).run(Shell([Allow(...)]), PYTHON, "-c", textwrap.dedent(code))
+    assert (finished.output, finished.limit, finished.ok) == ("0\n", "", True)
+
+
+def test_a_command_near_its_processes_is_told(tmp_path: Path):
+    """A command that may have failed to start processes gets a note, since its own message may be unclear."""
+    if not probe(tmp_path).contained:
+        pytest.skip("no sandbox here")
+    code = "import os, sys\nfor n in range(50):\n    if not os.fork(): sys.stdin.read(); os._exit(0)\nsys.stdin.read()"
+    finished = Folder(tmp_path).run(
+        Shell([Allow(...)], limits=SMALL), "sh", "-c", f"sleep 0.5 | {PYTHON} -c '{code}'"
+    )
+    assert any("close to its limit of 60 processes" in note for note in finished.notes)
+
+
+@pytest.mark.parametrize("name", ["memory", "cpu_seconds", "disk", "files", "processes"])
+def test_a_limit_is_above_zero(name: str):
+    """A limit of nothing is refused when it is written."""
+    with pytest.raises(DefinitionError, match=f"limit {name} is 0"):
+        CommandLimits(**{name: 0})
+
+
+def test_unreadable_and_shared_files_are_measured(tmp_path: Path):
+    """A file with two names counts once, a sparse one by its blocks, and a folder that can't be read is reported."""
+    (tmp_path / "a").write_bytes(b"x" * 100_000)
+    os.link(tmp_path / "a", tmp_path / "b")
+    os.truncate(os.open(tmp_path / "sparse", os.O_CREAT | os.O_RDWR), 1 << 30)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    size, files, complete = measure(folder)
+    assert (100_000 <= size < 200_000, files, complete) == (True, 3, True)
+    if os.geteuid():
+        (tmp_path / "closed").mkdir(0o000)
+        assert measure(folder)[2] is False
+    os.close(folder)
+
+
+AS_WHOM = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+AS_NOBODY = """
+import asyncio, json, sys, tempfile
+from pathlib import Path
+from handrail.resources.shell import Allow, CommandLimits, Layers, Shell, probe
+
+place = Path(tempfile.mkdtemp())
+for name in ("root", "upper", "work"):
+    (place / name).mkdir()
+if not probe(place).contained:
+    sys.exit("MISSING")
+layers = Layers((place / "root",), place / "upper", place / "work")
+limits = CommandLimits(memory=96 << 20, cpu_seconds=0.5, disk=8 << 20, files=500, processes=60)
+shell = Shell([Allow(...)], limits=limits)
+for code in json.loads(sys.argv[1]):
+    print(asyncio.run(shell.run(["/usr/bin/python3", "-c", code], layers)).limit, list((place / "work").iterdir()))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not os.path.exists("/usr/bin/python3"), reason="needs root")
+def test_an_ordinary_user_s_command_is_ended_the_same():
+    """Without any right on the machine, the same commands meet the same limits."""
+    packages = [path for path in sys.path if path.endswith("site-packages")]
+    wanted = {name: GREEDY[name] for name in ("memory", "disk", "deleted files", "processes", "CPU")}
+    done = subprocess.run(
+        [*AS_WHOM, "/usr/bin/python3", "-c", AS_NOBODY, json.dumps([code for _, code in wanted.values()])],
+        env={"PYTHONPATH": ":".join([str(ROOT / "src"), *packages]), "PYTHONDONTWRITEBYTECODE": "1"},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(done.stderr[-300:])
+    assert done.stdout.splitlines() == [f"{limit} []" for limit, _ in wanted.values()]
