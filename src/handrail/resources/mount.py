@@ -7,7 +7,6 @@ A regular file or link is the current content; a character device 0:0 marks a de
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import stat
@@ -17,6 +16,7 @@ from typing import Protocol, runtime_checkable
 
 from handrail.resources.paths import RESERVED, is_reserved
 
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 OPAQUE = "user.overlay.opaque"
 
 
@@ -118,35 +118,49 @@ def _white_out(path: Path) -> None:
 def remove_tree(path: Path) -> None:
     """Remove a file or folder, if it exists, without following links.
 
-    Works without permissions on its folders.
+    Works without permissions on its folders and at any depth: folders are opened one at a time, and
+    each inner one is first moved up, so no path grows and two descriptors are enough.
     """
     try:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             os.unlink(path)
             return
+        os.chmod(path, 0o700)
     except FileNotFoundError:
         return
-    pending = [path]
-    folders: list[Path] = []
-    while pending:
-        folder = pending.pop()
-        folders.append(folder)
-        try:
-            entries = list(os.scandir(folder))
-        except PermissionError:
-            os.chmod(folder, 0o700)
-            entries = list(os.scandir(folder))
-        if entries and not os.access(folder, os.W_OK | os.X_OK):
-            os.chmod(folder, 0o700)
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                pending.append(Path(entry.path))
-            else:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(entry.path)
-    for folder in reversed(folders):
-        try:
-            os.rmdir(folder)
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
-                raise
+    top = os.open(path, _FOLDER)
+    try:
+        moved = 0
+        while folders := _remove_files(top):
+            for name in folders:
+                os.chmod(name, 0o700, dir_fd=top)
+                here = os.open(name, _FOLDER, dir_fd=top)
+                try:
+                    for inner in _remove_files(here):
+                        os.chmod(inner, 0o700, dir_fd=here)
+                        while True:
+                            moved += 1
+                            if not os.path.lexists(f"/proc/self/fd/{top}/{moved}"):
+                                break
+                        os.rename(inner, str(moved), src_dir_fd=here, dst_dir_fd=top)
+                finally:
+                    os.close(here)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(path)
+
+
+def _remove_files(folder: int) -> list[str]:
+    """Remove what is not a folder from an open folder. Returns the names of the folders in it."""
+    folders: list[str] = []
+    with os.scandir(folder) as entries:
+        found = list(entries)
+    for entry in found:
+        if entry.is_dir(follow_symlinks=False):
+            folders.append(entry.name)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(entry.name, dir_fd=folder)
+    return folders

@@ -12,8 +12,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from handrail.resources.directory.commit import Commit, Manifest, Step, members_
 from handrail.resources.directory.content import version_of
 from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.jail import Jail
+
+log = logging.getLogger("handrail.files")
 
 MANIFEST = "manifest"
 _COMMIT, _UNDO = "commit", "undo"
@@ -111,9 +114,11 @@ class Area:
         """Remove the leftovers of dead processes, after finishing the commits they had begun."""
         for other, lock in self.abandoned(mine):
             try:
-                for commit in self.begun(other, ""):
-                    self.settle(commit)
-                self.forget_part(other)
+                with reported(other):
+                    for commit in self.begun(other, ""):
+                        with reported(commit.folder):
+                            self.settle(commit)
+                    self.forget_part(other)
             finally:
                 os.close(lock)
 
@@ -165,7 +170,8 @@ class Area:
     def close(self) -> None:
         """Remove what is no longer needed and release the lock."""
         if self._mine is not None:
-            self.forget_part(self._mine)
+            with reported(self._mine):
+                self.forget_part(self._mine)
             os.close(self._lock)
             self._lock, self._mine, self._synced = -1, None, False
             self._ready.clear()
@@ -297,6 +303,15 @@ class Area:
             done = self.folder / "done"
             self._kept = [Kept(path, _size(path)) for path in sorted(done.iterdir())] if done.is_dir() else []
         return self._kept
+
+
+@contextlib.contextmanager
+def reported(leftover: Path) -> Generator[None]:
+    """Log an error about a leftover instead of raising it: one that is broken must not keep others from their work."""
+    try:
+        yield
+    except OSError as error:
+        log.warning("%s is left as it is, because the disk reported an error: %s", leftover, error)
 
 
 def read_manifest(folder: Path) -> Manifest | None:

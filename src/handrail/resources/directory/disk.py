@@ -120,5 +120,6 @@ def _liken(fd: int, like: os.stat_result) -> None:
     if (now.st_uid, now.st_gid) != (like.st_uid, like.st_gid):
         with contextlib.suppress(PermissionError):  # only root can change the owner
             os.fchown(fd, like.st_uid, like.st_gid)
-    if stat.S_IMODE(now.st_mode) != stat.S_IMODE(like.st_mode):
-        os.fchmod(fd, stat.S_IMODE(like.st_mode))
+    mode = stat.S_IMODE(like.st_mode) & ~(stat.S_ISUID | stat.S_ISGID)  # new content gets no more rights
+    if stat.S_IMODE(now.st_mode) != mode:
+        os.fchmod(fd, mode)

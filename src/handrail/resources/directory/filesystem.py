@@ -19,7 +19,7 @@ from handrail.errors import DefinitionError, UndoRefused
 from handrail.journals import Journal
 from handrail.operation import Operation
 from handrail.records import CallKey, CommitUnit
-from handrail.resources.directory.area import MANIFEST, Area, case_insensitive, read_manifest
+from handrail.resources.directory.area import MANIFEST, Area, case_insensitive, read_manifest, reported
 from handrail.resources.directory.commit import Commit, Manifest
 from handrail.resources.directory.content import UNSEEN, node_of
 from handrail.resources.directory.directory_fork import DirectoryFork
@@ -326,17 +326,19 @@ def _drop(area: Area, lock: Any, journal: str, known: set[str]) -> list[str]:
     with lock:
         for part, held in area.abandoned():
             try:
-                for commit in list(area.begun(part, journal)):
-                    manifest = commit.manifest
-                    if manifest.folder in known:
-                        continue
-                    if commit.is_begun():
-                        area.retire(commit)  # applied, and recorded as such
-                    else:
-                        area.disk.forget(commit.folder)
-                        if manifest.call_id:
-                            dropped.append(manifest.call_id)
-                area.forget_part(part)
+                with reported(part):
+                    for commit in list(area.begun(part, journal)):
+                        manifest = commit.manifest
+                        if manifest.folder in known:
+                            continue
+                        with reported(commit.folder):
+                            if commit.is_begun():
+                                area.retire(commit)  # applied, and recorded as such
+                            else:
+                                area.disk.forget(commit.folder)
+                                if manifest.call_id:
+                                    dropped.append(manifest.call_id)
+                    area.forget_part(part)
             finally:
                 os.close(held)
     return dropped

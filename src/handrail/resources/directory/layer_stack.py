@@ -127,6 +127,15 @@ class Upper:
 
     def changed(self) -> Iterator[Entry]:
         """Yield what a command has changed since the last call, each folder before its content."""
+        try:
+            yield from self._changed()
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            problem = "a command nested its folders too deeply. Keep paths below 4096 bytes"
+            raise FileError(".", problem) from None
+
+    def _changed(self) -> Iterator[Entry]:
         gone = set(self._written)
         pending = [""]
         while pending:
@@ -141,7 +150,7 @@ class Upper:
                 if is_reserved(each.name):
                     continue  # a command can't see what is there, so it made this itself
                 path = join(folder, each.name)
-                entry = _entry(path, Path(each.path))
+                entry = _safe(_entry(path, Path(each.path)), Path(each.path))
                 gone.discard(path)
                 if entry.kind == "folder":
                     pending.append(path)
@@ -151,6 +160,17 @@ class Upper:
         for path in sorted(gone):  # created in this fork, so there is nothing below to hide
             del self._written[path]
             yield Entry(path, "gone")
+
+
+_SET_ID = stat.S_ISUID | stat.S_ISGID
+
+
+def _safe(entry: Entry, at: Path) -> Entry:
+    """Take the set-user-id and set-group-id bits from a file: a command must not leave a program with more rights."""
+    if entry.kind != "file" or entry.status is None or not entry.status.st_mode & _SET_ID:
+        return entry
+    os.chmod(at, stat.S_IMODE(entry.status.st_mode) & ~_SET_ID)
+    return _entry(entry.path, at)
 
 
 def _mark(entry: Entry) -> tuple[int, bool]:

@@ -215,7 +215,13 @@ class Execution:
         view = "plain" if request.isolation == "none" else "bind"
         outcome = self._execute(request._replace(view=view, lowers=[str(target)]))
         if not outcome.reply.failed:
-            copy.write_back()
+            try:
+                copy.write_back()
+            except OSError as error:
+                if error.errno != errno.ENAMETOOLONG:
+                    raise
+                problem = "the command nested its folders too deeply. Keep paths below 4096 bytes"
+                raise FileError(self.cwd, problem) from None
         notes = [
             f"The command ran on a copy of the folder: {copy.files} files, {copy.size} bytes, {took:.3g} s to make."
         ]

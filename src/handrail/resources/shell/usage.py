@@ -10,7 +10,6 @@ import contextlib
 import os
 import resource
 import stat
-import time
 from collections.abc import Iterator
 
 from handrail.resources.shell.request import Limits
@@ -21,8 +20,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TEMPORARY = ("/tmp", "/var/tmp", "/run", "/dev/shm")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_SHARE = 10
-"""A walk through the written files may take this fraction of the time."""
+_PER_CHECK = 2000
+"""Number of files for which a walk through them is left out at one more check, so that walks stay cheap."""
 
 
 class Usage:
@@ -35,7 +34,7 @@ class Usage:
         self._times: dict[tuple[int, str], float] = {}
         self._disk_before, _, _ = measure(folder)
         self._free_before = _used(folder)
-        self._next_walk = 0.0
+        self._checks = self._next_walk = 0
         self._peak = 0
 
     @property
@@ -79,16 +78,16 @@ class Usage:
         return tasks, memory, max(reaped, sum(self._times.values()))
 
     def _is_disk_used(self) -> bool:
-        limit, began = self._limits.disk, time.monotonic()
-        if began < self._next_walk:
+        limit = self._limits.disk
+        self._checks += 1
+        if self._checks < self._next_walk:
             return False
         size, files, complete = measure(self._folder)
         used = size - self._disk_before
         grown = _used(self._folder) - self._free_before
         if grown > limit >= used:  # perhaps by somebody else: look for files that have no name any more
             used = grown if not complete else used + _unnamed()
-        took = time.monotonic() - began
-        self._next_walk = began + took * _SHARE
+        self._next_walk = self._checks + files // _PER_CHECK
         return used > limit or files > self._limits.files
 
 
