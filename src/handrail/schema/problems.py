@@ -9,12 +9,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, cast, get_args
 
 import pydantic_core
 
+from handrail.spelling import nearest
+
 Location = tuple[str | int, ...]
 
+MAX_PROBLEMS = 100
+"""Maximum number of problems described for one input."""
 NOT_FINITE = "must be a finite number; NaN and infinities are not allowed"
 
 _MODULES = re.compile(r"\b\w+(\.\w+|\.<locals>)*\.(?=\w)")
@@ -45,13 +50,13 @@ def location_of(location: Location) -> str:
 def problems_of(
     errors: Iterable[Mapping[str, Any]], data: str | bytes, schema: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Yield every error as *(where, what to do)*, without repeats."""
+    """Yield every error as *(where, what to do)*, without repeats. Of very many, the first are enough to act on."""
     try:
         sent: Any = pydantic_core.from_json(data)
     except (ValueError, TypeError):
         sent = None
     seen: set[tuple[str, str]] = set()
-    for error in errors:
+    for error in islice(errors, MAX_PROBLEMS):
         location, form = _real_location(error, sent)
         where = location_of(location)
         if _PLAIN_FORM.match(form):
@@ -206,11 +211,9 @@ def _unknown(location: Location, form: str, schema: Mapping[str, Any]) -> str:
     here = form_parts if any(form_parts) else parts
     properties = [part["properties"] for part in here if "properties" in part]
     known = sorted({name for names in properties if key not in names for name in names})
-    import difflib
-
-    near = difflib.get_close_matches(str(key), known, n=1)
-    if near:
-        return f"unknown; did you mean {near[0]}?"
+    near = nearest(str(key), known)
+    if near is not None:
+        return f"unknown; did you mean {near}?"
     if known:
         return f"unknown; remove it. Known here: {', '.join(known)}"
     return "unknown; remove it"
