@@ -448,7 +448,7 @@ MUTANTS = [
     Mutant(
         "a cancel that comes while something is undone is lost",
         "dispatch/gate.py",
-        "            raise asyncio.CancelledError  # it came while something was shielded from it\n",
+        "            raise asyncio.CancelledError  # the cancellation arrived during a shielded step\n",
         "            pass\n",
         "tests/dispatch/test_effects.py::test_a_cancel_during_compensation_is_raised_after_it",
     ),

@@ -254,7 +254,7 @@ class Thing:
 
 FORM = "(params, *, context: ToolContext) -> ToolResult[...]"
 HANDLERS: dict[str, Row] = {
-    "handler-text": (lambda: make_of("handler"), ToolDefinitionError, "'handler'", "Give a function"),
+    "handler-text": (lambda: make_of("handler"), ToolDefinitionError, "'handler'", "Pass a function"),
     "handler-without-context": (
         lambda: make_of(lambda params: None),
         ToolDefinitionError,
@@ -286,7 +286,7 @@ HANDLERS: dict[str, Row] = {
         lambda: make_of(Thing.method),
         ToolDefinitionError,
         "takes 2 arguments",
-        "Give the bound method",
+        "Pass the bound method",
     ),
     "handler-generator": (
         lambda: make_of(yields),
@@ -342,7 +342,7 @@ HANDLERS: dict[str, Row] = {
         "'handler': it takes `context` already",
         "Use it as it is, without `legacy_handler`",
     ),
-    "legacy-number": (lambda: any_legacy_handler(3), ToolDefinitionError, "3, not a", "Give a function"),
+    "legacy-number": (lambda: any_legacy_handler(3), ToolDefinitionError, "3, not a", "Pass a function"),
     "legacy-two-params": (
         lambda: any_legacy_handler(lambda params, more: None),
         ToolDefinitionError,
@@ -467,19 +467,19 @@ COMPANIONS: dict[str, Row] = {
         lambda: make(effect="compensable"),
         ToolDefinitionError,
         "effect='compensable' and a `compensate` handler go together",
-        "Give both, or neither",
+        "Pass both, or neither",
     ),
     "compensate-without-compensable": (
         lambda: make(compensate=undo),
         ToolDefinitionError,
         "only one of them is given",
-        "Give both, or neither",
+        "Pass both, or neither",
     ),
     "compensate-text": (
         lambda: make(effect="compensable", compensate="undo"),
         ToolDefinitionError,
         "its compensate is 'undo'",
-        "Give a function",
+        "Pass a function",
     ),
     "compensate-without-value": (
         lambda: make(effect="compensable", compensate=happened),
@@ -522,7 +522,7 @@ COMPANIONS: dict[str, Row] = {
         lambda: make(examples=[3]),
         ToolDefinitionError,
         "examples[0] is 3",
-        "Give ToolExample(description=..., input=..., output=...)",
+        "Pass ToolExample(description=..., input=..., output=...)",
     ),
     "example-without-description": (
         lambda: make(examples=[ToolExample("", Params(), 1)]),
@@ -540,7 +540,7 @@ COMPANIONS: dict[str, Row] = {
         lambda: make(examples=[ToolExample("ok", 3, 1)]),
         ToolDefinitionError,
         "the input of examples[0] is 3",
-        "Give a Params, or a mapping with its fields",
+        "Pass a Params, or a mapping with its fields",
     ),
     "example-input": (
         lambda: make(examples=[ToolExample("ok", {"city": 5, "town": 1}, 1)]),
@@ -914,7 +914,7 @@ FUNCTIONS: dict[str, Row] = {
     ),
     "result-indescribable": (indescribable_result, ToolDefinitionError, "Unserialisable", USE),
     "parameter-unresolved": (unresolved_parameter, ToolDefinitionError, "'Nowhere'", "Import it at the top"),
-    "function-number": (lambda: any_tool(3), ToolDefinitionError, "its function is 3", "Give a function"),
+    "function-number": (lambda: any_tool(3), ToolDefinitionError, "its function is 3", "Pass a function"),
     "function-builtin": (lambda: any_tool(print), ToolDefinitionError, "'*args'", "Name each parameter"),
     "partial-without-annotation": (
         lambda: any_tool(functools.partial(lambda a, b: None, 1)),

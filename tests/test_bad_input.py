@@ -154,7 +154,7 @@ SESSIONS: dict[str, Row] = {
         lambda: load("{"),
         SessionError,
         "it is not a saved session",
-        "Give what `save` returned",
+        "Pass what `save` returned",
     ),
     "saved in another version": (
         lambda: load_changed(version=99),
@@ -197,7 +197,7 @@ SESSIONS: dict[str, Row] = {
         lambda: Session().dispatcher.subscribe("Plan", print),  # pyright: ignore[reportArgumentType]  # wrong on purpose
         EventRefused,
         "a subscription is for a type",
-        "Give the event's class",
+        "Pass the event's class",
     ),
     "reducer that raises": (
         reducer_that_raises,
@@ -316,13 +316,13 @@ ANSWERS: dict[str, Row] = {
         lambda: answered(question_id="q9"),
         AnswerRefused,
         "answer to 'q9' refused: there is no such question",
-        "Answer one that is open",
+        "Answer one of the open questions",
     ),
     "answer to something else": (
         lambda: answered(digest="e"),
         AnswerRefused,
         "'q1'",
-        "read the question again",
+        "Read the question again",
     ),
     "answer of somebody else": (
         lambda: answered(by="bob"),
@@ -334,15 +334,15 @@ ANSWERS: dict[str, Row] = {
         lambda: answered(after=61),
         AnswerRefused,
         "there is no such question",
-        "Answer one that is open",
+        "Answer one of the open questions",
     ),
     "answer of no kind": (
         lambda: answered(outcome="yes"),
         AnswerRefused,
-        "'yes' is no outcome",
+        "'yes' is not a valid outcome",
         "Use one of 'answered'",
     ),
-    "two questions of one id": (asked_twice, AnswerRefused, "'q1'", "Give each its own id"),
+    "two questions of one id": (asked_twice, AnswerRefused, "'q1'", "Give each question its own id"),
 }
 
 
@@ -359,13 +359,13 @@ LIMITS: dict[str, Row] = {
         lambda: Deadline.after(0),
         DefinitionError,
         "after 0 seconds",
-        "Give a positive number",
+        "Pass a positive number",
     ),
     "deadline that is no number": (
         lambda: Deadline.after(math.nan),
         DefinitionError,
         "after nan",
-        "Give a positive number",
+        "Pass a positive number",
     ),
     "deadline beyond the calendar": (
         lambda: Deadline.after(1e15),
@@ -377,26 +377,26 @@ LIMITS: dict[str, Row] = {
         lambda: any_after(None),
         DefinitionError,
         "after None seconds",
-        "Give a positive number",
+        "Pass a positive number",
     ),
     "approvals beyond the calendar": (
         lambda: open_gate([], approval_seconds=math.inf),
         DefinitionError,
         "approval_seconds is inf",
-        "or None to wait",
+        "or None for no limit",
     ),
     "approvals in a text": (
         lambda: any_gate([], approval_seconds="5"),
         DefinitionError,
         "approval_seconds is '5'",
-        "Give a positive number of seconds",
+        "Pass a positive number of seconds",
     ),
     "depth in a text": (lambda: any_gate([], depth_limit="5"), DefinitionError, "limit of '5'", "at least 0"),
     "budget below nothing": (
         lambda: Budget(tokens=-1),
         DefinitionError,
         "a budget of -1 tokens",
-        "Give a number of at least 0",
+        "Pass a number of at least 0",
     ),
     "budget that is no number": (
         lambda: any_budget(money=math.nan),
@@ -460,11 +460,11 @@ POLICIES: dict[str, Row] = {
         "inf seconds",
         "a positive time",
     ),
-    "rate of a name": (lambda: any_rate(1, 1, tools="pay"), DefinitionError, "tools is a text", "{'pay'}"),
+    "rate of a name": (lambda: any_rate(1, 1, tools="pay"), DefinitionError, "tools is a string", "{'pay'}"),
     "sequence of a name": (
         lambda: any_sequence({"b": "a"}),
         DefinitionError,
-        "'b' needs a text, 'a'",
+        "'b' needs a set, not the string 'a'",
         "{'a'}",
     ),
     "sequence of itself": (
@@ -494,15 +494,15 @@ POLICIES: dict[str, Row] = {
     "scope in a text": (
         lambda: any_capability(scope="docs"),
         DefinitionError,
-        "the scope is a text",
+        "the scope is a string",
         "['docs']",
     ),
     "scope that leads out": (lambda: CapabilityPolicy(scope=[".."]), PathRefused, "'..'", "from the root"),
     "two policies of one name": (
         lambda: open_gate([], policies=[CapabilityPolicy(), CapabilityPolicy()]),
         DefinitionError,
-        "two policies are called 'capability'",
-        "Give one another name",
+        "two policies are named 'capability'",
+        "Rename one of them",
     ),
     "mode that is none": (
         lambda: any_gate([], approvals="yes"),
@@ -541,7 +541,7 @@ GATES: dict[str, Row] = {
     "two tools of one name": (
         lambda: open_gate([tool(plain), tool(plain)]),
         DefinitionError,
-        "two tools are called 'plain'",
+        "two tools are named 'plain'",
         "Rename one of them",
     ),
     "binding in no scope": (
@@ -834,7 +834,7 @@ TOLD: dict[str, Told] = {
         ("do", {}),
         "error",
         "the timeout is 1000000000000000.0",
-        "or None to wait",
+        "or None for no timeout",
     ),
     "a worker where there is none": (
         [doing(lambda context: context.call_worker("x", "y"))],

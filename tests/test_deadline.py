@@ -66,7 +66,7 @@ def test_after_counts_from_now(clock: FakeClock):
 def test_after_no_time_is_refused(seconds: float, clock: FakeClock):
     """A duration that is not positive is refused."""
     with pytest.raises(
-        DefinitionError, match=f"after {seconds} seconds is not a deadline. Give a positive number"
+        DefinitionError, match=f"after {seconds} seconds is not a deadline. Pass a positive number"
     ):
         Deadline.after(seconds, clock=clock)
 

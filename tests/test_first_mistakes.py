@@ -66,11 +66,11 @@ def adapter(*answers: Any) -> Adapter:
         (lambda: AnthropicModel("claude", api_key=wrongly("k")), "Set ANTHROPIC_API_KEY"),
         (
             lambda: adapter().evaluate(Prompt("p", [FileTools()]), "hi").wait(),
-            "prompt 'p' has FileTools, and the run has no files",
+            "prompt 'p' has FileTools, but the run has no files",
         ),
         (
             lambda: adapter().evaluate(Prompt("p", "x"), "hi", environment=wrongly(lambda q: True)).wait(),
-            "environment is a function, and nobody can be asked through it",
+            "environment is a function, not an Environment",
         ),
     ],
 )

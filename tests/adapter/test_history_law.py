@@ -182,9 +182,9 @@ RESULT = ToolMessage((CallAnswered("a", "act", "done"),))
     [
         ([USER, CALL], "have no results"),
         ([USER, CALL, USER], "comes before the results of the calls a"),
-        ([USER, RESULT], "has other results than the message before it has calls"),
-        ([USER, CALL, ToolMessage(())], "has other results"),
-        ([USER, CALL, RESULT, RESULT], "has other results"),
+        ([USER, RESULT], "does not have the results of the calls in the message before it"),
+        ([USER, CALL, ToolMessage(())], "does not have the results"),
+        ([USER, CALL, RESULT, RESULT], "does not have the results"),
         ([USER, "text"], "message 2 is a str"),
     ],
 )
@@ -206,7 +206,7 @@ def test_a_history_continues() -> None:
     assert model.sent[0][:4] == [USER, CALL, RESULT, AssistantMessage("so")]
     adapter.evaluate(prompt, "again", session=session).wait()
     assert len(model.sent[1]) == 7
-    with pytest.raises(DefinitionError, match="has begun already"):
+    with pytest.raises(DefinitionError, match="has already begun"):
         adapter.evaluate(prompt, "go", session=session, history=[USER]).wait()
 
 

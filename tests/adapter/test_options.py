@@ -191,7 +191,7 @@ def test_a_nested_run_spends_from_the_run_around_it() -> None:
 
 
 def test_a_tracker_can_not_be_brought_into_a_nested_run() -> None:
-    with pytest.raises(DefinitionError, match="Give a run inside a call a Budget"):
+    with pytest.raises(DefinitionError, match="Pass a Budget to a run inside a call"):
         outer().nested(RunOptions(budget=BudgetTracker()), BudgetTracker(), 1)
 
 

@@ -233,7 +233,7 @@ async def test_an_answer_that_does_not_fit_is_asked_for_again(tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"digest": "0" * 64}, "its digest is not this question's"),
+        ({"digest": "0" * 64}, "its digest does not match this question's"),
         ({"by": "mallory"}, "may not answer it"),
         ({"question_id": "run.9~1?1"}, "there is no such question"),
     ],
@@ -324,7 +324,7 @@ async def test_what_can_not_be_resumed_says_why(tmp_path: Path):
     with pytest.raises(RunUnknown, match="'nobody'"):
         await adapter.resume("nobody", prompt)
     await adapter.evaluate(prompt, "go", run_id="run")
-    with pytest.raises(RunError, match="has a run of this id already"):
+    with pytest.raises(RunError, match="already has a run with this id"):
         await adapter.evaluate(prompt, "go", run_id="run")
     with pytest.raises(RunError, match="without a reference to its prompt"):
         await adapter.resume("run")
@@ -438,9 +438,9 @@ async def test_another_prompt_or_no_files_take_nothing(tmp_path: Path):
     [question] = (
         await until_parked(adapter.evaluate(prompt, "go", run_id="run", filesystem=files))
     ).questions
-    with pytest.raises(RunError, match="begun with the prompt 'p', and this is 'other'"):
+    with pytest.raises(RunError, match="began with the prompt 'p', and this is 'other'"):
         await adapter.resume("run", Prompt("other", "x"), filesystem=files)
-    with pytest.raises(RunError, match=r"works on the files in .* and was given none"):
+    with pytest.raises(RunError, match=r"works on the files in .* and no files were passed"):
         await adapter.resume("run", prompt)
     journal = journal_at(tmp_path)
     journal.questions.answer(answer_to(question, {"number": 1}))

@@ -109,7 +109,7 @@ async def test_a_resume_that_can_not_begin_leaves_the_run_as_it_was(journal: Jou
     with pytest.raises(RunParked):
         await adapter.evaluate(prompt, "go", run_id="run", session=Session(id="s"))
     before = await as_it_stands(journal)
-    with pytest.raises(RunError, match="not an empty one"):
+    with pytest.raises(RunError, match="is not empty or has another id"):
         await adapter.resume("run", prompt, session=Session(id="another"))
     assert await as_it_stands(journal) == before
 

@@ -266,7 +266,7 @@ async def test_what_can_not_be_resumed_is_said_by_the_response(tmp_path: Path):
     await recorded.park()
     stream = recorded.adapter().resume_stream("run", Prompt("other", "Do."))
     assert [event async for event in stream] == []
-    with pytest.raises(RunError, match="begun with the prompt 'p'"):
+    with pytest.raises(RunError, match="began with the prompt 'p'"):
         await stream.response
 
 

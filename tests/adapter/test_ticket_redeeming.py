@@ -118,7 +118,7 @@ def test_one_killed_while_redeeming_leaves_nothing(tmp_path: Path):
     killed = start(tmp_path, "hang")
     assert killed.stdout is not None
     assert killed.stdout.readline() == "begun\n"
-    assert "somebody is redeeming it" in said_by(start(tmp_path, "redeem"))
+    assert "another process is redeeming it" in said_by(start(tmp_path, "redeem"))
     killed.close()
     assert os.listdir(tmp_path / "files") == []
     assert said_by(start(tmp_path, "redeem")) == "done at depth 0, 4 left"
@@ -276,7 +276,7 @@ async def test_a_ticket_of_a_nested_call_commits_with_it(stage: Stage):
         (
             acting(mark, effect="irreversible"),
             {},
-            "does more here than where it was given out: a 'staged' call",
+            "does more here than where the ticket was issued: a 'staged' call",
         ),
         (tool(name="other", description="Other.")(mark), {}, "it is for the tool 'work', not for 'other'"),
         (MARK, {"journal": MemoryJournal()}, "its signature is wrong"),
@@ -306,7 +306,7 @@ async def test_a_forged_ticket_is_refused(stage: Stage):
         opened = Ticket.open(ticket, stage.here.key)
         for changed in ({"place": ".7~1.1"}, {"run_id": "other"}):
             forged = msgspec.structs.replace(opened, **changed)
-            with pytest.raises(TicketError, match="this journal knows nothing of it"):
+            with pytest.raises(TicketError, match="it is not in this journal"):
                 await stage.redeem(forged.seal(stage.here.key))
         return "refused"
 
@@ -445,7 +445,7 @@ async def test_a_ticket_is_redeemed_once(stage: Stage):
 
     async def there(context: ToolContext) -> str:
         entered.append(context.invocation.idempotency_key)
-        with pytest.raises(TicketError, match="somebody is redeeming it"):
+        with pytest.raises(TicketError, match="another process is redeeming it"):
             await stage.redeem(ticket[0])
         return await mark(context)
 
@@ -549,7 +549,7 @@ async def test_one_who_could_not_keep_a_ticket_once_keeps_it_all_the_same(
 
     await asyncio.wait_for(stage.run(acting(here)), 120)
     assert stage.notes == ["there"]
-    assert "the ticket run.1~1.1 could not be kept; it is tried again" in caplog.text
+    assert "the claim on ticket run.1~1.1 could not be renewed; will retry" in caplog.text
 
 
 def dead_owner() -> str:
@@ -780,7 +780,7 @@ async def test_only_a_handler_in_a_recorded_run_gives_tickets_out(stage: Stage):
     """`ticket` is refused in runs in which a ticket could not be redeemed or its deposit would never be used."""
 
     async def here(context: ToolContext) -> str:
-        with pytest.raises(NotSupported, match="Give the run a journal that other processes can reach"):
+        with pytest.raises(NotSupported, match="Give the run a journal that other processes can open"):
             context.ticket()
         return "none"
 
@@ -792,7 +792,7 @@ async def test_only_a_handler_in_a_recorded_run_gives_tickets_out(stage: Stage):
 
     class Curious(CapabilityPolicy):
         def check(self, tool: Any, params: Any, *, context: ToolContext) -> Any:
-            with pytest.raises(NotSupported, match="Only the handler of a tool"):
+            with pytest.raises(NotSupported, match="Only a tool's handler"):
                 context.ticket()
             return super().check(tool, params, context=context)
 

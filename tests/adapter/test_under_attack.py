@@ -269,7 +269,7 @@ def test_two_messages_are_refused_in_a_call_too() -> None:
     Adapter(model).evaluate(Prompt("p", "Go.", tools=[delegate]), "hi").wait()
     result = model.requests[-1].messages[-1]
     assert isinstance(result, ToolMessage)
-    assert "two messages were given" in result.results[0].text
+    assert "two messages were passed" in result.results[0].text
 
 
 # --- memory and retries ------------------------------------------------------------------------

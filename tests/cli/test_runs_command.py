@@ -136,7 +136,7 @@ def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch
     assert "Exported tea to" in line("export", "tea", "tea.jsonl")
     monkeypatch.setenv("HANDRAIL_JOURNAL", str(line.base / "new" / "runs.db"))
     assert "Imported tea, which is cancelled" in line("import", "tea.jsonl")
-    assert "has a run of this id already" in line("import", "tea.jsonl", code=1)
+    assert "already has a run with this id" in line("import", "tea.jsonl", code=1)
     assert line.json("import", "tea.jsonl", "--as", "two")["run_id"] == "two"
     assert set(line.json("forget", "--keep", 0, "--dry-run")["runs"]) == {"tea", "two"}
     assert "0 runs forgotten" in line("forget", "--before", "1d")

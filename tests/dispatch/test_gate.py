@@ -582,7 +582,7 @@ def test_an_inner_call_is_not_applied_once_the_call_around_it_is_over() -> None:
         with pytest.raises(ContextExpired):
             await left[0]
         assert rig.status("work") == "cancelled"
-        assert "the call around it is over" in rig.of(ToolInvoked)[-1].result.message
+        assert "its outer call is over" in rig.of(ToolInvoked)[-1].result.message
         rig.assert_untouched()
 
     run_virtual(main)
@@ -636,7 +636,7 @@ def test_handlers_start_only_with_a_token_of_the_gate() -> None:
 
         attempt = rig.gate.open(new_call(rig.gate, "work", {"text": "stolen"})).attempt
         params = attempt.params = work.parse({"text": "stolen"})
-        with pytest.raises(SignatureMismatch, match="not let through the gate"):
+        with pytest.raises(SignatureMismatch, match="did not pass the gate"):
             await rig.gate._run_handler(attempt, work, ToolContext(attempt), open_scope())
         assert params.text not in ran
 

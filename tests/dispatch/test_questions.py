@@ -149,22 +149,46 @@ async def second_forged(desk: Desk) -> None:
 
 
 ATTACKS: dict[str, tuple[Any, str, str]] = {
-    "wrong digest": (wrong_digest, "its digest is not this question's", "read the question again."),
-    "empty digest": (empty_digest, "its digest is not this question's", "read the question again."),
-    "unreadable digest": (unreadable_digest, "its digest is not this question's", "read the question again."),
+    "wrong digest": (
+        wrong_digest,
+        "its digest does not match this question's",
+        "Read the question again, and answer that version of it.",
+    ),
+    "empty digest": (
+        empty_digest,
+        "its digest does not match this question's",
+        "Read the question again, and answer that version of it.",
+    ),
+    "unreadable digest": (
+        unreadable_digest,
+        "its digest does not match this question's",
+        "Read the question again, and answer that version of it.",
+    ),
     "wrong principal": (wrong_principal, "'mallory' may not answer it", "Only 'ada' may."),
-    "unknown id": (unknown_id, "there is no such question", "Answer one that is open."),
+    "unknown id": (unknown_id, "there is no such question", "Answer one of the open questions."),
     "late": (late, "it is over: timed out", "The first answer counts."),
-    "late by the clock": (late_by_the_clock, "it has expired", "Ask again to get a new question."),
+    "late by the clock": (late_by_the_clock, "the question has expired", "Ask again to get a new question."),
     "second": (second, "it is over: answered", "The first answer counts."),
     "second declines": (second_declines, "it is over: answered", "The first answer counts."),
     "after a decline": (after_a_decline, "it is over: declined", "The first answer counts."),
     "after cancel": (after_cancel, "it is over: cancelled", "The first answer counts."),
     "after the asker went": (after_the_asker_went, "it is over: cancelled", "The first answer counts."),
-    "unfit": (unfit, "it does not fit: must be a whole number", "Give what the schema says."),
-    "nothing": (nothing, "it does not fit: must be a whole number", "Give what the schema says."),
-    "odd outcome": (odd_outcome, "'approved' is no outcome", "Use one of 'answered', 'declined'"),
-    "second forged": (second_forged, "its digest is not this question's", "read the question again."),
+    "unfit": (
+        unfit,
+        "it does not match the schema: must be a whole number",
+        "Answer with a value that matches the schema.",
+    ),
+    "nothing": (
+        nothing,
+        "it does not match the schema: must be a whole number",
+        "Answer with a value that matches the schema.",
+    ),
+    "odd outcome": (odd_outcome, "'approved' is not a valid outcome", "Use one of 'answered', 'declined'"),
+    "second forged": (
+        second_forged,
+        "its digest does not match this question's",
+        "Read the question again, and answer that version of it.",
+    ),
 }
 
 
@@ -318,7 +342,7 @@ def test_the_same_question_again_gets_its_answer_and_another_is_refused():
         three = await desk.ask(asked, person)
         assert [each.value for each in (one, two, three)] == [2, 2, 2]
         assert len(person.questions) == 1
-        with pytest.raises(AnswerRefused, match="another question with this id was asked already"):
+        with pytest.raises(AnswerRefused, match="another question with this id has already been asked"):
             await desk.ask(question(clock, digest="other"), person)
 
     run_virtual(main)
@@ -655,7 +679,7 @@ def test_an_answer_by_the_journal_reaches_the_handler():
         choosing = asyncio.ensure_future(scene.gate.invoke("choose", {"choices": ["tea"]}))
         await asyncio.sleep(1)
         (asked,) = await journal.questions.open()
-        with pytest.raises(AnswerRefused, match="it does not fit: selected"):
+        with pytest.raises(AnswerRefused, match="it does not match the schema: selected"):
             journal.questions.answer(answer_to(asked, {}))
         journal.questions.answer(answer_to(asked, {"selected": "by post"}))
         return (await choosing).value

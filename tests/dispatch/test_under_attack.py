@@ -651,7 +651,7 @@ def test_unwrap_gives_the_value_or_says_why_not() -> None:
     ("option", "value", "hint"),
     [
         ("filesystem", "/tmp", "MemoryFilesystem"),
-        ("session", {}, "Give a Session"),
+        ("session", {}, "Pass a Session"),
         ("deadline", 5, "Deadline.after"),
         ("budget", 5, "Budget(tool_calls=100)"),
         ("policies", CapabilityPolicy(), "a list of policies"),

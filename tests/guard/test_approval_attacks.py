@@ -84,20 +84,20 @@ def yes(question: Question, **changed: Any) -> Answer:
 
 
 FORGED: dict[str, tuple[dict[str, Any], str]] = {
-    "a digest of one's own": ({"digest": "0" * 64}, "its digest is not this question's"),
-    "no digest": ({"digest": ""}, "its digest is not this question's"),
-    "half a character for a digest": ({"digest": "\udc80"}, "its digest is not this question's"),
+    "a digest of one's own": ({"digest": "0" * 64}, "its digest does not match this question's"),
+    "no digest": ({"digest": ""}, "its digest does not match this question's"),
+    "half a character for a digest": ({"digest": "\udc80"}, "its digest does not match this question's"),
     "wrong principal": ({"by": "eve"}, "'eve' may not answer it"),
     "nobody": ({"by": ""}, "'' may not answer it"),
     "unknown id": ({"question_id": "run.1~1?9"}, "there is no such question"),
-    "an outcome there is not": ({"outcome": "approved"}, "'approved' is no outcome"),
-    "not a truth value": ({"value": {"approved": "true"}}, "it does not fit: approved"),
-    "no approval at all": ({"value": {}}, "it does not fit: approved"),
-    "a plain yes": ({"value": True}, "it does not fit"),
-    "more than there is": ({"value": {"approved": True, "for": "ever"}}, "it does not fit"),
+    "an outcome there is not": ({"outcome": "approved"}, "'approved' is not a valid outcome"),
+    "not a truth value": ({"value": {"approved": "true"}}, "it does not match the schema: approved"),
+    "no approval at all": ({"value": {}}, "it does not match the schema: approved"),
+    "a plain yes": ({"value": True}, "it does not match the schema"),
+    "more than there is": ({"value": {"approved": True, "for": "ever"}}, "it does not match the schema"),
     "a memory there is not": (
         {"value": {"approved": True, "remember": "always"}},
-        "it does not fit: remember",
+        "it does not match the schema: remember",
     ),
     "a scope that was not offered": (
         {"value": {"approved": True, "remember": "scope", "scope": "fs.write under /"}},
@@ -109,7 +109,7 @@ FORGED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a scope that is no text": (
         {"value": {"approved": True, "remember": "scope", "scope": ["pay (any arguments)"]}},
-        "it does not fit: scope",
+        "it does not match the schema: scope",
     ),
     "a scope for once": (
         {"value": {"approved": True, "scope": "pay (any arguments)"}},
@@ -228,7 +228,7 @@ async def changed_diff(desk: Desk) -> str:
     return desk.refused(yes(seen, question_id=now.id))
 
 
-DIGEST = "its digest is not this question's"
+DIGEST = "its digest does not match this question's"
 SCENES: list[tuple[Callable[[Desk], Any], str]] = [
     (changed_arguments, DIGEST),
     (changed_diff, DIGEST),
@@ -291,4 +291,4 @@ def test_the_person_is_told_what_was_wrong_and_asked_again(forged: dict[str, Any
 
     assert run_virtual(main)
     first, second = person.questions
-    assert second.message.startswith(f"{first.message}\nit does not fit: ")
+    assert second.message.startswith(f"{first.message}\nit does not match the schema: ")

@@ -162,7 +162,7 @@ def test_no_mode_is_never_approve_all():
 @pytest.mark.parametrize("seconds", [0, -1, True, "60", float("nan")])
 def test_an_invalid_expiry_is_refused(seconds: Any):
     """An invalid expiry is refused where it is given, with an explanation."""
-    with pytest.raises(DefinitionError, match=r"approval_seconds is .* Give a positive number of seconds"):
+    with pytest.raises(DefinitionError, match=r"approval_seconds is .* Pass a positive number of seconds"):
         open_gate([pay], approval_seconds=seconds)
 
 
@@ -311,7 +311,7 @@ def test_wrong_answer_first_is_asked_again_with_what_was_wrong():
     assert run_virtual(main)
     first, second = person.questions
     assert (first.id, first.digest, first.payload) == (second.id, second.digest, second.payload)
-    assert second.message.startswith(f"{first.message}\nit does not fit: approved")
+    assert second.message.startswith(f"{first.message}\nit does not match the schema: approved")
 
 
 @pytest.mark.parametrize(

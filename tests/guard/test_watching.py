@@ -155,12 +155,12 @@ def test_budget_feedback() -> None:
     ("wrong", "words"),
     [
         (lambda: Trigger(), "never fires"),
-        (lambda: Trigger(calls=0), "Give a whole number of at least 1"),
-        (lambda: Trigger(seconds=0), "Give a positive number"),
-        (lambda: FilesThere(), "Give at least one"),
-        (lambda: OutputFilled(), "Give at least one"),
+        (lambda: Trigger(calls=0), "Pass a whole number of at least 1"),
+        (lambda: Trigger(seconds=0), "Pass a positive number"),
+        (lambda: FilesThere(), "Pass at least one"),
+        (lambda: OutputFilled(), "Pass at least one"),
         (lambda: all_of(), "nothing to check"),
-        (lambda: Trigger(seconds=wrongly("5")), "Give a positive number"),
+        (lambda: Trigger(seconds=wrongly("5")), "Pass a positive number"),
     ],
 )
 def test_bad_definitions(wrong: Any, words: str) -> None:

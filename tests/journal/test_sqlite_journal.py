@@ -300,10 +300,10 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
     (tmp_path / "text.db").write_text("this is no database " * 100)
     for name, words in (
         ("other.db", "this is a database, but not a journal"),
-        ("newer.db", "its schema is version 99, and this version of Handrail uses 5"),
+        ("newer.db", "its schema has version 99, but this version of Handrail uses 5"),
         ("text.db", "it can't be opened: file is not a database"),
         (".", "it can't be opened: unable to open database file"),
-        ("a\0b", "its path contains a zero byte. Give a path without one"),
+        ("a\0b", "its path contains a zero byte. Pass a path without one"),
     ):
         with pytest.raises(JournalError, match=words):
             SqliteJournal(tmp_path / name)

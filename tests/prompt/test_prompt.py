@@ -118,17 +118,23 @@ SECTIONS: Rows = {
     "key-empty": (lambda: section(key=""), "section 'Search': the key '' is not allowed."),
     "key-newline": (lambda: section(key="a\n"), r"section 'Search': the key 'a\n' is not allowed."),
     "key-number": (lambda: section(key=3), "section 'Search': the key 3 is not allowed."),
-    "template-number": (lambda: section(template=3), "section 'search': the template is a int. Give a text."),
-    "template-none": (lambda: section(template=None), "section 'search': the template is None. Give a text."),
-    "summary-number": (lambda: section(summary=3), "section 'search': the summary is a int. Give a text."),
-    "title-empty": (lambda: section(title=" "), "section 'search': the title is ' '. Give one line of text."),
+    "template-number": (
+        lambda: section(template=3),
+        "section 'search': the template is a int. Pass a string.",
+    ),
+    "template-none": (
+        lambda: section(template=None),
+        "section 'search': the template is None. Pass a string.",
+    ),
+    "summary-number": (lambda: section(summary=3), "section 'search': the summary is a int. Pass a string."),
+    "title-empty": (lambda: section(title=" "), "section 'search': the title is ' '. Pass one line of text."),
     "title-lines": (
         lambda: section(title="a\nb"),
-        r"section 'search': the title is 'a\nb'. Give one line of text.",
+        r"section 'search': the title is 'a\nb'. Pass one line of text.",
     ),
     "title-none": (
         lambda: section(title=None),
-        "section 'search': the title is None. Give one line of text.",
+        "section 'search': the title is None. Pass one line of text.",
     ),
     "template-dollar": (
         lambda: section(template="\n  It\n  costs $5 now and then.\n"),
@@ -171,7 +177,7 @@ SECTIONS: Rows = {
     ),
     "summary-missing": (
         lambda: section(visibility="summary"),
-        "section 'search': it may be shown as a summary and has none. Give `summary=`, one or two sentences.",
+        "section 'search': it may be shown as a summary and has none. Pass `summary=`, one or two sentences.",
     ),
     "summary-missing-function": (
         lambda: section(visibility=lambda: "full"),
@@ -179,17 +185,17 @@ SECTIONS: Rows = {
     ),
     "visibility-misspelt": (
         lambda: section(visibility="hidden"),
-        "section 'search': visibility is 'hidden'. Give 'full', 'summary', or a function that returns one of them.",
+        "section 'search': visibility is 'hidden'. Pass 'full', 'summary', or a function that returns one of them.",
     ),
     "visibility-list": (
         lambda: section(visibility=["full"]),
-        "section 'search': visibility is ['full']. Give 'full'",
+        "section 'search': visibility is ['full']. Pass 'full'",
     ),
     "enabled-text": (
         lambda: section(enabled="yes"),
-        "section 'search': enabled is 'yes'. Give True, False, or a function that returns one of them.",
+        "section 'search': enabled is 'yes'. Pass True, False, or a function that returns one of them.",
     ),
-    "enabled-none": (lambda: section(enabled=None), "section 'search': enabled is None. Give True, False"),
+    "enabled-none": (lambda: section(enabled=None), "section 'search': enabled is None. Pass True, False"),
     "enabled-other-name": (
         lambda: section(enabled=lambda x: True),
         "section 'search': enabled is a function that takes 'x'. "
@@ -218,9 +224,9 @@ SECTIONS: Rows = {
     ),
     "tools-class": (
         lambda: section(tools=[Params]),
-        "section 'search': tools[0] is the class Params. Give tools, made by @tool or Tool(...).",
+        "section 'search': tools[0] is the class Params. Pass tools, made by @tool or Tool(...).",
     ),
-    "tools-names": (lambda: section(tools=["a"]), "section 'search': tools[0] is a str. Give tools, made by"),
+    "tools-names": (lambda: section(tools=["a"]), "section 'search': tools[0] is a str. Pass tools, made by"),
     "policies-class": (
         lambda: section(policies=[RateLimitPolicy]),
         "section 'search': policies[0] is the class RateLimitPolicy. Make one: RateLimitPolicy(...).",
@@ -231,7 +237,7 @@ SECTIONS: Rows = {
     ),
     "children-text": (
         lambda: section(children=["Text."]),
-        "section 'search': children[0] is a str. Give MarkdownSection(title, key, template).",
+        "section 'search': children[0] is a str. Pass MarkdownSection(title, key, template).",
     ),
     "children-same-key": (
         lambda: section(children=[section(key="a"), section(key="b"), section(key="a")]),
@@ -241,7 +247,7 @@ SECTIONS: Rows = {
     "params-plain": (
         lambda: any_section[int],
         "MarkdownSection[int]: int has no named fields for placeholders. "
-        "Give a dataclass or a pydantic model, the class itself.",
+        "Pass a dataclass or a pydantic model, the class itself.",
     ),
     "params-text": (lambda: any_section["Params"], "MarkdownSection['Params']: 'Params' has no named fields"),
     "params-list": (lambda: any_section[[1]], "MarkdownSection[[1]]: [1] has no named fields"),
@@ -262,17 +268,17 @@ PROMPTS: Rows = {
     ),
     "text-empty": (
         lambda: prompt(sections=" \n"),
-        "prompt 'guide': it says nothing. Give a text, or at least one section.",
+        "prompt 'guide': it says nothing. Pass a string, or at least one section.",
     ),
-    "sections-empty": (lambda: prompt(sections=[]), "prompt 'guide': it says nothing. Give a text"),
-    "sections-none": (lambda: prompt(sections=None), "prompt 'guide': it says nothing. Give a text"),
+    "sections-empty": (lambda: prompt(sections=[]), "prompt 'guide': it says nothing. Pass a string"),
+    "sections-none": (lambda: prompt(sections=None), "prompt 'guide': it says nothing. Pass a string"),
     "sections-one": (
         lambda: prompt(sections=section()),
-        "prompt 'guide': sections is one section. Give a list of sections, or a text.",
+        "prompt 'guide': sections is one section. Pass a list of sections, or a string.",
     ),
     "sections-texts": (
         lambda: prompt(section(), " "),
-        "prompt 'guide': sections[1] is a str. Give MarkdownSection(title, key, template).",
+        "prompt 'guide': sections[1] is a str. Pass MarkdownSection(title, key, template).",
     ),
     "sections-same-key": (
         lambda: prompt(section(), section()),
@@ -284,7 +290,7 @@ PROMPTS: Rows = {
     ),
     "tools-one": (
         lambda: prompt(tools=weather),
-        "prompt 'guide': tools is one tool. Give a list of tools: [weather].",
+        "prompt 'guide': tools is one tool. Pass a list of tools: [weather].",
     ),
     "tools-agent": (
         lambda: prompt(tools=[Agent(ScriptedModel([]), "Answer.")]),
@@ -300,30 +306,30 @@ PROMPTS: Rows = {
     ),
     "feedback-text": (
         lambda: prompt(feedback="often"),
-        "prompt 'guide': feedback[0] is a str. Give feedback providers; see FeedbackProvider.",
+        "prompt 'guide': feedback[0] is a str. Pass feedback providers; see FeedbackProvider.",
     ),
     "resources-other": (
         lambda: prompt(resources=[Params]),
-        "prompt 'guide': resources[0] is the class Params. Give Binding(Protocol, provider).",
+        "prompt 'guide': resources[0] is the class Params. Pass Binding(Protocol, provider).",
     ),
     "overrides-text": (
         lambda: prompt(overrides="prompts"),
-        "prompt 'guide': overrides is a str. Give Overrides(\"folder\").",
+        "prompt 'guide': overrides is a str. Pass Overrides(\"folder\").",
     ),
     "output-plain": (
         lambda: prompt(output=int),
-        "prompt 'guide': output is int. Give a dataclass or a pydantic model, the class itself; "
+        "prompt 'guide': output is int. Pass a dataclass or a pydantic model, the class itself; "
         "a plain value can be a field of one.",
     ),
     "output-list": (
         lambda: prompt(output=list[Params]),
-        "prompt 'guide': output is list[Params]. Give a dataclass",
+        "prompt 'guide': output is list[Params]. Pass a dataclass",
     ),
     "output-instance": (
         lambda: prompt(output=Params("Rome")),
-        "prompt 'guide': output is a Params. Give a dataclass or a pydantic model, the class itself;",
+        "prompt 'guide': output is a Params. Pass a dataclass or a pydantic model, the class itself;",
     ),
-    "output-root-model": (lambda: prompt(output=Root), "prompt 'guide': output is Root. Give a dataclass"),
+    "output-root-model": (lambda: prompt(output=Root), "prompt 'guide': output is Root. Pass a dataclass"),
     "output-indescribable": (
         lambda: prompt(output=Holds),
         "prompt 'guide': its output: Holds can't be described to a model: ",
@@ -374,17 +380,17 @@ PROMPTS: Rows = {
     ),
     "two-tools": (
         lambda: prompt(section(tools=[weather]), tools=[weather]),
-        "prompt 'guide': two tools are called 'weather', in the prompt itself and in section 'search'. "
+        "prompt 'guide': two tools are named 'weather', in the prompt itself and in section 'search'. "
         "Rename one, drop one, or let only one of the two be enabled at a time.",
     ),
     "two-policies": (
         lambda: prompt(section(policies=[RateLimitPolicy(1, 60)]), policies=[RateLimitPolicy(2, 60)]),
-        "prompt 'guide': two policies are called 'rate_limit', and their state would be mixed. "
-        "Give one another name, or declare the same one in both places.",
+        "prompt 'guide': two policies are named 'rate_limit', so they would share their state. "
+        "Rename one of them, or declare the same one in both places.",
     ),
     "two-tools-in-one-place": (
         lambda: prompt(section(tools=[weather, weather])),
-        "prompt 'guide': two tools are called 'weather', in section 'search' and in section 'search'.",
+        "prompt 'guide': two tools are named 'weather', in section 'search' and in section 'search'.",
     ),
 }
 

@@ -205,16 +205,16 @@ def test_params_can_be_a_pydantic_model():
 @pytest.mark.parametrize(
     ("prompt", "params", "message"),
     [
-        (TRIP, None, "prompt 'trip': it has no params. Give `Trip(...)`, or a mapping with its fields."),
+        (TRIP, None, "prompt 'trip': it has no params. Pass `Trip(...)`, or a mapping with its fields."),
         (
             TRIP,
             "Rome",
-            "prompt 'trip': its params are a str. Give `Trip(...)`, or a mapping with its fields.",
+            "prompt 'trip': its params are a str. Pass `Trip(...)`, or a mapping with its fields.",
         ),
         (
             TRIP,
             Stay(hotel="a", nights=1),
-            "prompt 'trip': its params are a Stay. Give `Trip(...)`, or a mapping with its fields.",
+            "prompt 'trip': its params are a Stay. Pass `Trip(...)`, or a mapping with its fields.",
         ),
         (
             TRIP,
@@ -250,7 +250,7 @@ def test_a_params_type_that_no_schema_describes_takes_instances():
     prompt = Prompt("p", [MarkdownSection[Opaque]("T", "t", "$part")])
     assert "itemgetter" in prompt.render(Opaque(operator.itemgetter(1))).text
     with pytest.raises(
-        PromptRenderError, match=r"a mapping can't be checked: .*\. Give `.*Opaque\(\.\.\.\)` itself\."
+        PromptRenderError, match=r"a mapping can't be checked: .*\. Pass `.*Opaque\(\.\.\.\)` itself\."
     ):
         prompt.render({"part": 1})
 
@@ -301,7 +301,7 @@ def failing(params: Any) -> bool:
     [
         (
             {"enabled": lambda session: True},
-            "prompt 'p': `enabled` of section 'a.b' asks for the session, and there is none. Give `session=`.",
+            "prompt 'p': `enabled` of section 'a.b' asks for the session, and there is none. Pass `session=`.",
         ),
         (
             {"enabled": failing},
@@ -411,7 +411,7 @@ def test_two_tools_of_one_name_are_refused_where_both_are_enabled():
     with pytest.raises(PromptValidationError) as caught:
         prompt.render(Trip("Rome", 2, True))
     assert str(caught.value) == (
-        "prompt 'p': two tools are called 'weather', in section 'a' and in section 'c.b'. "
+        "prompt 'p': two tools are named 'weather', in section 'a' and in section 'c.b'. "
         "Rename one, drop one, or let only one of the two be enabled at a time."
     )
     assert (caught.value.tool, caught.value.places) == ("weather", ("section 'a'", "section 'c.b'"))
@@ -473,7 +473,7 @@ def test_two_policies_of_one_name_are_refused():
     ]
     prompt = Prompt("p", sections)
     prompt.render(Trip("Rome"))
-    with pytest.raises(PromptDefinitionError, match="two policies are called 'rate_limit'"):
+    with pytest.raises(PromptDefinitionError, match="two policies are named 'rate_limit'"):
         prompt.render(Trip("Rome", careful=True))
 
 

@@ -278,7 +278,7 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
     "delete missing": (lambda f: f.delete("gone"), FileMissing, "nothing exists at this path"),
     "delete full": (lambda f: f.delete("src"), FileError, "this folder is not empty. Pass recursive=True"),
     "move root": (lambda f: f.move(".", "a"), PathRefused, "the root can't be moved"),
-    "move onto root": (lambda f: f.move("src", "."), PathRefused, "Give the full new path"),
+    "move onto root": (lambda f: f.move("src", "."), PathRefused, "Pass the full new path"),
     "move missing": (lambda f: f.move("gone", "a"), FileMissing, "nothing exists at this path"),
     "move onto file": (
         lambda f: f.move("src/main.py", "readme.md"),

@@ -36,7 +36,7 @@ def test_a_journal_of_an_older_version_is_refused(tmp_path: Path):
     connection.close()
     with pytest.raises(
         JournalError,
-        match=f"its schema is version 1, and this version of Handrail uses {SCHEMA}. Use the version that wrote it",
+        match=f"its schema has version 1, but this version of Handrail uses {SCHEMA}. Use the version of Handrail that wrote it",
     ):
         SqliteJournal(path)
     connection = sqlite3.connect(path)
@@ -54,7 +54,7 @@ def test_a_journal_of_a_newer_version_is_refused(tmp_path: Path):
     connection.close()
     with pytest.raises(
         JournalError,
-        match=f"its schema is version {SCHEMA + 1}, and this version of Handrail uses {SCHEMA}",
+        match=f"its schema has version {SCHEMA + 1}, but this version of Handrail uses {SCHEMA}",
     ):
         SqliteJournal(path)
 

@@ -253,7 +253,7 @@ async def test_a_step_that_is_not_there_is_refused(recorder: Recorder, step: int
     await recorder.run("r", call("note", text="one"), "end")
     with pytest.raises(RunError, match="from one of 0 to 2"):
         await fork(recorder.journal, "r", step, "f")
-    with pytest.raises(RunError, match="has a run of this id already"):
+    with pytest.raises(RunError, match="already has a run with this id"):
         await fork(recorder.journal, "r", 1, "r")
     assert [line.id for line in await list_runs(recorder.journal)] == ["r"]
 
@@ -317,7 +317,7 @@ async def test_a_run_goes_through_a_file_into_another_journal(recorder: Recorder
     assert response.text == "end"
     assert [each.text for each in response.session[Noted].all()] == ["before"]
     assert not (elsewhere.folder / "a").exists()
-    with pytest.raises(RunError, match="has a run of this id already"):
+    with pytest.raises(RunError, match="already has a run with this id"):
         await import_(elsewhere.journal, tmp_path / "r.jsonl")
     again = await import_(elsewhere.journal, tmp_path / "r.jsonl", run_id="r2")
     assert (again.record.id, again.record.session_id, again.status) == ("r2", "r2", "parked")

@@ -376,8 +376,8 @@ async def _answered(run: Cut, value: Any, reached: asyncio.Event, *, asks_more: 
 @pytest.mark.parametrize(
     ("effect", "told"),
     [
-        ("read", "nothing of it stands"),
-        ("staged", "nothing of it stands"),
+        ("read", "none of its effects remain"),
+        ("staged", "none of its effects remain"),
         ("idempotent", "it is not known whether it happened"),
         ("irreversible", "it is not known whether it happened"),
     ],

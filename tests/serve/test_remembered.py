@@ -123,7 +123,7 @@ def test_decisions_outlive_a_server_that_was_killed(tmp_path: Path) -> None:
         assert shown[0].startswith("1  denied  pay: pay (any arguments)  (not from here)")
         assert shown[1].startswith("2  approved  send: send (any arguments)")
         wrong = handrail(*named, "--revoke", "3", cwd=tmp_path)
-        assert (wrong.returncode, "Give a number from 1 to 2." in wrong.stderr) == (2, True)
+        assert (wrong.returncode, "Pass a number from 1 to 2." in wrong.stderr) == (2, True)
         taken = json.loads(handrail(*named, "--revoke", "1", "--json", cwd=tmp_path).stdout)
         assert (taken["ok"], taken["revoked"]["tool"]) == (True, "pay")
         assert asyncio.run(listed(client, "a")) == both[1:]

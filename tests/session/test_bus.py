@@ -207,12 +207,12 @@ def test_plain_values_are_refused(event: object):
 @pytest.mark.parametrize(
     ("kind", "listener", "words"),
     [
-        ("One", print, "Give the event's class"),
-        (One(1), print, "Give the event's class"),
-        (list[int], print, "Give the event's class"),
+        ("One", print, "Pass the event's class"),
+        (One(1), print, "Pass the event's class"),
+        (list[int], print, "Pass the event's class"),
         (HasNumber, print, "nothing can be told to be a HasNumber"),
-        (One, None, "Give a `def`"),
-        (One, Member().hear_later, "Give a `def`"),
+        (One, None, "Pass a `def`"),
+        (One, Member().hear_later, "Pass a `def`"),
     ],
 )
 def test_wrong_subscriptions_are_refused_at_once(kind: Any, listener: Any, words: str):

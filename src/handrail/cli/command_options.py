@@ -126,7 +126,7 @@ class WorkerOptions:
     def open_journal(self) -> SqliteJournal | None:
         """Open the journal. If the default one can't be used, say so and record nothing."""
         if self.no_journal and self.journal is not None:
-            raise UsageError("--journal and --no-journal contradict each other. Give one of them.")
+            raise UsageError("--journal and --no-journal contradict each other. Pass only one of them.")
         if self.no_journal:
             return None
         try:

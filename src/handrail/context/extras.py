@@ -28,7 +28,7 @@ def _check_json(name: str, value: Any) -> None:
         raise ExtraKeyError(
             name,
             f"its value {error}",
-            "Give a JSON value, or declare the key with `ExtraKey(..., opaque=True)`.",
+            "Pass a JSON value, or declare the key with `ExtraKey(..., opaque=True)`.",
         ) from None
 
 
@@ -48,7 +48,7 @@ class ExtraKey(Generic[T]):
     def __post_init__(self) -> None:
         _check_name(self.name)
         if not isinstance(self.type, type):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
-            raise ExtraKeyError(self.name, f"its type is {self.type!r}", "Give a class, or `object` for any.")
+            raise ExtraKeyError(self.name, f"its type is {self.type!r}", "Pass a class, or `object` for any.")
         if self.opaque and not self.about:
             raise ExtraKeyError(
                 self.name,

@@ -1,4 +1,6 @@
-"""Effects on the world that no transaction covers: `once` settles them once, compensations undo them, probes find them."""
+"""Effects on the world outside of transactions: `once` runs them once, compensations undo them, probes look
+for them.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def once(
     """Implement the verb `once` of one call."""
     if EFFECTS[attempt.tool.effect].transactional:
         raise EffectRefused(
-            attempt.name, attempt.tool.effect, f"it may not use `once` ({key!r}), which can't be rolled back"
+            attempt.name,
+            attempt.tool.effect,
+            f"it may not use `once` ({key!r}), because that can't be rolled back",
         )
     return Operation(lambda: _once(attempt, key, function, probe, on_unknown), f"once({key!r})", attempt.home)
 
@@ -73,7 +77,7 @@ async def _once(
 
 
 class _Asked(BaseModel):
-    """The answer to whether something happened."""
+    """The answer to the question whether something happened."""
 
     happened: bool
 
@@ -85,7 +89,10 @@ async def _settle_unknown(
     probe: Callable[[], Any] | None,
     on_unknown: OnUnknown,
 ) -> Any:
-    """Settle a `once` that began and never finished, by its probe or a question. If it happened, the value is None."""
+    """Settle a `once` that began and never finished, by asking its probe or a person.
+
+    If it happened, its value is None.
+    """
     happened: Any = None if probe is None else await call_either(probe)
     if happened is None and on_unknown == "ask":
         happened = await _ask_whether(attempt, key)
@@ -141,7 +148,7 @@ def _auxiliary_tool(
     made = object.__new__(_AuxiliaryTool)
     made.__dict__.update(
         tool.__dict__,
-        name=f"{tool.name}.{name}",  # no model and no `context.call` can use such a name
+        name=f"{tool.name}.{name}",  # names that neither a model nor `context.call` can use
         handler=handler,
         is_async=True,
         timeout=_SECONDS,
@@ -159,7 +166,7 @@ def _auxiliary_tool(
 async def compensate(attempt: Attempt, settled: Sequence[Settled]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Compensate the effects of a failed call, last first. Returns what was compensated and what was not.
 
-    Each compensation passes the gate beside the call. One that fails is rolled back, and the others still run.
+    Each compensation passes the gate beside the call. If one fails, it is rolled back and the others still run.
     """
     compensated: list[str] = []
     left: list[str] = []
@@ -177,7 +184,7 @@ async def compensate(attempt: Attempt, settled: Sequence[Settled]) -> tuple[tupl
 
 
 async def _compensate(attempt: Attempt, done: Settled, tool: Tool[Any, Any]) -> BaseException | None:
-    """Pass one compensation through the gate. Returns the error if it fails."""
+    """Pass one compensation through the gate. Returns its error if it fails, otherwise None."""
     function = tool.compensate
     assert function is not None
 
@@ -191,7 +198,7 @@ async def _compensate(attempt: Attempt, done: Settled, tool: Tool[Any, Any]) -> 
 
 
 async def probe(attempt: Attempt) -> bool | None:
-    """Ask the tool's probe whether an interrupted call happened. None if there is no probe or it does not know.
+    """Ask the tool's probe whether an interrupted call happened. Returns None if there is no probe or it does not know.
 
     The probe passes the gate beside the call. A probe that fails is rolled back and counts as not knowing.
     """
@@ -207,7 +214,7 @@ async def probe(attempt: Attempt) -> bool | None:
     passage = await _carry(new_auxiliary(attempt, f"{attempt.id}.probe", probing, attempt.call.place.probe))
     if passage.result is None or passage.error is not None:
         log.error(
-            "the probe of %s raised, so it is not known whether it happened",
+            "the probe of %s raised, so it is unknown whether the call happened",
             attempt.name,
             exc_info=passage.error,
         )
@@ -216,7 +223,7 @@ async def probe(attempt: Attempt) -> bool | None:
 
 
 async def _carry(call: Call) -> Passage:
-    """Pass a compensation or a probe through the gate. If it fails, the returned passage's `error` says why."""
+    """Pass a compensation or a probe through the gate. If it fails, `error` of the returned passage is set."""
     passage = call.gate.open(call)
     try:
         await shielded(call.gate.carry(passage))

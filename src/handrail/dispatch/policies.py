@@ -1,4 +1,4 @@
-"""Policies: how they check a call, and the context they get."""
+"""Policies: how they check a call, and the context that they get."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ log = logging.getLogger("handrail.gate")
 class PolicySession(CallSession):
     """The session as a policy sees it.
 
-    Before the handler runs, a policy reads the state that the call will start from and may only log; after
-    it, a policy reads and writes the call's fork, whatever the tool's own effect.
+    Before the handler runs, a policy reads the state from which the call will start, and may only append to
+    logs. Afterwards it reads and writes the call's fork, whatever the tool's own effect.
     """
 
     __slots__ = ()
@@ -51,16 +51,18 @@ class PolicySession(CallSession):
         session = attempt.frame.session
         if not all(target.is_log for target in session.targets_of(event)):
             raise EventRefused(
-                event, "a policy's `check` may only log", "Keep what it counts in a slice of kind 'log'."
+                event,
+                "a policy's `check` may only append to a log",
+                "Keep the policy's counts in a slice of kind 'log'.",
             )
         session.dispatch(event)
 
 
 class PolicyCall(msgspec.Struct, eq=False):
-    """The source of the context that policies get.
+    """The source of the policies' context.
 
-    Before the handler it shows the state that the call will start from; afterwards, the call's changes.
-    Policies may write state even if the tool's effect is only to read.
+    Before the handler runs, it shows the state from which the call will start; afterwards, the call's changes.
+    Policies may write state even if the tool itself may only read.
     """
 
     _attempt: Attempt
@@ -76,7 +78,10 @@ class PolicyCall(msgspec.Struct, eq=False):
         return self._home
 
     def check(self) -> None:
-        """Raise `ContextExpired` once the call is over. That is later than for the handler, since policies see the result."""
+        """Raise `ContextExpired` once the call is over.
+
+        The handler's context expires earlier, since policies see the result.
+        """
         if self._ended:
             raise ContextExpired(self._attempt.id)
 
@@ -84,7 +89,7 @@ class PolicyCall(msgspec.Struct, eq=False):
         return self._attempt.fork(protocol, resource)
 
     def close(self) -> None:
-        """Close the policies' context, because the call is over."""
+        """Close the policies' context when the call is over."""
         self._ended = True
         if self._home is not None:
             self._home.close()
@@ -119,7 +124,7 @@ def close_policy_context(attempt: Attempt) -> None:
 
 
 def policy_resources(attempt: Attempt) -> CallResources | None:
-    """Return the resources that policies made for this attempt, if any."""
+    """Return the resources that the policies created for this attempt; None if there are none."""
     if attempt.policy_context is None:
         return None
     behind: Any = attempt.policy_context._source  # pyright: ignore[reportPrivateUsage]  # made here
@@ -127,7 +132,7 @@ def policy_resources(attempt: Attempt) -> CallResources | None:
 
 
 async def close_resources(attempt: Attempt) -> None:
-    """Close the resources that an attempt and its policies made for themselves."""
+    """Close the resources that an attempt and its policies created for themselves."""
     for resources in (attempt.made_resources, policy_resources(attempt)):
         if resources is not None and not resources.untouched:
             for error in await shielded(resources.close()):
@@ -135,16 +140,19 @@ async def close_resources(attempt: Attempt) -> None:
 
 
 async def check_policies(attempt: Attempt) -> str | None:
-    """Check a call with every policy. All must allow it; one that raises denies. Returns the reason to ask, if any."""
+    """Check a call with every policy. Returns the reason for asking a person, if a policy wants that.
+
+    All policies must allow the call. A policy that raises denies it.
+    """
     asked: str | None = None
     call, seen = attempt.call, attempt.seen
     tool, name = call.tool, call.name
-    if seen is None:  # a copy, so that no policy can change what the handler gets
+    if seen is None:  # a copy, so that no policy can change the handler's params
         seen = attempt.seen = tool.parse_again(attempt.params, call.arguments)
     attempt.decision = "deny"
     context = attempt.policy_context
     if context is None:
-        behind: Any = PolicyCall(attempt)  # members that it lacks come from the attempt
+        behind: Any = PolicyCall(attempt)  # members that it does not have come from the attempt
         context = attempt.policy_context = ToolContext(behind)
     for policy in attempt.frame.policies:
         try:
@@ -155,18 +163,18 @@ async def check_policies(attempt: Attempt) -> str | None:
         except Exception as error:
             log.exception("the policy %r raised, or returned no PolicyDecision, on %s", policy.name, name)
             raise Refused(
-                "denied", f"The policy {policy.name!r} could not decide and so denies {name}."
+                "denied", f"The policy {policy.name!r} could not decide, so {name} is denied."
             ) from error
         if kind == "ask":
             asked = asked or decision.reason or f"{policy.name} asks"
-        elif kind != "allow":  # anything but the three kinds is denied, too
+        elif kind != "allow":  # a decision of any other kind denies as well
             raise Refused("denied", f"{name} is not allowed: {decision.reason}")
     attempt.decision = "allow" if asked is None else f"ask: {asked}"
     return asked
 
 
 async def tell_policies(attempt: Attempt, result: ToolResult[Any]) -> None:
-    """Tell every policy about a success before it is committed. A policy that raises fails the call."""
+    """Notify every policy of a success before it is committed. A policy that raises fails the call."""
     context: Any = attempt.policy_context
     tool = attempt.call.tool
     for policy in attempt.frame.policies:
@@ -176,5 +184,5 @@ async def tell_policies(attempt: Attempt, result: ToolResult[Any]) -> None:
                 await told
         except Exception as error:
             raise Refused(
-                "denied", f"The policy {policy.name!r} refused what {attempt.name} did: {error}"
+                "denied", f"The policy {policy.name!r} rejected the result of {attempt.name}: {error}"
             ) from error

@@ -222,7 +222,7 @@ class ApprovalMemory:
         if not isinstance(session, Session):  # pyright: ignore[reportUnnecessaryIsInstance]  # a tool's view is none
             raise DefinitionError(
                 f"approvals are remembered by a Session, and this is a {type(session).__name__}. "
-                "Give the session of the run; a tool's view of it can't change them."
+                "Pass the session of the run; a tool's view of it can't change them."
             )
         self._session = session
         self._clock = clock

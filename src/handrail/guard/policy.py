@@ -95,7 +95,7 @@ class SequentialDependencyPolicy:
         for tool, others in needs.items():
             if isinstance(others, str):
                 raise DefinitionError(
-                    f"policy {name!r}: {tool!r} needs a text, {others!r}. Give a set of tool names: {{{others!r}}}."
+                    f"policy {name!r}: {tool!r} needs a set, not the string {others!r}. Pass a set of tool names: {{{others!r}}}."
                 )
             if tool in others:
                 raise DefinitionError(
@@ -242,7 +242,7 @@ class CapabilityPolicy(_CheckOnly):
                 )
         if isinstance(scope, str):
             raise DefinitionError(
-                f"policy {name!r}: the scope is a text. Give a list of folders: [{scope!r}]."
+                f"policy {name!r}: the scope is a string. Pass a list of folders: [{scope!r}]."
             )
         self.name = name
         self._verdicts: dict[str, Verdict] = dict(verdicts or {})
@@ -321,10 +321,10 @@ class RateLimitPolicy(_CheckOnly):
     ) -> None:
         if type(most) is not int or most < 1 or not 0 < per_seconds < math.inf:
             raise DefinitionError(
-                f"policy {name!r}: {most} calls in {per_seconds} seconds is not a rate. Give at least 1 call and a positive time."
+                f"policy {name!r}: {most} calls in {per_seconds} seconds is not a rate. Pass at least 1 call and a positive time."
             )
         if isinstance(tools, str):
-            raise DefinitionError(f"policy {name!r}: tools is a text. Give a set of names: {{{tools!r}}}.")
+            raise DefinitionError(f"policy {name!r}: tools is a string. Pass a set of names: {{{tools!r}}}.")
         self.name = name
         self._most = most
         self._window = per_seconds

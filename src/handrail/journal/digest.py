@@ -25,7 +25,7 @@ def new_key() -> bytes:
 
 
 def key_beside(journal: str) -> bytes:
-    """Return the key for a journal's file, from the environment or else from a file beside the journal.
+    """Return the key of a journal, from an environment variable or else from a file beside the journal.
 
     The file is created if it is missing, and only its owner can read it.
     """
@@ -38,7 +38,9 @@ def key_beside(journal: str) -> bytes:
     key = path.read_bytes()
     if len(key) != _KEY_BYTES:
         raise JournalError(
-            journal, f"its key {path.name!r} has {len(key)} bytes", "Put back the one it was made with."
+            journal,
+            f"its key {path.name!r} has {len(key)} bytes",
+            "Restore the key that the journal was created with.",
         )
     return key
 

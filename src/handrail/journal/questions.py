@@ -57,13 +57,13 @@ class SqliteQuestions:
                 "INSERT INTO questions (id, question, run_id, asked_at, principal) VALUES (?, ?, ?, ?, ?) "
                 "ON CONFLICT DO UPDATE SET question = excluded.question, principal = excluded.principal, answer = NULL",
                 question.id,
-                encode(question, "asking"),
+                encode(question, "the question has"),
                 question.run_id,
                 question.asked_at.timestamp(),
                 question.principal,
             )
         else:
-            question = earlier  # it keeps the expiry from when it was first asked
+            question = earlier  # it keeps the expiry time from when it was first asked
             if given is not None:
                 answer = msgspec.msgpack.decode(given, type=Answer)
                 if still_fits(answer, check):
@@ -78,13 +78,13 @@ class SqliteQuestions:
                     database.transact_now(_delete("id = ?", question.id))
                 raise
             finally:
-                self._local.forget(question.id)  # the database has it
+                self._local.forget(question.id)  # the answer is in the database
         if answer.outcome in ("timed out", "cancelled"):
             await database.transact(_delete("id = ?", question.id))
         return answer
 
     def answer(self, answer: Answer, /) -> None:
-        """Accept an answer, even to a question that another process asked or that waits for its run to be resumed."""
+        """Accept an answer, even to a question that another process asked, or whose run has yet to be resumed."""
         if self._local.is_known(answer.question_id):
             self._local.answer(answer)
             return
@@ -119,7 +119,7 @@ class SqliteQuestions:
         await self._database.transact(_delete("substr(id, 1, length(?)) = ?", prefix, prefix))
 
     def _record(self, answer: Answer) -> None:
-        """Record a final answer before the asker is told. Raises `AnswerRefused` if a different one is recorded."""
+        """Record a final answer before the asker is notified. Raises `AnswerRefused` if a different one is recorded."""
         if answer.outcome not in ("answered", "declined"):
             return  # the question may be asked again
         encoded = encode(answer, f"the answer to {answer.question_id!r} is")
@@ -160,7 +160,7 @@ _FIND = """SELECT EXISTS (SELECT 1 FROM runs WHERE id = ?), question, answer
 
 
 def _delete(where: str, *values: str) -> Work[None]:
-    """Return work that deletes questions without an answer."""
+    """Return a job that deletes questions without an answer."""
 
     def delete(connection: sqlite3.Connection) -> None:
         connection.execute(f"DELETE FROM questions WHERE answer IS NULL AND {where}", values)
@@ -172,7 +172,7 @@ def _get(connection: sqlite3.Connection, question_id: str) -> QuestionRecord:
     query = f"SELECT {_COLUMNS} FROM questions WHERE id = ?"
     row = connection.execute(query, (question_id,)).fetchone()
     if row is None:
-        raise AnswerRefused(question_id, "there is no such question", "Answer one that is open.")
+        raise AnswerRefused(question_id, "there is no such question", "Answer one of the open questions.")
     return _asked(row)
 
 
@@ -185,13 +185,13 @@ def _asked(row: Sequence[Any]) -> QuestionRecord:
 
 
 class _Watch:
-    """Calls `look` every few seconds with the id of each question that somebody waits for."""
+    """Calls `look` every few seconds with the id of each question that an asker is waiting for."""
 
     def __init__(self, every: float | None, look: Callable[[str], Awaitable[None]]) -> None:
         self._every = every
         self._look = look
         self._waiting: dict[asyncio.AbstractEventLoop, dict[str, None]] = {}
-        """The questions waited for, by event loop. Each loop looks for its own."""
+        """The questions that are waited for, by event loop. Each loop looks for its own answers."""
         self._tasks: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
 
     @contextlib.contextmanager

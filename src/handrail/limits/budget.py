@@ -39,7 +39,7 @@ class Budget:
             if limit is not None and not _is_amount(limit):
                 raise DefinitionError(
                     f"a budget of {limit!r} {unit} is not possible. "
-                    "Give a number of at least 0, or None for no bound."
+                    "Pass a number of at least 0, or None for no bound."
                 )
 
     def limits(self) -> dict[Unit, int | Decimal]:
@@ -189,7 +189,7 @@ def _checked(amounts: Mapping[str, Amount | None]) -> dict[Unit, _Exact]:
         elif amount is not None:
             if not _is_amount(amount) or amount == inf:
                 raise DefinitionError(
-                    f"{amount!r} {unit} can't be spent. Give a number of at least 0, or None if it is unknown."
+                    f"{amount!r} {unit} can't be spent. Pass a number of at least 0, or None if it is unknown."
                 )
             exact[unit] = _exact(amount)
     return exact

@@ -252,16 +252,16 @@ class _Check:
         prompt, place = self.prompt, self.place
         sections: Any = prompt.sections
         if isinstance(sections, Section):
-            raise self.error("sections is one section", "Give a list of sections, or a text.")
+            raise self.error("sections is one section", "Pass a list of sections, or a string.")
         if not sections:
-            raise self.error("it says nothing", "Give a text, or at least one section.")
+            raise self.error("it says nothing", "Pass a string, or at least one section.")
         parts = {
             "sections": check_sections(place, "sections", sections),
             "tools": check_tools(place, prompt.tools),
             "policies": check_policies(place, prompt.policies),
-            "feedback": self.having("feedback", "advise", "Give feedback providers; see FeedbackProvider."),
-            "completion": self.having("completion", "missing", "Give checkers; see CompletionChecker."),
-            "resources": self.having("resources", "provide", "Give Binding(Protocol, provider)."),
+            "feedback": self.having("feedback", "advise", "Pass feedback providers; see FeedbackProvider."),
+            "completion": self.having("completion", "missing", "Pass checkers; see CompletionChecker."),
+            "resources": self.having("resources", "provide", "Pass Binding(Protocol, provider)."),
         }
         for field, value in parts.items():
             object.__setattr__(prompt, field, value)
@@ -339,7 +339,7 @@ class _Check:
         if not is_record(output):
             raise self.error(
                 f"output is {describe(output) if isinstance(output, type) or get_args(output) else shown(output)}",
-                "Give a dataclass or a pydantic model, the class itself; a plain value can be a field of one.",
+                "Pass a dataclass or a pydantic model, the class itself; a plain value can be a field of one.",
             )
         try:
             return Schema(output, self.namespace)
@@ -355,7 +355,7 @@ class _Check:
         if self.prompt.overrides is None:
             return None
         if not hasattr(self.prompt.overrides, "apply"):
-            raise self.error(f"overrides is {shown(self.prompt.overrides)}", 'Give Overrides("folder").')
+            raise self.error(f"overrides is {shown(self.prompt.overrides)}", 'Pass Overrides("folder").')
         words = self.prompt.overrides.apply(self.prompt, params_type)
         unapplied = [report for report in words.reports if report.state != "applied"]
         if unapplied:

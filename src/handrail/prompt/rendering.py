@@ -217,8 +217,8 @@ def check_policy_names(prompt: str, policies: Iterable[ToolPolicy]) -> None:
         if seen.setdefault(policy.name, policy) is not policy:
             raise PromptDefinitionError(
                 f"prompt {prompt!r}",
-                f"two policies are called {policy.name!r}, and their state would be mixed",
-                "Give one another name, or declare the same one in both places.",
+                f"two policies are named {policy.name!r}, so they would share their state",
+                "Rename one of them, or declare the same one in both places.",
             )
 
 

@@ -48,7 +48,7 @@ class Condition:
         elif type(given) is not type(allowed[0]) or given not in allowed:
             words = ", ".join(map(repr, allowed))
             raise PromptDefinitionError(
-                what, f"is {given!r}", f"Give {words}, or a function that returns one of them."
+                what, f"is {given!r}", f"Pass {words}, or a function that returns one of them."
             )
 
     def _read(self, function: Callable[..., Any]) -> None:
@@ -99,7 +99,7 @@ class Condition:
         where = f"`{self._what}` of section {path!r}"
         if "session" in self._takes and given["session"] is None:
             raise PromptRenderError(
-                prompt, f"{where} asks for the session, and there is none", "Give `session=`."
+                prompt, f"{where} asks for the session, and there is none", "Pass `session=`."
             )
         try:
             found = function(**(given if self._takes_all else {name: given[name] for name in self._takes}))
@@ -181,7 +181,7 @@ class Section(Generic[ParamsT], abc.ABC):
             raise PromptDefinitionError(
                 f"{cls.__name__}[{describe(params)}]",
                 f"{describe(params)} has no named fields for placeholders",
-                "Give a dataclass or a pydantic model, the class itself.",
+                "Pass a dataclass or a pydantic model, the class itself.",
             )
         made = _TYPED.get((cls, params))
         if made is None:
@@ -269,13 +269,13 @@ def _check(section: Section[Any]) -> None:
         )
     place = f"section {key!r}"
     if not isinstance(title, str) or not title.strip() or not title.isprintable():
-        raise PromptDefinitionError(place, f"the title is {title!r}", "Give one line of text.")
+        raise PromptDefinitionError(place, f"the title is {title!r}", "Pass one line of text.")
     fields = None if section.params_type is None else fields_of(section.params_type)
     texts: dict[str, Any] = {"template": section.template, "summary": section.summary}
     for what, text in texts.items():
         if what == "template" or text is not None:
             if not isinstance(text, str):
-                raise PromptDefinitionError(place, f"the {what} is {shown(text)}", "Give a text.")
+                raise PromptDefinitionError(place, f"the {what} is {shown(text)}", "Pass a string.")
             check_placeholders(place, what, read_template(place, what, text), fields, section.params_type)
     for what in ("enabled", "visibility"):
         try:
@@ -284,7 +284,7 @@ def _check(section: Section[Any]) -> None:
             raise PromptDefinitionError(place, f"{what} {error.problem}", error.hint) from None
     if section.visibility != "full" and section.summary is None:
         raise PromptDefinitionError(
-            place, "it may be shown as a summary and has none", "Give `summary=`, one or two sentences."
+            place, "it may be shown as a summary and has none", "Pass `summary=`, one or two sentences."
         )
     parts = {
         "tools": check_tools(place, section.tools),
@@ -336,13 +336,13 @@ def check_placeholders(
 def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
     """Return these tools as a tuple. A function without `@tool` is refused by name."""
     if isinstance(given, Tool):
-        raise PromptDefinitionError(place, "tools is one tool", f"Give a list of tools: [{given.name}].")
+        raise PromptDefinitionError(place, "tools is one tool", f"Pass a list of tools: [{given.name}].")
     found: tuple[Any, ...] = tuple(given)
     for index, one in enumerate(found):
         if isinstance(one, Tool):
             cast("Tool[Any, Any]", one).check_complete()
             continue
-        hint = "Give tools, made by @tool or Tool(...)."
+        hint = "Pass tools, made by @tool or Tool(...)."
         if isinstance(one, Section):
             hint = "It is a section: put it among the sections, Prompt(name, [...])."
         elif hasattr(one, "as_tool"):
@@ -371,7 +371,7 @@ def check_sections(place: str, what: str, given: Iterable[Any]) -> tuple[Section
     for index, one in enumerate(found):
         if not isinstance(one, Section):
             kind: Any = one
-            hint = "Give MarkdownSection(title, key, template)."
+            hint = "Pass MarkdownSection(title, key, template)."
             if isinstance(kind, type) and issubclass(kind, Section):
                 hint = f"Make one: {kind.__name__}(...)."
             raise PromptDefinitionError(place, f"{what}[{index}] is {shown(one)}", hint)

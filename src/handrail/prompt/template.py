@@ -105,7 +105,7 @@ class ParamsReader:
                 raise self._error(problem, "Leave them out, or write MarkdownSection[Params](...).")
             return None
         name = describe(kind)
-        hint = f"Give `{name}(...)`, or a mapping with its fields."
+        hint = f"Pass `{name}(...)`, or a mapping with its fields."
         if given is None:
             raise self._error("it has no params", hint)
         if isinstance(given, get_origin(kind) or kind):
@@ -119,7 +119,7 @@ class ParamsReader:
         except ToolValidationError as error:
             raise self._error(f"its params do not fit {name}: {error}", "Correct the mapping.") from None
         except DefinitionError as error:
-            raise self._error(f"a mapping can't be checked: {error}", f"Give `{name}(...)` itself.") from None
+            raise self._error(f"a mapping can't be checked: {error}", f"Pass `{name}(...)` itself.") from None
 
     def _error(self, problem: str, hint: str) -> PromptRenderError:
         return PromptRenderError(self._prompt, problem.rstrip("."), hint)

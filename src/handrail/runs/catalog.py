@@ -82,9 +82,9 @@ async def forget(
     the ids of the deleted runs; with `dry`, of those that would be deleted.
     """
     if before is None and keep is None:
-        raise DefinitionError("nothing says which runs to forget. Give `before`, `keep` or both.")
+        raise DefinitionError("nothing says which runs to forget. Pass `before`, `keep` or both.")
     if before is not None and before.tzinfo is None:
-        raise DefinitionError("`before` has no time zone. Give one, for example `datetime.now(UTC)`.")
+        raise DefinitionError("`before` has no time zone. Pass one, for example `datetime.now(UTC)`.")
     until = None if before is None else before.timestamp()
     sessions: dict[str, list[RunRow]] = {}
     staying: set[str] = set()

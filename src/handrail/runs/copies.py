@@ -50,7 +50,7 @@ async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
             raise RunError(
                 record.id,
                 f"the run {earlier.record.id!r} of the same session, on which it builds, is not over",
-                "Resume or cancel that one first.",
+                "Resume or cancel that run first.",
             )
         for unit in units:
             if unit.run_id == earlier.record.id and unit.call_id not in undone:
@@ -264,7 +264,7 @@ async def import_(
 
 
 def _read(path: Path) -> RunCopy:
-    name, hint = path.name, "Give a file that `export` wrote."
+    name, hint = path.name, "Pass a file that `export` wrote."
     try:
         lines = path.read_bytes().splitlines()
         if not lines:

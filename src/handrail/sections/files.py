@@ -113,7 +113,7 @@ async def find_files(
         found = context.filesystem.glob(pattern)
     except FileError as error:
         return ToolResult.error(str(error))
-    return ToolResult.ok(_shown(found, f"No file fits {pattern}.", "Give a narrower pattern."))
+    return ToolResult.ok(_shown(found, f"No file fits {pattern}.", "Pass a narrower pattern."))
 
 
 @tool(effect="read", capabilities={"fs.read"})
@@ -133,7 +133,7 @@ async def search_files(
     except FileError as error:
         return ToolResult.error(str(error))
     return ToolResult.ok(
-        _shown(found, f"No line matches {pattern}.", "Give a narrower pattern or fewer files.")
+        _shown(found, f"No line matches {pattern}.", "Pass a narrower pattern or fewer files.")
     )
 
 

@@ -95,19 +95,19 @@ class _Subscription:
 def _check_subscription(kind: object, listener: object) -> None:
     if not isinstance(kind, type):
         raise EventRefused(
-            kind, "a subscription is for a type", "Give the event's class, or `object` for all."
+            kind, "a subscription is for a type", "Pass the event's class, or `object` for all."
         )
     try:
         issubclass(int, kind)
     except TypeError as error:
         raise EventRefused(
-            kind, f"nothing can be told to be a {kind.__name__}: {error}", "Give the event's own class."
+            kind, f"nothing can be told to be a {kind.__name__}: {error}", "Pass the event's own class."
         ) from None
     if not callable(listener) or iscoroutinefunction(listener):
         raise EventRefused(
             listener,
             "a subscriber is a plain function, called with the event",
-            "Give a `def` that takes it; start a task in there for what has to be awaited.",
+            "Pass a `def` that takes it; start a task in there for what has to be awaited.",
         )
 
 

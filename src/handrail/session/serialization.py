@@ -203,7 +203,7 @@ def _read(data: str | bytes) -> _Saved:
     try:
         version = msgspec.json.decode(data, type=_Version)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SessionError("?", f"it is not a saved session: {error}", "Give what `save` returned.") from None
+        raise SessionError("?", f"it is not a saved session: {error}", "Pass what `save` returned.") from None
     if version.version != VERSION:
         raise SessionError(
             str(version.id),
@@ -214,7 +214,7 @@ def _read(data: str | bytes) -> _Saved:
         return msgspec.json.decode(data, type=_Saved)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SessionError(
-            str(version.id), f"what was saved is damaged: {error}", "Give what `save` returned."
+            str(version.id), f"what was saved is damaged: {error}", "Pass what `save` returned."
         ) from None
 
 
@@ -225,7 +225,7 @@ def _check_kept_alike(session: Session, kind: type, contents: _SavedSlice) -> No
         raise SessionError(
             session.id,
             f"{kind.__name__} was saved as {was} and is {now} here",
-            "Give the rules it was saved with: load(data, slices={...}).",
+            "Pass the rules it was saved with: load(data, slices={...}).",
         )
 
 

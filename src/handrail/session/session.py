@@ -294,7 +294,10 @@ class Session:
         return targets
 
     def _recorder_of(self, fact: object) -> Callable[[Any], None]:
-        """Return the function that keeps facts of this type. It appends to a list, unless a reducer also handles them."""
+        """Return the function that keeps facts of this type.
+
+        It appends to a list, unless a reducer also handles them.
+        """
         check_event(fact)
         kind = type(fact)
         with self.lock:
@@ -341,5 +344,5 @@ def _check_rules(session: str, kind: object, rules: object) -> None:
         raise SessionError(
             session,
             f"slices has {kind!r}: {rules!r}",
-            "Give a class and its rules: slices={Plan: SliceRules(key=...)}.",
+            "Pass a class and its rules: slices={Plan: SliceRules(key=...)}.",
         )

@@ -61,11 +61,11 @@ class SliceRules:
 def check_reducer(event: object, reducer: object) -> None:
     """Check that a reducer is a function and that it is for a type of event."""
     if not isinstance(event, type):
-        raise DefinitionError(f"a reducer is for a type of event, not for {event!r}. Give the event's class.")
+        raise DefinitionError(f"a reducer is for a type of event, not for {event!r}. Pass the event's class.")
     if not callable(reducer):
         raise DefinitionError(
             f"the reducer for {event.__name__} is a {type(reducer).__name__}. "
-            "Give a function: (slice, event) -> slice."
+            "Pass a function: (slice, event) -> slice."
         )
 
 

@@ -124,13 +124,13 @@ class _Check:
         timeout: Any = tool.timeout
         is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
         if timeout is not None and not (is_number and 0 < timeout < math.inf):
-            hint = "Give a positive number of seconds, or None for no timeout."
+            hint = "Pass a positive number of seconds, or None for no timeout."
             raise self.error(f"timeout is {timeout!r}", hint)
 
     def capabilities(self) -> None:
         given: Any = self.tool.capabilities
         if isinstance(given, str):
-            raise self.error(f"capabilities is {given!r}", f"Give a set of words, for example {{{given!r}}}.")
+            raise self.error(f"capabilities is {given!r}", f"Pass a set of words, for example {{{given!r}}}.")
         for word in given:
             if not isinstance(word, str) or not _CAPABILITY.match(word):
                 raise self.error(
@@ -215,7 +215,7 @@ class _Check:
         if (tool.effect == "compensable") != (tool.compensate is not None):
             raise self.error(
                 "effect='compensable' and a `compensate` handler go together, and only one of them is given",
-                "Give both, or neither.",
+                "Pass both, or neither.",
             )
         if tool.compensate is not None:
             form = "(params, value, *, context: ToolContext) -> None"
@@ -249,7 +249,7 @@ class _Check:
     def example(self, place: str, example: ToolExample[Any, Any]) -> None:
         if not isinstance(cast(object, example), ToolExample):
             raise self.error(
-                f"{place} is {example!r}", "Give ToolExample(description=..., input=..., output=...)."
+                f"{place} is {example!r}", "Pass ToolExample(description=..., input=..., output=...)."
             )
         if not 0 < len(example.description) <= _LONGEST_EXAMPLE:
             raise self.error(
@@ -261,7 +261,7 @@ class _Check:
         if isinstance(params_type, type) and not isinstance(example.input, params_type | Mapping):
             raise self.error(
                 f"the input of {place} is {example.input!r}",
-                f"Give a {describe(tool.params)}, or a mapping with its fields.",
+                f"Pass a {describe(tool.params)}, or a mapping with its fields.",
             )
         for part, schema in (("input", tool._schema), ("output", tool._result_schema)):  # pyright: ignore[reportPrivateUsage]  # our own tool
             value: Any = getattr(example, part)

@@ -61,7 +61,7 @@ def read(tool: str, function: Callable[..., Any], namespace: Mapping[str, Any], 
     """Read the signature of `function`. Raises `ToolDefinitionError` if it can't be read."""
     if not callable(function):
         raise ToolDefinitionError(
-            tool, f"its {what} is {function!r}, not a function", "Give a function or another callable."
+            tool, f"its {what} is {function!r}, not a function", "Pass a function or another callable."
         )
     body = body_of(function)
     if inspect.isasyncgenfunction(body) or inspect.isgeneratorfunction(body):
@@ -175,7 +175,7 @@ def positional(tool: str, signature: Signature, count: int, what: str, form: str
         raise ToolDefinitionError(
             tool,
             f"its {what} takes {len(names)} arguments beside `context`, and is called with {count}",
-            "Give the bound method: `thing.method`." if names[:1] == ["self"] else f"Write it as `{form}`.",
+            "Pass the bound method: `thing.method`." if names[:1] == ["self"] else f"Write it as `{form}`.",
         )
     return names
 

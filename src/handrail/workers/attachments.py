@@ -65,7 +65,7 @@ def as_argument(given: Any) -> Any:
     file = from_disk(given) if isinstance(given, Path) else given
     if not isinstance(file, Attachment):
         raise DefinitionError(
-            f"an attachment is a {type(file).__name__}. Give a path among the run's files, or Attachment(name, bytes)."
+            f"an attachment is a {type(file).__name__}. Pass a path among the run's files, or Attachment(name, bytes)."
         )
     return {"name": file.name, "base64": base64.b64encode(file.content).decode()}
 

@@ -91,7 +91,7 @@ class WorkerRegistry:
         """Return the registry of the folder that a worker's file is in, and the worker."""
         file = Path(path)
         if not file.is_file() or file.suffix != ".md":
-            raise WorkerError(f"{str(path)!r} is no worker's file. Give the path of a file NAME.md.")
+            raise WorkerError(f"{str(path)!r} is no worker's file. Pass the path of a file NAME.md.")
         registry = cls(file.parent)
         draft = next((each for each in registry._drafts if each.path.name == file.name), None)
         if draft is None:

@@ -383,7 +383,7 @@ def _policy(worker: str, entry: Any, where: str, refuse: Refuse) -> ToolPolicy |
     rules: PolicyEntry = entry
     given = [rules.capability, rules.rate_limit, rules.sequential]
     if sum(each is not None for each in given) != 1:
-        refuse(where, "a policy is one of `capability`, `rate_limit` and `sequential`", "Give exactly one.")
+        refuse(where, "a policy is one of `capability`, `rate_limit` and `sequential`", "Pass exactly one.")
         return None
     if rules.rate_limit is not None:
         rate = rules.rate_limit

@@ -198,7 +198,7 @@ def test_a_shell_with_nonsense_can_not_be_made():
         ({"processes": 0}, "processes 0"),
         ({"environment": {"A=": "is"}}, "environment has 'A='"),
     ):
-        with pytest.raises(DefinitionError, match=rf"{wrong}.* Give "):
+        with pytest.raises(DefinitionError, match=rf"{wrong}.* Pass "):
             Shell(**options)  # pyright: ignore[reportArgumentType]
 
 
