@@ -1,7 +1,7 @@
 """SPEC part 1, the effect table: one test per cell for concurrency, retries and composition.
 
 The *policy* column is tested in test_policies.py, previews in test_preview.py, crashes in
-test_after_crash.py.
+test_crash_recovery.py.
 """
 
 from __future__ import annotations
