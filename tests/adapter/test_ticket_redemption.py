@@ -690,7 +690,7 @@ def answered(parked: RunParked, journal: Any) -> None:
 
 @pytest.mark.parametrize("when", ["before", "while"])
 async def test_a_deposit_waits_for_a_run_that_is_parked(tmp_path: Path, when: str):
-    """When a parked run's handler reruns, it issues the same ticket with the same share; the deposit is applied once."""
+    """When a parked run's handler reruns, it issues the same ticket and share, and the deposit is applied once."""
     stage, tickets = Stage(tmp_path), list[str]()
 
     async def here(context: ToolContext) -> str:
