@@ -8,9 +8,20 @@ from typing import Annotated, Any
 
 import pytest
 
-from handrail import PathArg, Tool, ToolContext, ToolResult, TransientError, tool
+from handrail import (
+    Adapter,
+    MarkdownSection,
+    PathArg,
+    Prompt,
+    ScriptedModel,
+    Tool,
+    ToolContext,
+    ToolResult,
+    TransientError,
+    tool,
+)
 from handrail.dispatch import Gate, open_gate
-from handrail.errors import FileError
+from handrail.errors import DefinitionError, FileError
 from handrail.events import ApprovalRequested, ToolInvoked, ToolRolledBack
 from handrail.guard import (
     CapabilityPolicy,
@@ -793,6 +804,52 @@ def test_reading_is_not_bound_by_the_scope():
         return path
 
     assert decided(CapabilityPolicy(scope=["docs"]), look, {"path": "src/a"}) == "allow"
+
+
+@pytest.mark.parametrize("verdicts", [{"fs.wrte": "ask"}, {"*": "allow", "fs.wirte": "deny"}])
+def test_a_misspelt_capability_is_refused_once_the_tools_are_known(verdicts: Any):
+    """A name that matches no tool, beside an almost equal one that a tool has, stops the gate and the run."""
+    policy, tools = CapabilityPolicy(verdicts), [doing("staged", "fs.write")]
+    said = r"^policy 'capability': no tool has the capability 'fs\.wi?r?te'\. Did you mean 'fs\.write'\?$"
+    with pytest.raises(DefinitionError, match=said):
+        open_gate(tools, policies=[policy])
+
+    def hidden(**more: Any) -> MarkdownSection[Any]:
+        return MarkdownSection("Files", "files", "Write.", summary="Files.", tools=tools, **more)
+
+    prompts: list[Prompt[Any]] = [
+        Prompt("writer", "Write.", tools=tools, policies=[policy]),
+        Prompt("writer", [hidden()], policies=[policy]),
+        Prompt("writer", [hidden(policies=[policy])]),
+    ]
+    for prompt in prompts:
+        with pytest.raises(DefinitionError, match=said[1:]):
+            Adapter(ScriptedModel(["ok"])).evaluate(prompt).wait()
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "capabilities"),
+    [
+        ({"s3.write": "ask"}, ["fs.write"]),
+        ({"fs.head": "ask"}, ["fs.read"]),
+        ({"fs.writes": "ask"}, ["fs.write", "fs.writes"]),
+        ({"fs.writes": "ask", "fs.write": "ask"}, ["fs.write"]),
+        ({"fs.*": "ask"}, ["fs.write"]),
+        ({"fs.wrte": "ask"}, ["net"]),
+    ],
+)
+def test_a_capability_that_no_tool_has_may_be_named(verdicts: Any, capabilities: list[str]):
+    """A policy can be written for more tools than there are, and for capabilities with similar names."""
+    open_gate([doing("staged", *capabilities)], policies=[CapabilityPolicy(verdicts)])
+
+
+def test_a_policy_of_a_section_is_compared_with_the_tools_of_that_section():
+    """A name that resembles the capability of another section's tool is not taken for a misspelling."""
+    own: MarkdownSection[Any] = MarkdownSection(
+        "Own", "own", "Own.", policies=[CapabilityPolicy({"fs.wrte": "ask"})]
+    )
+    prompt: Prompt[None] = Prompt("writer", [own], tools=[doing("staged", "fs.write")])
+    assert Adapter(ScriptedModel(["ok"])).evaluate(prompt).wait().text == "ok"
 
 
 # --- RateLimitPolicy -----------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from handrail.context.facts import WorkerFacts
 from handrail.dispatch.options import RunOptions, check_kinds
 from handrail.errors import DefinitionError
 from handrail.guard.approval import ApprovalMode, Broker, PreviewBroker
+from handrail.guard.policy import check_verdicts
 from handrail.journal.digest import new_key
 from handrail.journal.local import LocalQuestions, LocalSteps
 from handrail.journals import Questions, Steps
@@ -372,6 +373,7 @@ def open_frame(
     options.check()
     frame = Frame(options, prompt=prompt, log=log, adapter=adapter, prompt_model=prompt_model)
     frame.show(tools, check_policies(policies))
+    check_verdicts(frame.policies, frame.tools.values())
     return frame
 
 
