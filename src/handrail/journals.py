@@ -291,6 +291,7 @@ class Blobs(Protocol):
         ...
 
 
+@runtime_checkable
 class Journal(Protocol):
     """The durable record of runs."""
 

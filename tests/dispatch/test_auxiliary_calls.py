@@ -1,4 +1,4 @@
-"""Compensations and probes: they have the gate's transaction, events and record, and are exempt from the rest."""
+"""Compensations and probes have the gate's transaction, events and record, but are exempt from its other steps."""
 
 import asyncio
 from typing import Any
@@ -15,7 +15,7 @@ from support.rig import Rig, leave_traces
 
 
 def tools_of_a_trip(undo: Any) -> list[Any]:
-    """Make `trip`, which books, waits for the given seconds and fails, and tools that it uses."""
+    """Make `trip`, which books, waits for the given seconds and fails, and the tools that it uses."""
 
     @tool(effect="compensable", compensate=undo)
     async def book(what: str) -> str:
@@ -41,7 +41,7 @@ async def unbook(params: Any, value: Any, *, context: ToolContext) -> None:
 
 
 def test_a_compensation_commits_beside_the_call_that_failed() -> None:
-    """A compensation's changes are kept, although those of the failed call are rolled back."""
+    """A compensation's changes are kept although those of the failed call are rolled back."""
 
     async def main() -> None:
         rig = Rig(tools_of_a_trip(unbook))
@@ -54,7 +54,7 @@ def test_a_compensation_commits_beside_the_call_that_failed() -> None:
 
 
 def test_a_compensation_that_fails_is_rolled_back() -> None:
-    """A failed compensation's files and state are rolled back, and the result says what could not be undone."""
+    """If a compensation fails, its files and state are rolled back, and the result says what could not be undone."""
 
     async def main() -> None:
         async def fail(params: Any, value: Any, *, context: ToolContext) -> None:
@@ -104,7 +104,7 @@ def test_a_compensation_is_recorded() -> None:
 
 
 def test_no_policy_and_nobody_is_asked_about_a_compensation() -> None:
-    """Neither policies nor people are asked about a compensation, but the calls it makes are checked as usual."""
+    """Neither policies nor people are asked about a compensation, but calls that it makes are checked as usual."""
 
     async def main() -> None:
         checked: list[str] = []
@@ -133,7 +133,7 @@ def test_no_policy_and_nobody_is_asked_about_a_compensation() -> None:
 
 
 def test_a_compensation_costs_nothing_of_the_budget_and_is_not_numbered() -> None:
-    """A compensation does not count against the budget, and the next call has the id it would have had anyway."""
+    """A compensation does not count against the budget, and does not change the id of the next call."""
 
     async def main() -> None:
         rig = Rig(tools_of_a_trip(unbook), budget=Budget(tool_calls=2))
@@ -187,7 +187,7 @@ def test_a_compensation_runs_after_the_deadline_and_in_a_cancelled_run() -> None
 
 
 def test_a_compensation_is_not_undone_itself() -> None:
-    """Neither a compensation nor what it settled is undone when an outer call fails too."""
+    """A compensation and what it settled are not undone when an outer call fails too."""
 
     async def main() -> None:
         undone: list[str] = []

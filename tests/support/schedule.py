@@ -28,7 +28,7 @@ LONGEST = (
     "tests/serve/agui",
     "tests/serve/test_http.py",
     "tests/cli/test_screens.py",
-    "tests/adapter/test_ticket_redeeming.py",
+    "tests/adapter/test_ticket_redemption.py",
     "tests/resources/directory",
     "tests/resources/shell",
     "tests/serve",

@@ -78,7 +78,7 @@ def takes_any(context: ToolContext) -> None: ...
 def takes_user(context: UserContext) -> None: ...
 
 
-# --- the verbs that are always there -------------------------------------------------------------
+# --- verbs that every context has ----------------------------------------------------------------
 
 
 async def verbs(context: ToolContext) -> None:

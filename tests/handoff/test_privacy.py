@@ -199,7 +199,7 @@ def test_what_an_act_raised_is_told_by_its_type_and_place(logged: io.StringIO) -
     assert isinstance(failed.error, ActFailed)
     assert failed.error.raised == "ValueError"
     assert failed.error.__context__ is None
-    assert "test_private.py" in failed.error.where[-1]
+    assert "test_privacy.py" in failed.error.where[-1]
     assert failed.error.where[-1].endswith("in raising")
 
 
