@@ -425,13 +425,13 @@ LIMITS: dict[str, Row] = {
     "depth below nothing": (
         lambda: open_gate([], depth_limit=-1),
         DefinitionError,
-        "depth limit of -1",
+        "depth limit -1",
         "at least 0",
     ),
     "depth that is a truth": (
         lambda: open_gate([], depth_limit=True),
         DefinitionError,
-        "depth limit of True",
+        "depth limit True",
         "at least 0",
     ),
 }

@@ -241,14 +241,14 @@ def check_value(name: str, value: Any) -> None:
     if name in _WANTED:
         kind, wanted = _WANTED[name]
         if isinstance(value, type) and kind is not Callable:
-            raise DefinitionError(f"{name} is the class {value.__name__}. Pass an instance: {value.__name__}().")
+            raise DefinitionError(
+                f"{name} is the class {value.__name__}. Pass an instance: {value.__name__}()."
+            )
         if name == "journal" and isinstance(value, str | Path):
             wanted = f"the journal in it: SqliteJournal({str(value)!r})"
         check_kinds(**{name: (value, kind, wanted)})
     elif name == "depth_limit" and (type(value) is not int or value < 0):
-        raise DefinitionError(
-            f"the depth limit {value!r} is invalid. Pass a whole number of at least 0."
-        )
+        raise DefinitionError(f"the depth limit {value!r} is invalid. Pass a whole number of at least 0.")
     elif name == "approval_seconds" and not is_span(value):
         raise DefinitionError(
             f"approval_seconds is {value!r}. "
