@@ -138,7 +138,7 @@ FIELDS: dict[str, Row] = {
         lambda: make(description=""),
         ToolDefinitionError,
         "no description",
-        "Say in one sentence what it does",
+        "Describe in one sentence what it does",
     ),
     "description-blank": (lambda: make(description=" \n"), ToolDefinitionError, "no description", "Say in"),
     "description-none": (lambda: make(description=None), ToolDefinitionError, "no description", "Say in"),
@@ -171,20 +171,20 @@ FIELDS: dict[str, Row] = {
         lambda: make(capabilities={"FS.Read"}),
         ToolDefinitionError,
         "'FS.Read'",
-        "small letters with dots, as in 'fs.read'",
+        "lower-case words joined by dots, as in 'fs.read'",
     ),
     "capability-list": (lambda: make(capabilities=[["net"]]), ToolDefinitionError, "['net']", "as in"),
     "read-with-write-capability": (
         lambda: make(effect="read", capabilities={"fs.write"}),
         ToolDefinitionError,
         "effect is 'read' but it has the capability 'fs.write'",
-        "Say effect='staged', or drop the write",
+        "Set effect='staged', or remove the write",
     ),
     "pure-with-write-path": (
         lambda: make(handler=None, params=Writes, effect="pure"),
         ToolDefinitionError,
         "effect is 'pure' but it has a PathArg('write')",
-        "Say effect='staged'",
+        "Set effect='staged'",
     ),
 }
 
@@ -271,7 +271,7 @@ HANDLERS: dict[str, Row] = {
         lambda: make_of(lambda params, *, context: None),
         ToolDefinitionError,
         "'params' of its handler has no annotation",
-        "or give `params=`",
+        "or pass `params=`",
     ),
     "handler-context-number": (
         lambda: make_of(wants_number),
@@ -322,25 +322,25 @@ HANDLERS: dict[str, Row] = {
         lambda: make_of(dict),
         ToolDefinitionError,
         "the signature of its handler can't be read",
-        "Wrap it in a function of your own",
+        "Wrap it in a Python function",
     ),
     "user-context-in-agent-mode": (
         lambda: make_of(asks_user, run_mode="agent"),
         ToolDefinitionError,
         "requires UserContext, which run_mode 'agent' never has",
-        "Change the one or the other",
+        "Change one of them",
     ),
     "agent-context-in-headless-mode": (
         lambda: make_of(asks_model, run_mode="headless"),
         ToolDefinitionError,
         "requires AgentContext, which run_mode 'headless' never has",
-        "Change the one or the other",
+        "Change one of them",
     ),
     "legacy-with-context": (
         lambda: any_legacy_handler(handler),
         ToolDefinitionError,
-        "'handler': it takes `context` already",
-        "Use it as it is, without `legacy_handler`",
+        "'handler': it already takes `context`",
+        "Use it without `legacy_handler`",
     ),
     "legacy-number": (lambda: any_legacy_handler(3), ToolDefinitionError, "3, not a", "Pass a function"),
     "legacy-two-params": (
@@ -360,7 +360,7 @@ HANDLERS: dict[str, Row] = {
 
 # --- types of params and results -----------------------------------------------------------------
 
-INSTEAD = "Make them a dataclass, a pydantic model, or None"
+INSTEAD = "Use a dataclass, a pydantic model, or None"
 USE = "Use dataclasses, pydantic models, enums, lists, dicts and plain JSON values"
 TYPES: dict[str, Row] = {
     "params-typed-dict": (lambda: make_from(Typed), ToolDefinitionError, "its params are Typed", INSTEAD),
@@ -418,7 +418,7 @@ TYPES: dict[str, Row] = {
         lambda: make(result=str),
         ToolDefinitionError,
         "`result` is str and its handler gives int",
-        "Drop `result=`",
+        "Remove `result=`",
     ),
     "path-marks-a-number": (
         lambda: make_from(MarksNumber),
@@ -466,13 +466,13 @@ COMPANIONS: dict[str, Row] = {
     "compensable-without-compensate": (
         lambda: make(effect="compensable"),
         ToolDefinitionError,
-        "effect='compensable' and a `compensate` handler go together",
+        "effect='compensable' and a `compensate` handler belong together",
         "Pass both, or neither",
     ),
     "compensate-without-compensable": (
         lambda: make(compensate=undo),
         ToolDefinitionError,
-        "only one of them is given",
+        "only one of them was passed",
         "Pass both, or neither",
     ),
     "compensate-text": (
@@ -502,8 +502,8 @@ COMPANIONS: dict[str, Row] = {
     "probe-that-nobody-asks": (
         lambda: make(effect="read", probe=happened),
         ToolDefinitionError,
-        "a `probe` is given and effect is 'read'",
-        "Drop it, or say effect='compensable' or 'irreversible'",
+        "it has a `probe`, but its effect is 'read'",
+        "Remove the probe, or set effect='compensable' or 'irreversible'",
     ),
     "probe-with-value": (lambda: make(probe=undo), ToolDefinitionError, "its probe takes 2", PROBE),
     "probe-without-context": (
@@ -564,7 +564,7 @@ COMPANIONS: dict[str, Row] = {
         lambda: make(handler=None, examples=[ToolExample("ok", {"city": "a"}, 1)]),
         ToolDefinitionError,
         "the tool takes no arguments",
-        "Make it fit",
+        "Make it match",
     ),
 }
 
@@ -808,7 +808,7 @@ FUNCTIONS: dict[str, Row] = {
         without_docstring,
         ToolDefinitionError,
         "it has no docstring",
-        "or give `@tool(description=...)`",
+        "or pass `@tool(description=...)`",
     ),
     "no-annotation": (
         without_annotation,
@@ -847,8 +847,8 @@ FUNCTIONS: dict[str, Row] = {
     "default-of-other-type": (
         wrong_default,
         ToolDefinitionError,
-        "the default 'two' of 'days' does not fit its annotation: must be a whole number",
-        "Change the one or the other",
+        "the default 'two' of 'days' does not match its annotation: must be a whole number",
+        "Change one of them",
     ),
     "default-none": (
         none_default,
@@ -868,11 +868,16 @@ FUNCTIONS: dict[str, Row] = {
         "its docstring describes 'town'",
         "Correct the docstring",
     ),
-    "two-contexts": (two_contexts, ToolDefinitionError, "'a' and 'b' both want the context", "Keep one"),
+    "two-contexts": (
+        two_contexts,
+        ToolDefinitionError,
+        "'a' and 'b' are both annotated as the context",
+        "Keep one",
+    ),
     "marked-and-annotated": (
         marked_and_annotated,
         ToolDefinitionError,
-        "'a' and 'ctx' both want the context",
+        "'a' and 'ctx' are both annotated as the context",
         "Keep one",
     ),
     "marked-but-something-else": (
@@ -890,10 +895,10 @@ FUNCTIONS: dict[str, Row] = {
     "marked-above": (
         marked_above,
         ToolDefinitionError,
-        "`@tool_context` stands above `@tool`",
-        "Put `@tool` on top",
+        "`@tool_context` is above `@tool`",
+        "Put `@tool` above",
     ),
-    "made-twice": (made_twice, ToolDefinitionError, "'weather': it is a tool already", "Use `@tool` once"),
+    "made-twice": (made_twice, ToolDefinitionError, "'weather': it is already a tool", "Use `@tool` once"),
     "function-yields": (
         function_that_yields,
         ToolDefinitionError,
@@ -940,7 +945,7 @@ OTHERS: dict[str, Row] = {
         lambda: ExtraKey("RateLimit", int),
         ExtraKeyError,
         "extra 'RateLimit': it is not a snake_case ASCII name",
-        "Write it like 'rate_limit'",
+        "Use a name like 'rate_limit'",
     ),
     "extra-key-other-letters": (lambda: ExtraKey("größe", int), ExtraKeyError, "'größe'", "Write it like"),
     "extra-key-number": (
@@ -953,9 +958,9 @@ OTHERS: dict[str, Row] = {
         lambda: ExtraKey("handle", int, opaque=True),
         ExtraKeyError,
         "extra 'handle': it is opaque",
-        "Say in `about` how long it lives",
+        "Say in `about` how long the object lives",
     ),
-    "extras-name": (lambda: Extras({"a-b": 1}), ExtraKeyError, "extra 'a-b'", "Write it like 'rate_limit'"),
+    "extras-name": (lambda: Extras({"a-b": 1}), ExtraKeyError, "extra 'a-b'", "Use a name like 'rate_limit'"),
     "extras-value": (
         lambda: Extras({"handle": object()}),
         ExtraKeyError,
@@ -986,13 +991,13 @@ OTHERS: dict[str, Row] = {
         lambda: Ticket.open("junk", KEY),
         TicketError,
         "this is not a ticket",
-        "Pass on the text that `context.ticket()` gave, unchanged",
+        "Pass on the text that `context.ticket()` returned, unchanged",
     ),
     "ticket-forged": (
         lambda: Ticket.open("e30.e30", KEY),
         TicketError,
         "its signature is wrong",
-        "sealed with another key",
+        "with which it was sealed",
     ),
 }
 

@@ -171,7 +171,7 @@ SESSIONS: dict[str, Row] = {
     "saved types unknown here": (
         load_without_types,
         SessionError,
-        "Plan, which are not known here",
+        "unknown types",
         "types=[...]",
     ),
     "kept in no kind": (
@@ -196,7 +196,7 @@ SESSIONS: dict[str, Row] = {
     "subscription to a name": (
         lambda: Session().dispatcher.subscribe("Plan", print),  # pyright: ignore[reportArgumentType]  # wrong on purpose
         EventRefused,
-        "a subscription is for a type",
+        "only a type can be subscribed to",
         "Pass the event's class",
     ),
     "reducer that raises": (
@@ -206,7 +206,12 @@ SESSIONS: dict[str, Row] = {
         "not applied",
     ),
     "stale commit": (commit_over_another, Conflict, "Plan", "look at the new state and try again"),
-    "event that can't be saved": (journaled_event, EventRefused, "event Plan", "Make its fields plain data"),
+    "event that can't be saved": (
+        journaled_event,
+        EventRefused,
+        "event Plan",
+        "Use plain data for its fields",
+    ),
 }
 
 
@@ -536,7 +541,7 @@ GATES: dict[str, Row] = {
         lambda: any_gate([plain]),
         DefinitionError,
         "plain is not a tool",
-        "Put `@tool` on",
+        "Decorate the function with `@tool`",
     ),
     "two tools of one name": (
         lambda: open_gate([tool(plain), tool(plain)]),

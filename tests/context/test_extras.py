@@ -21,7 +21,7 @@ def test_snake_case_names_are_taken(name: str):
 )
 def test_other_names_are_refused_with_an_example(name: Any):
     """A key and a mapping refuse the same names, and show a correct one."""
-    words = f"extra {name!r}: it is not a snake_case ASCII name. Write it like 'rate_limit'."
+    words = f"extra {name!r}: it is not a snake_case ASCII name. Use a name like 'rate_limit'."
     with pytest.raises(ExtraKeyError) as of_key:
         ExtraKey(name, str)
     with pytest.raises(ExtraKeyError) as of_mapping:
@@ -58,7 +58,7 @@ def test_a_key_that_is_not_opaque_does_not_let_objects_in():
 
 def test_an_opaque_key_says_how_its_object_may_be_used():
     """An opaque key declares its object's lifetime and thread safety."""
-    with pytest.raises(ExtraKeyError, match=r"how long it lives and from which threads") as caught:
+    with pytest.raises(ExtraKeyError, match=r"how long the object lives and from which threads") as caught:
         ExtraKey("handle", object, opaque=True)
     assert caught.value.key == "handle"
 

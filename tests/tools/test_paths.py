@@ -243,7 +243,7 @@ def test_the_schema_is_that_of_the_text():
 def test_a_path_to_write_needs_an_effect_that_writes(effect: Any):
     """A read-only tool that declares a path to write, at any depth, is refused."""
     Tool("look", "Look.", params=Tree, effect=effect)
-    with pytest.raises(ToolDefinitionError, match=r"PathArg\('write'\)\. Say effect='staged'"):
+    with pytest.raises(ToolDefinitionError, match=r"PathArg\('write'\)\. Set effect='staged'"):
         Tool("look", "Look.", params=Box[list[Folder]], effect=effect)
 
 

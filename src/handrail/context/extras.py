@@ -18,7 +18,7 @@ _SNAKE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\Z")
 
 def _check_name(name: Any) -> None:
     if not isinstance(name, str) or not _SNAKE.match(name):
-        raise ExtraKeyError(name, "it is not a snake_case ASCII name", "Write it like 'rate_limit'.")
+        raise ExtraKeyError(name, "it is not a snake_case ASCII name", "Use a name like 'rate_limit'.")
 
 
 def _check_json(name: str, value: Any) -> None:
@@ -34,7 +34,7 @@ def _check_json(name: str, value: Any) -> None:
 
 @dataclass(frozen=True)  # no slots, because a subscripted call, ExtraKey[...](...), sets an attribute
 class ExtraKey(Generic[T]):
-    """The name and type of a value in the extras.
+    """The name and the type of a value in the extras.
 
     Values are JSON unless the key is `opaque`. For an opaque key, `about` must say how long the object lives and
     from which threads it may be used.
@@ -52,8 +52,8 @@ class ExtraKey(Generic[T]):
         if self.opaque and not self.about:
             raise ExtraKeyError(
                 self.name,
-                "it is opaque and says nothing about its object",
-                "Say in `about` how long it lives and from which threads it may be used.",
+                "it is opaque and `about` is empty",
+                "Say in `about` how long the object lives and from which threads it may be used.",
             )
 
 
