@@ -140,8 +140,18 @@ FIELDS: dict[str, Row] = {
         "no description",
         "Describe in one sentence what it does",
     ),
-    "description-blank": (lambda: make(description=" \n"), ToolDefinitionError, "no description", "Say in"),
-    "description-none": (lambda: make(description=None), ToolDefinitionError, "no description", "Say in"),
+    "description-blank": (
+        lambda: make(description=" \n"),
+        ToolDefinitionError,
+        "no description",
+        "Describe in",
+    ),
+    "description-none": (
+        lambda: make(description=None),
+        ToolDefinitionError,
+        "no description",
+        "Describe in",
+    ),
     "run-mode": (
         lambda: make(run_mode="browser"),
         ToolDefinitionError,
@@ -380,7 +390,7 @@ TYPES: dict[str, Row] = {
     "params-against-handler": (
         lambda: make(params=Other),
         ToolDefinitionError,
-        "`params` is Other and 'params' of its handler is annotated Params",
+        "`params` is Other, but 'params' of its handler is annotated Params",
         "Make them the same type",
     ),
     "params-unserialisable-field": (
@@ -417,7 +427,7 @@ TYPES: dict[str, Row] = {
     "result-against-handler": (
         lambda: make(result=str),
         ToolDefinitionError,
-        "`result` is str and its handler gives int",
+        "`result` is str but its handler returns int",
         "Remove `result=`",
     ),
     "path-marks-a-number": (
@@ -528,13 +538,13 @@ COMPANIONS: dict[str, Row] = {
         lambda: make(examples=[ToolExample("", Params(), 1)]),
         ToolDefinitionError,
         "examples[0] has a description of 0 characters",
-        "Say in 1 to 200 characters",
+        "Describe in 1 to 200 characters",
     ),
     "example-long-description": (
         lambda: make(examples=[ToolExample("ok", Params(), 1), ToolExample("a" * 201, Params(), 1)]),
         ToolDefinitionError,
         "examples[1] has a description of 201 characters",
-        "Say in 1 to 200 characters",
+        "Describe in 1 to 200 characters",
     ),
     "example-of-other-type": (
         lambda: make(examples=[ToolExample("ok", 3, 1)]),
@@ -545,19 +555,19 @@ COMPANIONS: dict[str, Row] = {
     "example-input": (
         lambda: make(examples=[ToolExample("ok", {"city": 5, "town": 1}, 1)]),
         ToolDefinitionError,
-        "the input of examples[0] does not fit: city: must be text, got the number 5; town: unknown",
-        "Make it fit the input's type",
+        "the input of examples[0] is invalid: city: must be text, got the number 5; town: unknown",
+        "Make it match the input's type",
     ),
     "example-input-instance": (
         lambda: make(examples=[ToolExample("ok", any_params(5), 1)]),
         ToolDefinitionError,
         "city: must be text, got the number 5",
-        "Make it fit the input's type",
+        "Make it match the input's type",
     ),
     "example-output": (
         lambda: make(examples=[ToolExample("ok", Params(), "one")]),
         ToolDefinitionError,
-        'the output of examples[0] does not fit: must be a whole number, got the text "one"',
+        'the output of examples[0] is invalid: must be a whole number, got the text "one"',
         "Make it fit the output's type",
     ),
     "example-input-for-no-params": (
@@ -932,7 +942,7 @@ FUNCTIONS: dict[str, Row] = {
         wrong_example,
         ToolDefinitionError,
         "city: required, and missing; town: unknown",
-        "Make it fit the input's type",
+        "Make it match the input's type",
     ),
 }
 
@@ -947,12 +957,12 @@ OTHERS: dict[str, Row] = {
         "extra 'RateLimit': it is not a snake_case ASCII name",
         "Use a name like 'rate_limit'",
     ),
-    "extra-key-other-letters": (lambda: ExtraKey("größe", int), ExtraKeyError, "'größe'", "Write it like"),
+    "extra-key-other-letters": (lambda: ExtraKey("größe", int), ExtraKeyError, "'größe'", "Use a name like"),
     "extra-key-number": (
         lambda: any_extra_key(3, int),
         ExtraKeyError,
         "extra 3",
-        "Write it like",
+        "Use a name like",
     ),
     "extra-key-opaque-without-words": (
         lambda: ExtraKey("handle", int, opaque=True),

@@ -180,7 +180,12 @@ SESSIONS: dict[str, Row] = {
         "'stats'",
         "Use kind='state' or kind='log'",
     ),
-    "kept by a text": (lambda: any_kept(key="id"), DefinitionError, "not 'id'", "key=lambda item: item.id"),
+    "kept by a text": (
+        lambda: any_kept(key="id"),
+        DefinitionError,
+        "'id', not a function",
+        "key=lambda item: item.id",
+    ),
     "event that is a dict": (
         lambda: Session().dispatch({"text": "x"}),
         EventRefused,
@@ -396,7 +401,7 @@ LIMITS: dict[str, Row] = {
         "approval_seconds is '5'",
         "Pass a positive number of seconds",
     ),
-    "depth in a text": (lambda: any_gate([], depth_limit="5"), DefinitionError, "limit of '5'", "at least 0"),
+    "depth in a text": (lambda: any_gate([], depth_limit="5"), DefinitionError, "limit '5'", "at least 0"),
     "budget below nothing": (
         lambda: Budget(tokens=-1),
         DefinitionError,
@@ -743,7 +748,7 @@ TOLD: dict[str, Told] = {
         ("choose", {}),
         "error",
         "needs 'wait_for'",
-        "somebody can be asked",
+        "a person can be asked",
     ),
     "nobody to ask, headless": (
         [choose],
@@ -751,7 +756,7 @@ TOLD: dict[str, Told] = {
         ("choose", {}),
         "error",
         "'wait_for'",
-        "somebody",
+        "a person",
     ),
     "nobody answers": (
         [choose],

@@ -272,7 +272,7 @@ def test_params_fill_the_prompt() -> None:
         (lambda a: Throttle(at_once=0), "at_once=0 is not a valid limit. Pass a whole number of at least 1"),
         (lambda a: Throttle(at_once=wrongly(1.5)), "at_once=1.5 is not a valid limit"),
         (lambda a: Throttle(per_minute=0), "per_minute=0 is not a valid rate"),
-        (lambda a: Throttle(per_minute=wrongly("9")), "per_minute='9' would"),
+        (lambda a: Throttle(per_minute=wrongly("9")), "per_minute='9' is not"),
         (
             lambda a: Adapter(scripted("x"), max_tokens=0),
             "max_tokens is 0. Pass a whole number of at least 1",
@@ -790,7 +790,10 @@ def test_a_nested_prompt_with_resources_of_its_own_says_where_they_belong() -> N
         return "out" if len(request.messages) > 1 else ToolCall("ask")
 
     outer = Prompt("p", "Go.", tools=[ask])
-    for resources, said in (((), "prompt 'inner' brings Settings"), ([given(Settings, Settings())], "here")):
+    for resources, said in (
+        ((), "prompt 'inner' has resources of its own (Settings)"),
+        ([given(Settings, Settings())], "here"),
+    ):
         session = Session()
         Adapter(ScriptedModel(answer)).evaluate(outer, "hi", session=session, resources=resources).wait()
         last = session[ToolInvoked].latest()

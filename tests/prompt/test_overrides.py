@@ -318,11 +318,11 @@ PLAN = f'[sections."task.plan".body]\n{REPLACES}\n'
         (examples_override(output="NaN"), "`tools.weather.examples.example.output` is not JSON: "),
         (
             examples_override('{"town": "Oslo"}'),
-            "tool 'weather': the input of examples[0] does not fit: city: required, and missing",
+            "tool 'weather': the input of examples[0] is invalid: city: required, and missing",
         ),
         (
             examples_override(output='{"name": 3}'),
-            "tool 'weather': the output of examples[0] does not fit: name: must be text",
+            "tool 'weather': the output of examples[0] is invalid: name: must be text",
         ),
         (
             f'tools.weather.description = {{replaces = "{digest("Tell the weather.")}", text = " "}}',

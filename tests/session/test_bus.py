@@ -197,7 +197,7 @@ def test_plain_values_are_refused(event: object):
     """A plain value is refused as an event, whether or not anybody subscribes to everything."""
     bus, heard = Dispatcher(), list[object]()
     for _ in range(2):
-        with pytest.raises(EventRefused, match=r"Make (it a frozen dataclass|an instance)") as raised:
+        with pytest.raises(EventRefused, match=r"(Make it a frozen dataclass|Pass an instance)") as raised:
             bus.publish(event)
         assert raised.value.event is event
         bus.subscribe(object, heard.append)
@@ -210,7 +210,7 @@ def test_plain_values_are_refused(event: object):
         ("One", print, "Pass the event's class"),
         (One(1), print, "Pass the event's class"),
         (list[int], print, "Pass the event's class"),
-        (HasNumber, print, "nothing can be told to be a HasNumber"),
+        (HasNumber, print, "isinstance.. does not work with HasNumber"),
         (One, None, "Pass a `def`"),
         (One, Member().hear_later, "Pass a `def`"),
     ],

@@ -296,13 +296,13 @@ def test_a_key_that_raises_undoes_the_dispatch():
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lambda: kept(kind="logs"), "'state' or 'log', not 'logs'"),  # pyright: ignore[reportArgumentType]
-        (lambda: SliceRules("stat"), "not 'stat'"),  # pyright: ignore[reportArgumentType]
+        (lambda: kept(kind="logs"), "the kind of a slice is 'logs'"),  # pyright: ignore[reportArgumentType]
+        (lambda: SliceRules("stat"), "the kind of a slice is 'stat'"),  # pyright: ignore[reportArgumentType]
         (lambda: kept(key="id"), "is 'id', not a function"),  # pyright: ignore[reportArgumentType]
         (lambda: kept(reducers={"Add": broken}), "a type of event, not 'Add'"),  # pyright: ignore[reportArgumentType]
         (lambda: kept(reducers={Add: 3}), "reducer for Add is a int"),  # pyright: ignore[reportArgumentType]
         (lambda: Session().register(Note, on=Add, reducer=None), "reducer for Add is a NoneType"),  # pyright: ignore[reportArgumentType]
-        (lambda: Session().register(Note, on="Add", reducer=broken), "not for 'Add'"),  # pyright: ignore[reportArgumentType]
+        (lambda: Session().register(Note, on="Add", reducer=broken), "not 'Add'"),  # pyright: ignore[reportArgumentType]
         (lambda: Session().register("Note", on=Add, reducer=broken), "'Note' is not a type"),  # pyright: ignore[reportArgumentType]
         (lambda: Session(slices={Note: "log"}), "slices contains .*Note.*SliceRules"),  # pyright: ignore[reportArgumentType]
     ],
@@ -333,7 +333,7 @@ def test_plain_values_and_classes_are_not_events(event: object):
     """Plain values and classes are refused as events, and change nothing."""
     session = Session()
     for take in (session.dispatch, session.fork().dispatch, session.dispatcher.publish, session.record):
-        with pytest.raises(EventRefused, match=r"Make"):
+        with pytest.raises(EventRefused, match=r"Make|Pass"):
             take(event)
     assert session.state == {}
     assert session.logs() == {}
@@ -351,7 +351,7 @@ def test_what_cannot_be_saved_is_refused_at_its_first_dispatch():
     session.check_each(check_serialisable)
     for wrong in (Holds(object()), Holds(threading.Lock()), Holds({1: {2, 3}}), Holds(Note("a"))):
         for place in (session, session.fork()):
-            with pytest.raises(EventRefused, match=r"journaled.*plain data"):
+            with pytest.raises(EventRefused, match=r"has a journal.*plain data"):
                 place.dispatch(wrong)
     session.dispatch(Holds({"a": [1, "b", None]}))
     assert len(session[Holds]) == 2

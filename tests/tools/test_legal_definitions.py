@@ -186,7 +186,7 @@ def test_a_description_may_be_of_any_length():
     text = "Tell the weather. " * 400
     assert any_tool("weather", text, handler).description == text
     shown = ToolExample("a" * 201, Params(), "sunny")
-    with pytest.raises(ToolDefinitionError, match="Say in 1 to 200 characters"):
+    with pytest.raises(ToolDefinitionError, match="Describe in 1 to 200 characters"):
         any_tool("weather", text, handler, examples=[shown])
 
 

@@ -287,12 +287,14 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def request(self) -> RequestView | None:
-        """The model request that led to this call, read-only, secrets redacted; None if no model made the call."""
+        """The model request that led to this call, read-only and with secrets redacted; None if no model made
+        the call.
+        """
         return self._source.request
 
     @property
     def response_accumulator(self) -> ResponseAccumulator | None:
-        """What the model has streamed so far in this turn; None if no model made the call."""
+        """The model's output so far in this turn; None if no model made the call."""
         return self._source.response_accumulator
 
     @property
@@ -304,7 +306,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def deadline(self) -> Deadline | None:
-        """When the run must have ended; None if it has no deadline."""
+        """The time by which the run must have ended; None if it has no deadline."""
         return self._source.deadline
 
     @property
@@ -410,12 +412,12 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def wait_for(self) -> WaitFor | None:
-        """The verb that asks the person in the environment; None if nobody can be asked."""
+        """Asks the person in the environment; None if nobody can be asked."""
         return self._source.wait_for
 
     @property
     def prompt_model(self) -> PromptModel | None:
-        """The verb that asks a model in a person's place; None if there is no such model."""
+        """Asks a model in a person's place; None if there is no such model."""
         return self._source.prompt_model
 
 
@@ -461,7 +463,7 @@ class WorkerContext(ToolContext, frozen=True, eq=False):
 
     @property
     def message_callback(self) -> MessageCallback | None:
-        """Called with every message of this worker and of workers below it; None if there is no callback."""
+        """A function called with every message of this worker and of the workers it calls; None if there is none."""
         return self._facts.message_callback
 
     @property

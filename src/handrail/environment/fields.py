@@ -117,7 +117,7 @@ def _parse_string(schema: JsonSchema, typed: str) -> str:
 
 
 def _matches(pattern: str, text: str) -> bool:
-    """Return whether a text matches a pattern, or True if Python can't compile the pattern.
+    """Return whether a text matches a pattern. Returns True if Python can't compile the pattern.
 
     The tool validates the answer again.
     """
@@ -179,7 +179,7 @@ def _parse_null(schema: JsonSchema, typed: str) -> None:
 
 
 def _parse_any(schema: JsonSchema, typed: str) -> Any:
-    """Parse a line as JSON, or else take it as text."""
+    """Parse a line as JSON; if it is not JSON, return it as text."""
     try:
         return json.loads(typed, parse_constant=_refuse_constant)
     except ValueError:

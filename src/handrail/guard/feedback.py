@@ -251,5 +251,5 @@ def any_of(*checkers: CompletionChecker, cap: int = CAP) -> CompletionChecker:
 
 
 async def answer_of(answer: Any) -> str | None:
-    """Return the answer of a provider or checker, and await it if necessary."""
+    """Return the answer of a provider or checker, after awaiting it if necessary."""
     return await answer if inspect.isawaitable(answer) else answer

@@ -30,7 +30,7 @@ def _policy_key(note: Any) -> Hashable:
 
 @kept(key=_policy_key)
 class PolicyNote(msgspec.Struct, frozen=True):
-    """Something a policy remembers. It is undone with the call that led to it."""
+    """A note that a policy keeps. It is undone with the call that led to it."""
 
     policy: str
     key: str
@@ -38,7 +38,7 @@ class PolicyNote(msgspec.Struct, frozen=True):
 
 
 class CallCounted(msgspec.Struct, frozen=True):
-    """A call counts towards a rate, whatever its result."""
+    """A call that counts towards a rate, whatever its result."""
 
     policy: str
     call: str
@@ -48,7 +48,10 @@ class CallCounted(msgspec.Struct, frozen=True):
 
 
 def _within(window: float, at: float, now: float) -> bool:
-    """Return whether `at` lies in the window. A time far ahead comes from another machine's clock."""
+    """Return whether `at` lies within the window of `now`.
+
+    A time far in the future comes from another machine's clock.
+    """
     return abs(now - at) < window
 
 
@@ -322,7 +325,7 @@ class CapabilityPolicy(_CheckOnly):
 
 
 class RateLimitPolicy(_CheckOnly):
-    """Allows at most `most` calls in `per_seconds` seconds, of all tools or of some. Failed calls count, too.
+    """Allows at most `most` calls in `per_seconds` seconds, of all tools or of some. Failed calls count too.
 
     A call counts once, even if it is retried. A call that this policy denied does not count.
     """
@@ -375,7 +378,7 @@ class RateLimitPolicy(_CheckOnly):
 
 
 class Scoped:
-    """A section's policy. It decides about the section's tools, and is told the results of all tools."""
+    """A section's policy. It decides on the section's tools, and is notified of the results of all tools."""
 
     __slots__ = ("_policy", "_tools", "name")
 
@@ -403,7 +406,7 @@ def within_scope(policy: ToolPolicy, tools: frozenset[str] | None) -> ToolPolicy
 
 
 def check_verdicts(policies: Iterable[ToolPolicy], tools: Collection[Tool[Any, Any]]) -> None:
-    """Raise `DefinitionError` if a policy decides on a capability that none of these tools has, by a misspelling."""
+    """Raise `DefinitionError` if a policy names a misspelt capability that none of these tools has."""
     for policy in policies:
         if isinstance(policy, CapabilityPolicy):
             policy.check_tools(tools)

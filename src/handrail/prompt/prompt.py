@@ -1,4 +1,4 @@
-"""`Prompt`: instructions, tools and policies in one tree, as a frozen value checked when it is made."""
+"""`Prompt`: instructions, tools and policies in one tree, as a frozen value that is checked when it is created."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Prompt(Generic[OutputT]):
 
     `Prompt("guide", "Answer briefly.", tools=[weather])` has one section without a heading. Texts and sections
     can be mixed: `Prompt("guide", ["Answer briefly.", FileTools()])`. With `output=Report` it is a
-    `Prompt[Report]`, and the model's answer is a `Report`. A wrong definition raises `PromptDefinitionError`
+    `Prompt[Report]`, and the model's answer is a `Report`. An invalid definition raises `PromptDefinitionError`
     at once. Policies of the prompt decide on every tool; those of a section decide on the tools of
     the section and of its children.
     """
@@ -164,9 +164,9 @@ class Prompt(Generic[OutputT]):
     ) -> RenderedPrompt[OutputT]:
         """Render the prompt for a model.
 
-        `params` is an instance of the sections' params type, or a mapping with its fields. `opened` are paths
-        of summaries to show in full, with the sections around them; paths that are disabled, or not summaries
-        at the moment, are ignored. A prompt that depends on neither params nor session is rendered only once.
+        `params` is an instance of the sections' params type, or a mapping with its fields. `opened` lists the paths
+        of summaries to show in full, together with the sections that contain them; paths that are disabled, or not
+        currently summaries, are ignored. A prompt that depends on neither params nor session is rendered only once.
         """
         checked = self._checked
         opened = (opened,) if isinstance(opened, str) else opened
@@ -203,7 +203,7 @@ class Prompt(Generic[OutputT]):
 
 
 def _check(prompt: Prompt[Any]) -> Checked:
-    """Check a new prompt and convert its lists to tuples. An error says how to correct the definition."""
+    """Check a new prompt and convert its lists to tuples. Errors say how to correct the definition."""
     check = _Check(prompt)
     check.name()
     check.parts()
@@ -291,7 +291,7 @@ class _Check:
         return found
 
     def texts(self, params_type: Any) -> tuple[Planned, ...]:
-        """Plan the sections. Raises unless every placeholder has a field and every field is used."""
+        """Plan the sections. Raises an error unless every placeholder has a field and every field is used."""
         plans = plan(self.prompt.sections, Words())
         fields = fields_of(params_type)
         for one in all_of(plans):
@@ -348,7 +348,7 @@ class _Check:
             raise self.error(f"its output: {problem}", hint) from error.__cause__
 
     def overrides(self, params_type: Any) -> Words | None:
-        """Return the prompt's texts with overrides, or None if it has none.
+        """Return the prompt's texts with overrides applied; None if it has no overrides.
 
         Overrides that are not applied are logged.
         """

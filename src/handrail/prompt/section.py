@@ -1,4 +1,4 @@
-"""`Section` and `MarkdownSection`: a part of a prompt's text with the tools and policies that belong to it.
+"""`Section` and `MarkdownSection`: a part of a prompt's text, with the tools and policies that belong to it.
 
 A section's conditions, `enabled` and `visibility`, are plain values or functions called at every rendering.
 """
@@ -135,7 +135,7 @@ class _OfSession(Protocol[Answer_co]):
 
 @dataclasses.dataclass(frozen=True)
 class Section(Generic[ParamsT], abc.ABC):
-    """One node of a prompt: text, tools, policies, and the sections below it.
+    """One node of a prompt: text, tools, policies, and child sections.
 
     `Section[Params]` is a class that knows the type of its params; a section without it takes the params of
     its prompt. `enabled` and `visibility` may be functions of `params`, of `session`, of both or of neither,
@@ -193,7 +193,7 @@ class Section(Generic[ParamsT], abc.ABC):
 
     @abc.abstractmethod
     def heading(self, depth: int) -> str:
-        """Return the line above the section's text, `depth` sections deep (0 at the top), or "" for none."""
+        """Return the line above the section's text; "" for none. `depth` is the section's level, 0 at the top."""
 
 
 _TYPED: dict[tuple[type, Any], type] = {}
@@ -201,7 +201,7 @@ _TYPED: dict[tuple[type, Any], type] = {}
 
 
 def _is_open(params: Any) -> bool:
-    """Return whether this is a type variable, or contains one, as in `class Mine(MarkdownSection[T])`."""
+    """Return whether this is a type variable or contains one, as in `class Mine(MarkdownSection[T])`."""
     if isinstance(params, TypeVar):
         return True
     return not isinstance(params, type) and bool(getattr(params, "__parameters__", ()))
@@ -219,14 +219,14 @@ class MarkdownSection(Section[ParamsT], Generic[ParamsT]):
 
 
 class PlainSection(MarkdownSection[Any]):
-    """A section made of a plain text: it has no heading."""
+    """A section made from a plain string. It has no heading."""
 
     def heading(self, depth: int) -> str:
         return ""
 
 
 def as_sections(given: Any) -> Any:
-    """Return the sections of a prompt, with each plain text replaced by a section."""
+    """Return the sections of a prompt, with each plain string replaced by a section."""
     if isinstance(given, str):
         given = [given] if given.strip() else ()
     if not isinstance(given, list | tuple):
@@ -240,7 +240,7 @@ def as_sections(given: Any) -> Any:
 
 
 def plain_section(text: str, number: int) -> Section[Any]:
-    """Create the section for a plain text in a prompt. `number` makes its key unique."""
+    """Create the section for a plain string in a prompt. `number` makes its key unique."""
     key = "instructions" if number == 1 else f"instructions-{number}"
     return cast("Section[Any]", PlainSection("Instructions", key, text))
 
@@ -258,7 +258,7 @@ def walk(sections: Sequence[Section[Any]], above: str = "") -> list[tuple[str, S
 
 
 def _check(section: Section[Any]) -> None:
-    """Refuse an invalid section, and convert its lists to tuples."""
+    """Raise `PromptDefinitionError` for an invalid section, and convert its lists to tuples."""
     key: Any = section.key
     title: Any = section.title
     if not isinstance(key, str) or not _KEY.match(key):
@@ -303,7 +303,7 @@ def condition_of(section: Section[Any], what: str) -> Condition:
 
 
 def read_template(place: str, what: str, text: str) -> Template:
-    """Parse the template or summary of a section. An error names the place."""
+    """Parse the template or summary of a section. Errors name the place."""
     if what == "summary" and not text.strip():
         raise PromptDefinitionError(
             place, "the summary is empty", "Say in a sentence what the section holds."
@@ -321,7 +321,7 @@ def read_template(place: str, what: str, text: str) -> Template:
 def check_placeholders(
     place: str, what: str, template: Template, fields: frozenset[str] | None, params: Any
 ) -> None:
-    """Refuse a placeholder without a field. `fields` is None if they are not known yet."""
+    """Raise `PromptDefinitionError` for a placeholder without a field. `fields` is None if they are not known yet."""
     for name in sorted(template.names - (template.names if fields is None else fields)):
         if params is None:
             problem = f"its {what} uses ${name}, and no section says what the params are"
@@ -334,7 +334,7 @@ def check_placeholders(
 
 
 def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
-    """Return these tools as a tuple. A function without `@tool` is refused by name."""
+    """Check that these are tools, and return them as a tuple. The error names a function without `@tool`."""
     if isinstance(given, Tool):
         raise PromptDefinitionError(place, "tools is one tool", f"Pass a list of tools: [{given.name}].")
     found: tuple[Any, ...] = _listed(place, "tools", given)
@@ -354,7 +354,7 @@ def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
 
 
 def check_policies(place: str, given: Iterable[Any]) -> tuple[Any, ...]:
-    """Return these policies as a tuple. A class in place of an instance is refused."""
+    """Check that these are policies, and return them as a tuple. A class instead of an instance is refused."""
     found = _listed(place, "policies", given)
     for index, one in enumerate(found):
         if isinstance(one, type) or not all(hasattr(one, part) for part in ("name", "check", "on_result")):
@@ -365,7 +365,7 @@ def check_policies(place: str, given: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def check_sections(place: str, what: str, given: Iterable[Any]) -> tuple[Section[Any], ...]:
-    """Return these sections as a tuple. Two sections with the same key are refused."""
+    """Check that these are sections with unique keys, and return them as a tuple."""
     found = tuple(given)
     places: dict[str, int] = {}
     for index, one in enumerate(found):
@@ -392,7 +392,7 @@ def _listed(place: str, what: str, given: Any) -> tuple[Any, ...]:
 
 
 def shown(given: object) -> str:
-    """Describe a wrong argument for an error message."""
+    """Describe an invalid argument for an error message."""
     if isinstance(given, type):
         return f"the class {given.__name__}"
     if callable(given):

@@ -1,4 +1,4 @@
-"""The runs of a journal: list them, cancel one, forget finished ones, and the approvals of their sessions."""
+"""The runs of a journal: list them, cancel one, forget finished ones, and manage the approvals of their sessions."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ async def list_runs(
     before: Mark | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Sequence[RunLine]:
-    """List at most `limit` runs, newest first. `standing` filters by standing; empty means all.
+    """List at most `limit` runs, newest first. `standing` filters by standing; if it is empty, all are listed.
 
-    With `principal`, only that principal's runs. To get the next page, pass the last record's mark as `before`.
+    With `principal`, only that principal's runs are listed. To get the next page, pass the last record's mark as
+    `before`.
     """
     now = clock.now().timestamp()
     found: list[RunLine] = []
@@ -75,7 +76,7 @@ async def list_runs(
 async def forget(
     journal: Journal, *, before: datetime | None = None, keep: int | None = None, dry: bool = False
 ) -> Sequence[str]:
-    """Delete runs from the journal that ended before a time, or are not among the newest `keep`.
+    """Delete runs from the journal that ended before a time, or that are not among the newest `keep`.
 
     Only finished runs and whole sessions are deleted: each run of a session builds on the earlier ones, so an
     unfinished or newer run keeps the others. Data that a folder keeps for undo stays with the folder. Returns

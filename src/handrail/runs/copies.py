@@ -25,7 +25,7 @@ from handrail.session.serialization import decode_item, under_id
 
 
 class Lineage(msgspec.Struct, frozen=True):
-    """The session as a run found it: a saved session, and the commits and messages since then."""
+    """The session as it was when a run began: a saved session, and the commits and messages since then."""
 
     base: bytes | None
     events: list[bytes]
@@ -68,7 +68,7 @@ def _approves(decision: Decision) -> bool:
 
 
 def detach(begin: RunBegin, lineage: Lineage, session_id: str, **changes: object) -> bytes:
-    """Return a run's encoded beginning, made independent of other runs, for a session with this id."""
+    """Encode a run's beginning, made independent of other runs, for a session with this id."""
     base = None if lineage.base is None else under_id(lineage.base, session_id)
     return msgspec.msgpack.encode(
         msgspec.structs.replace(
@@ -162,7 +162,9 @@ def _kept(entries: Sequence[Entry], step: int, calls: int, units: Sequence[Commi
 
 
 def _detach_unit(unit: CommitUnit, new_id: str) -> CommitUnit:
-    """Return a call as the fork records it, without its files and paths, which belong to the first run."""
+    """Return a call in the form in which the fork records it, without its files and paths, which belong to
+    the first run.
+    """
     return msgspec.structs.replace(
         unit,
         run_id=new_id,

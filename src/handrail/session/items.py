@@ -42,7 +42,7 @@ class Readable(Generic[T]):
         return tuple(item for item in self if predicate(item))
 
     def get(self, key: Hashable, /) -> T | None:
-        """Return the item with this key. Raises `DefinitionError` unless the slice is keyed."""
+        """Return the item with this key; None if there is none. Raises `DefinitionError` unless the slice is keyed."""
         raise not_keyed()
 
     def __iter__(self) -> Iterator[T]:

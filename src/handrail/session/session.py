@@ -93,7 +93,7 @@ class Session:
 
     @property
     def run_mode(self) -> RunMode | None:
-        """Who answers in this session's runs; None to follow the environment."""
+        """Who answers in this session's runs; None to use the environment's run mode."""
         return self._run_mode
 
     @property

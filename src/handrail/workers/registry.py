@@ -44,7 +44,7 @@ _MOST_KEPT = 256
 
 
 class WorkerArguments(TypedDict, total=False):
-    """Arguments that every way to run a worker accepts, beside the adapter's."""
+    """Arguments that every way of running a worker accepts, in addition to the adapter's."""
 
     attachments: Sequence[Attachment | Path | str]
     """A path on disk (`Path`), a path among the run's files (`str`), or an `Attachment`."""
@@ -88,7 +88,7 @@ class WorkerRegistry:
 
     @classmethod
     def of_file(cls, path: str | Path) -> tuple[WorkerRegistry, Worker]:
-        """Return the registry of the folder that a worker's file is in, and the worker."""
+        """Return the worker in this file, together with the registry of its folder."""
         file = Path(path)
         if not file.is_file() or file.suffix != ".md":
             raise WorkerError(f"{str(path)!r} is no worker's file. Pass the path of a file NAME.md.")
@@ -167,7 +167,7 @@ class WorkerRegistry:
         )
 
     def _effect_of(self, draft: Draft) -> Effect:
-        """Return the strongest effect of a worker and those it may call."""
+        """Return the strongest effect of a worker and of the workers it may call."""
         reached, ahead = {draft.path}, [draft]
         effects: list[Effect] = []
         while ahead:
@@ -236,7 +236,7 @@ class WorkerRegistry:
         return sorted(dict.fromkeys(found), key=lambda each: (each.file, each.line))
 
     def view(self, names: Sequence[str]) -> RegistryView:
-        """Return those workers that have these names, for inspection."""
+        """Return a read-only view of the workers with these names."""
         said = {draft.name: draft.description for draft in self._drafts}
         return RegistryView({name: said[name] for name in names if name in said})
 
@@ -311,7 +311,7 @@ class WorkerRegistry:
     # Runs.
 
     def all_on(self, model: Model | str | None) -> dict[str, Model | str]:
-        """Return a `models=` mapping that runs every worker on one model. For None, the files decide."""
+        """Return a `models=` mapping that runs every worker on one model. If the model is None, the files decide."""
         return {} if model is None else dict.fromkeys(self.names, model)
 
     def run(
@@ -347,7 +347,7 @@ class WorkerRegistry:
     def resume(
         self, name: str, run_id: str, **arguments: Unpack[WorkerResumeArguments]
     ) -> Operation[PromptResponse[Any]]:
-        """Resume a recorded run of a worker. Attachments are not recorded, so give them again."""
+        """Resume a recorded run of a worker. Attachments are not recorded, so pass them again."""
         worker = self[name]
         runner, _, rest = self._runner(worker, arguments)
         return runner.resume(run_id, worker.prompt, **rest)
