@@ -183,13 +183,22 @@ def test_an_agent_is_frozen() -> None:
 
 def test_a_message_is_text() -> None:
     agent: Any = Agent(script(), "Answer.")
-    with pytest.raises(DefinitionError, match="the message is a dict"):
+    with pytest.raises(DefinitionError, match=r"^message is a dict\. Give what the user says as text"):
         agent.run({"city": "Rome"})
+
+
+@pytest.mark.parametrize("description", [None, 5])
+def test_a_description_is_text(description: Any) -> None:
+    """A description that is no text is refused where it is given, not where the agent becomes a tool."""
+    with pytest.raises(
+        DefinitionError, match=rf"^description is {description}\. Give a text, or leave it out\.$"
+    ):
+        Agent(script(), "Answer.", description=description)
 
 
 def test_a_misspelt_argument_is_named() -> None:
     agent: Any = Agent(script(), "Answer.")
-    with pytest.raises(TypeError, match=r"evaluate takes no argument 'sesion'\. Did you mean 'session'\?"):
+    with pytest.raises(TypeError, match=r"^run takes no argument 'sesion'\. Did you mean 'session'\?"):
         agent.run("go", sesion=Session())
 
 

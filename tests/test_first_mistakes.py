@@ -70,7 +70,7 @@ def adapter(*answers: Any) -> Adapter:
         ),
         (
             lambda: adapter().evaluate(Prompt("p", "x"), "hi", environment=wrongly(lambda q: True)).wait(),
-            "environment is a function, and nobody can be asked through it",
+            "environment is a function. Give an Environment, a class of your own",
         ),
     ],
 )

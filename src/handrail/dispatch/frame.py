@@ -368,9 +368,8 @@ def open_frame(
     adapter: Callable[[Any], BoundAdapter] | None = None,
     prompt_model: Callable[[Any], PromptModel] | None = None,
 ) -> Frame:
-    """Check the options of a run at the root, and open it."""
+    """Open a run at the root. Its options were checked when they were given."""
     check_kinds(policies=(policies, Iterable, "a list of policies: [CapabilityPolicy()]"))
-    options.check()
     frame = Frame(options, prompt=prompt, log=log, adapter=adapter, prompt_model=prompt_model)
     frame.show(tools, check_policies(policies))
     check_verdicts(frame.policies, frame.tools.values())
