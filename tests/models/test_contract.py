@@ -189,7 +189,7 @@ async def run(
 
 
 async def both(stage: Stage, *scene: Line, prompt: Prompt[Any] = PROMPT) -> list[PromptResponse[Any]]:
-    """Play the scene without and with streaming."""
+    """Play the scene twice, without and with streaming."""
     whole = await run(stage, *scene, prompt=prompt)
     streamed = await run(stage, *scene, prompt=prompt, stream=True)
     return [whole, await streamed.response]
