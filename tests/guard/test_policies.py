@@ -623,7 +623,7 @@ def test_no_path_or_no_filesystem_is_denied():
 
 
 def test_a_reader_of_other_things_needs_no_filesystem_and_no_path_of_ours():
-    """`ReadBeforeWritePolicy` allows a tool that uses no files."""
+    """`ReadBeforeWritePolicy` allows a tool that reads paths elsewhere, with or without a filesystem."""
 
     @tool(effect="read")
     async def look(path: Annotated[Path, PathArg("read")]) -> str:

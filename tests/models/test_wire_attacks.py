@@ -330,7 +330,7 @@ async def test_a_tool_sees_what_is_left_of_the_providers_limits(
 
 
 def test_loops_that_have_ended_are_let_go() -> None:
-    """Connections, deadlines and throttles do not keep closed event loops alive, except the last one."""
+    """Connections, deadlines and throttles do not keep closed event loops alive, except possibly the latest one."""
     throttle, loops = Throttle(at_once=1), list[weakref.ref[Any]]()
 
     async def evaluate() -> None:

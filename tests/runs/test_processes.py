@@ -29,7 +29,7 @@ INSERT INTO about VALUES ('schema', '1'), ('id', 'old');
 
 
 def test_a_journal_of_an_older_version_is_refused(tmp_path: Path):
-    """A journal of the first version is refused with an error that names both versions, and its file is unchanged."""
+    """A journal of the first version is refused with an error that names both versions, and stays unchanged."""
     path = tmp_path / "runs.db"
     connection = sqlite3.connect(path)
     connection.executescript(FIRST)
@@ -46,7 +46,7 @@ def test_a_journal_of_an_older_version_is_refused(tmp_path: Path):
 
 
 def test_a_journal_of_a_newer_version_is_refused(tmp_path: Path):
-    """A journal of a newer version is refused with an error that says so, and its file is unchanged."""
+    """A journal of a newer version is refused with an error that names both versions."""
     path = tmp_path / "runs.db"
     SqliteJournal(path).close()
     with sqlite3.connect(path) as connection:

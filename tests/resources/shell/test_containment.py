@@ -464,7 +464,7 @@ def test_an_ordinary_user_is_held_the_same(backend: str, tmp_path: Path):
 
 
 def test_the_probe_finds_what_the_machine_has(tmp_path: Path):
-    """Where util-linux can mount an overlay in a user namespace, the probe finds that too."""
+    """If util-linux can mount an overlay in a user namespace, the probe reports that overlays are available."""
     folder = Folder(tmp_path)
     options = f"lowerdir={folder.root},upperdir={folder.upper},workdir={folder.layers.work},userxattr"
     command = [
