@@ -92,7 +92,7 @@ def test_a_stream_is_not_its_response() -> None:
     """Reading a response's attribute on a stream raises an error that says where the response is."""
     stream: Any = adapter().stream(Prompt("p", "x"), "hi")
     with pytest.raises(AttributeError, match=r"stream\.response\.wait\(\)"):
-        stream.text  # noqa: B018  # asking is the mistake
+        stream.text  # noqa: B018  # reading it is the mistake
     assert stream.response.wait().text == "Done."
 
 

@@ -443,7 +443,7 @@ async def test_a_link_is_followed_in_files_that_a_resource_brings(tmp_path: Path
     """Links in a resource's filesystem are followed, like those in the run's own files."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "out").symlink_to("..")
-    desk = Desk(picking(UNDER_DOCS), resources=[bound(Filesystem, DirectoryFilesystem(tmp_path))])  # pyright: ignore[reportArgumentType]  # a protocol as a key
+    desk = Desk(picking(UNDER_DOCS), resources=[bound(Filesystem, DirectoryFilesystem(tmp_path))])  # pyright: ignore[reportArgumentType]  # the key is a protocol
     await desk.call("put", path="docs/a.md")
     await desk.call("put", path="docs/b.md")
     assert desk.asked == 1

@@ -146,7 +146,7 @@ def stage(request: pytest.FixtureRequest) -> Stage:
     if not server:
         return Stage(subject, None)
     wire = "chat" if wire == "bridge" else wire
-    return Stage(subject, wire, request.getfixturevalue(f"{server}_server"))  # pyright: ignore[reportArgumentType]  # one of the wires
+    return Stage(subject, wire, request.getfixturevalue(f"{server}_server"))  # pyright: ignore[reportArgumentType]  # `wire` is one of the literals
 
 
 def case(name: str) -> Callable[[Any], Any]:
@@ -184,7 +184,7 @@ async def run(
     if not stream:
         return await streaming.evaluate(prompt, message, **given)
     run = streaming.stream(prompt, message, **given)
-    run.seen = [event async for event in run]  # pyright: ignore[reportAttributeAccessIssue]  # a test's own note
+    run.seen = [event async for event in run]  # pyright: ignore[reportAttributeAccessIssue]  # an attribute only for the tests
     return run
 
 

@@ -159,7 +159,7 @@ async def test_a_provider_can_not_bring_the_key_out(
         model: Any = (
             AnthropicModel("m", base_url=raw.url, key_variable="PLANTED_KEY")
             if wire == "messages"
-            else OpenAIModel("m", api=wire, base_url=raw.url, key_variable="PLANTED_KEY")  # pyright: ignore[reportArgumentType]  # from a table
+            else OpenAIModel("m", api=wire, base_url=raw.url, key_variable="PLANTED_KEY")  # pyright: ignore[reportArgumentType]  # `wire` is one of the literals
         )
         adapter = Adapter(model, retry=ONCE)
         with pytest.raises(PromptEvaluationError) as raised:

@@ -97,7 +97,7 @@ async def test_one_process_has_a_run_and_a_dead_one_has_none(tmp_path: Path):
         holder.close()
     (line,) = await list_runs(recorder.journal)
     assert line.standing == "interrupted"
-    assert line.row.leased_until > recorder.journal._database.now()  # pyright: ignore[reportPrivateUsage]  # not over yet
+    assert line.row.leased_until > recorder.journal._database.now()  # pyright: ignore[reportPrivateUsage]  # the lease has not expired
 
     @tool(effect="pure")
     async def wait() -> str:

@@ -18,7 +18,7 @@ from handrail.errors import EventRefused
 from handrail.session import Dispatcher, Session
 
 
-class Base(ABC):  # noqa: B024  # an abstract class is one more kind of base to subscribe to
+class Base(ABC):  # noqa: B024  # subscribers may name an abstract base
     """A base class of events."""
 
 

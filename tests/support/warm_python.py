@@ -201,7 +201,7 @@ def start(
     finally:
         for each in theirs:
             os.close(each)
-    stdin, stdout, stderr = open(ours_in, "w"), open(ours_out), open(ours_err)  # noqa: SIM115  # closed by whoever has it
+    stdin, stdout, stderr = open(ours_in, "w"), open(ours_out), open(ours_err)  # noqa: SIM115  # closed by `Program`
     return Program(argv, pid, status, stdin, stdout, stderr)
 
 
