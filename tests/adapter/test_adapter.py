@@ -602,7 +602,7 @@ def test_the_run_of_a_child_ends_with_the_deadline_of_its_parent() -> None:
             with pytest.raises(PromptEvaluationError, match="deadline"):
                 await adapter.evaluate(prompt, "hi", deadline=Deadline.after(20, clock=clock))
 
-    for tight in (5, 30):  # noqa: B007  # the functions above look at it
+    for tight in (5, 30):  # noqa: B007  # the functions above read it
         run_virtual(scenario)
 
 

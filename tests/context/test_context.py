@@ -321,7 +321,7 @@ def test_expire_ends_what_a_thread_waits_for():
 
 
 def test_expire_works_after_the_loop_has_gone():
-    """A context made on a closed loop can still be expired, and refuses."""
+    """A context whose loop has been closed can still be expired, and its verbs then refuse."""
 
     async def main() -> ToolContext:
         return headless_context()

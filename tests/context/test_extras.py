@@ -116,7 +116,7 @@ def test_the_built_in_keys():
 
 
 def test_a_key_can_be_subscripted_and_is_a_value():
-    """`ExtraKey[int](...)` works, and equal keys are equal and hashable."""
+    """`ExtraKey[int](...)` makes a key, and keys with equal definitions are equal and hashable."""
     assert ExtraKey[int]("n", int) == ExtraKey("n", int)
     assert len({ExtraKey("n", int), ExtraKey[int]("n", int), ExtraKey("m", int)}) == 2
     with pytest.raises(AttributeError):

@@ -115,7 +115,7 @@ def test_any_flipped_character_is_refused(data: st.DataObject):
 
 @given(st.text() | st.text("abcABC012-_.=", max_size=80))
 def test_whatever_is_not_a_ticket_is_refused_as_such(text: str):
-    """Any other text raises a Handrail error."""
+    """Any text that is not a ticket is refused with a Handrail error."""
     with pytest.raises(TicketError):
         Ticket.open(text, KEY)
 

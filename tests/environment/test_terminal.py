@@ -195,7 +195,7 @@ async def test_a_message_cannot_imitate_the_question(monkeypatch: pytest.MonkeyP
 
 
 async def test_an_approval_shows_what_is_asked():
-    """The screen shows who asks, why, the arguments, the coloured diff and all choices."""
+    """An approval shows who asks, why, the arguments, the coloured diff and all choices."""
     asked = question(payload=SCOPED, asked_by=("main", "reviewer", "write"), message="write uses fs.write")
     with at_terminal() as (seen, terminal):
         await answered(seen, terminal, asked, (CHOICE, "n\n"))

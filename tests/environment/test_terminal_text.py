@@ -25,7 +25,7 @@ def moves_nothing(text: str) -> bool:
 
 @given(ANYTHING)
 def test_nothing_shown_moves_the_cursor(text: str):
-    """Line breaks and tabs are the only control characters left."""
+    """Escaped text has no control characters except line breaks and tabs."""
     shown = escape(text)
     assert moves_nothing(shown.replace("\n", "").replace("\t", ""))
     shown.encode()  # no half of a surrogate pair is left

@@ -100,7 +100,7 @@ def run_cell(name: str, where: str) -> Any:
 
 
 async def run_mocked(name: str, where: str) -> tuple[Any, Any]:
-    """Run the `client` act alone with prepared answers, and return the result and what it did."""
+    """Run the `client` act alone with prepared answers, and return its result and what it recorded."""
     pattern, module = PATTERNS[name], example(name)
     makers: dict[str, Callable[..., Any]] = {
         "mock user": lambda **given: user_context(pattern.answers, **given),

@@ -186,7 +186,7 @@ def test_what_was_committed_is_loaded_in_order_by_run():
 
 
 def test_a_call_is_recorded_when_it_commits_and_only_then():
-    """An outer call is recorded as one unit with everything it did, and a failed call not at all."""
+    """A committed call is recorded as one unit with everything it did, and a failed call is not recorded."""
 
     @tool(effect="staged")
     async def inner(fail: bool, context: ToolContext) -> str:

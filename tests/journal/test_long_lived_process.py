@@ -189,5 +189,5 @@ def test_a_name_is_given_without_looking_up_again_when_this_process_started(
 ):
     """Making an owner name does not read the start time of this process again, which would cost more than a call."""
     first = lease.new_owner()
-    monkeypatch.setattr(lease, "_started", lambda pid: pytest.fail("it was looked up again"))
+    monkeypatch.setattr(lease, "_started", lambda pid: pytest.fail("the start time was read again"))
     assert lease.new_owner().split("/")[:3] == first.split("/")[:3]

@@ -261,7 +261,7 @@ async def test_a_run_that_is_brought_in_is_nobodys(either: Journal):
 
 
 async def test_of_a_run_that_is_forgotten_no_files_are_left_to_change(either: Journal):
-    """Forgetting a run also removes its files that were not applied yet."""
+    """After a run is forgotten, the journal no longer lists its files as unapplied."""
     await either.runs.begin(a_run())
     await either.calls.commit(CommitUnit(run_id="r", call_id="c", files=[{"path": "a"}]))
     await either.runs.forget(["r"])

@@ -227,7 +227,7 @@ def test_what_opening_shows_is_what_was_hidden(tree: list[Drawn]):
 
 @given(trees)
 def test_the_call_that_a_summary_names_opens_it(tree: list[Drawn]):
-    """The arguments in the text open exactly that section and its parents."""
+    """The call that a section's summary names opens exactly that section."""
     rendered = made(tree).render()
     calls = re.findall(rf"^Call {OPENER} with (.*) to see it in full\.$", rendered.text, re.MULTILINE)
     assert [json.loads(call)["sections"] for call in calls] == [[closed.path] for closed in rendered.closed]

@@ -159,7 +159,7 @@ def test_the_text_of_a_plain_prompt_can_be_tuned(tmp_path: Path):
 
 
 def test_without_a_file_nothing_changes(tmp_path: Path):
-    """Without a file, or even a folder, nothing changes."""
+    """Without an override file, or even without its folder, nothing is overridden."""
     prompt = trip(tmp_path / "nowhere")
     assert opened(prompt) == opened(trip(None))
     assert (prompt.overrides is not None and prompt.overrides.check(prompt)) == ()
@@ -186,7 +186,7 @@ def test_a_stale_override_is_left_out_and_reported(tmp_path: Path, caplog: pytes
 
 
 def test_the_hint_for_a_stale_override_makes_it_apply(tmp_path: Path):
-    """An override corrected as the hint says is applied."""
+    """A stale override that is corrected as its hint says is applied."""
     file = write(tmp_path, body_override("Tuned: $city $days.", "0" * 16))
     [report] = stale_overrides(trip(tmp_path))
     new = report.hint.split('"')[1]

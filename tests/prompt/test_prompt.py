@@ -453,7 +453,7 @@ class Deep:
         lambda params: bool(params.city) and deep(params),
         lambda params, session: deep_at(params, session),
         lambda params: any(params.deep for _ in "ab"),
-        lambda params: getattr(params, "deep"),  # noqa: B009  # what is tested
+        lambda params: getattr(params, "deep"),  # noqa: B009  # this is under test
     ],
     ids=[
         "name",
@@ -552,7 +552,7 @@ def test_sections_are_values():
     changed = dataclasses.replace(first, title="B")
     assert (changed.title, changed.params_type) == ("B", Params)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        first.title = "C"  # pyright: ignore[reportAttributeAccessIssue]  # what is tested
+        first.title = "C"  # pyright: ignore[reportAttributeAccessIssue]  # this is under test
 
 
 def test_prompts_are_values():
@@ -565,7 +565,7 @@ def test_prompts_are_values():
     changed = dataclasses.replace(first, tools=[], name="q")
     assert (changed.render().text, changed.render().tools, changed.name) == ("Text.", (), "q")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        first.name = "r"  # pyright: ignore[reportAttributeAccessIssue]  # what is tested
+        first.name = "r"  # pyright: ignore[reportAttributeAccessIssue]  # this is under test
     assert "Text." in repr(first)
 
 

@@ -91,7 +91,7 @@ TRIP = Prompt("trip", sections_of_a_trip())
 
 
 def test_the_text_is_markdown_in_the_order_of_the_tree():
-    """The text has headings by depth, filled placeholders, and examples under their tool's section."""
+    """A rendered prompt has headings by depth, filled placeholders, and examples under their tool's section."""
     assert TRIP.render(Trip("Rome", 3)).text == (
         "## Task\n\nPlan 3 days in Romes.\n\n    indented $5\n\n"
         "Examples:\n\n"

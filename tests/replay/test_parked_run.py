@@ -318,7 +318,7 @@ async def test_by_force_what_is_at_work_is_cut_and_follows_its_effect():
     assert going.there.parking.park(by_force=True)
     with pytest.raises(RunParked):
         await run
-    assert [(each.tool, each.status) for each in going.ends()] == [("mark", "ok")]  # pyright: ignore[reportAttributeAccessIssue]  # calls are all there is
+    assert [(each.tool, each.status) for each in going.ends()] == [("mark", "ok")]  # pyright: ignore[reportAttributeAccessIssue]  # all of them are calls
     assert (await going.journal.runs.get("run")).status == "parked"
     hold = False
     response = await going.resume()

@@ -20,7 +20,7 @@ def texts(messages: list[Message]) -> list[str]:
             case ToolMessage():
                 found += [f"{result.name}: {result.text}" for result in each.results]
             case AssistantMessage() | UserMessage():
-                found.append(each.text or " ".join(asked.name for asked in each.calls))  # pyright: ignore[reportAttributeAccessIssue]  # a user's message has a text
+                found.append(each.text or " ".join(asked.name for asked in each.calls))  # pyright: ignore[reportAttributeAccessIssue]  # a user's message always has text
     return found
 
 

@@ -29,7 +29,7 @@ INSERT INTO about VALUES ('schema', '1'), ('id', 'old');
 
 
 def test_a_journal_of_an_older_version_is_refused(tmp_path: Path):
-    """A journal of the first version is refused with an error that names both versions, and its file is unchanged."""
+    """A journal of the first version is refused with an error that names both versions, and stays unchanged."""
     path = tmp_path / "runs.db"
     connection = sqlite3.connect(path)
     connection.executescript(FIRST)
@@ -46,7 +46,7 @@ def test_a_journal_of_an_older_version_is_refused(tmp_path: Path):
 
 
 def test_a_journal_of_a_newer_version_is_refused(tmp_path: Path):
-    """A journal of a newer version is refused with an error that says so, and its file is unchanged."""
+    """A journal of a newer version is refused with an error that names both versions."""
     path = tmp_path / "runs.db"
     SqliteJournal(path).close()
     with sqlite3.connect(path) as connection:
@@ -97,7 +97,7 @@ async def test_one_process_has_a_run_and_a_dead_one_has_none(tmp_path: Path):
         holder.close()
     (line,) = await list_runs(recorder.journal)
     assert line.standing == "interrupted"
-    assert line.row.leased_until > recorder.journal._database.now()  # pyright: ignore[reportPrivateUsage]  # not over yet
+    assert line.row.leased_until > recorder.journal._database.now()  # pyright: ignore[reportPrivateUsage]  # the lease has not expired
 
     @tool(effect="pure")
     async def wait() -> str:

@@ -913,7 +913,7 @@ def test_a_model_that_allows_extras_is_closed_too():
 
 
 def test_an_unknown_key_that_is_no_plain_word_is_quoted():
-    """An unknown key with a dot or a space is quoted in the message, so that it does not look like a path."""
+    """An unknown key that is not a plain word is quoted in the message, so that it does not look like a path."""
     assert refused(Schema(Point), '{"x":1,"a.b":1}').problems[0].where == '["a.b"]'
     assert refused(Schema(Point), '{"x":1,"":1}').problems[0].where == '[""]'
 

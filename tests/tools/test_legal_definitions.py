@@ -208,7 +208,7 @@ def test_any_well_formed_capability_can_be_decided_on(word: str):
     """A policy can decide on any well-formed capability, even one that resembles a built-in tool's."""
     policy = CapabilityPolicy({word: "ask"})
     made = any_tool("do", "Do it.", handler, capabilities={word.removesuffix(".*")}, effect="idempotent")
-    decision = policy.check(made, Params(), context=Any)  # pyright: ignore[reportArgumentType]  # not looked at
+    decision = policy.check(made, Params(), context=Any)  # pyright: ignore[reportArgumentType]  # the policy does not use it
     assert decision.kind == "ask"
 
 

@@ -185,7 +185,7 @@ def test_types_are_named_where_the_handler_has_no_annotations():
 def test_a_handler_that_does_not_say_its_result():
     """A handler without a return annotation, or with a bare one, may return any value."""
 
-    def bare(params: None, *, context: ToolContext) -> ToolResult:  # pyright: ignore[reportMissingTypeArgument]  # meant to be bare
+    def bare(params: None, *, context: ToolContext) -> ToolResult:  # pyright: ignore[reportMissingTypeArgument]  # bare on purpose
         return ToolResult.ok(1)
 
     assert Tool("bare", "Bare.", bare).result is Any
@@ -547,9 +547,9 @@ def test_defaults_are_shown_in_the_schema():
     def search(
         text: str = "all",
         limit: int | None = None,
-        tags: list[str] = ["new"],  # noqa: B006  # that it is copied is tested below
-        city: City = City("Rome", 2),  # noqa: B008  # the same
-        weights: dict[str, float] = {"a": 0.5},  # noqa: B006  # the same
+        tags: list[str] = ["new"],  # noqa: B006  # defaults are copied
+        city: City = City("Rome", 2),  # noqa: B008  # defaults are copied
+        weights: dict[str, float] = {"a": 0.5},  # noqa: B006  # defaults are copied
     ) -> None:
         """Search."""
 
@@ -569,9 +569,9 @@ def test_mutable_defaults_are_not_shared_between_calls():
 
     @tool
     def collect(
-        seen: list[int] = [],  # noqa: B006  # that it is copied is tested
-        cities: list[City] = [City("a")],  # noqa: B006, B008  # the same
-        city: City = City("b"),  # noqa: B008  # the same
+        seen: list[int] = [],  # noqa: B006  # defaults are copied
+        cities: list[City] = [City("a")],  # noqa: B006, B008  # defaults are copied
+        city: City = City("b"),  # noqa: B008  # defaults are copied
     ) -> list[int]:
         """Collect."""
         seen.append(len(seen))

@@ -25,7 +25,7 @@ from support.worker_folders import PLAIN, folder, sound
 def test_the_shipped_schema_is_that_of_the_model() -> None:
     """worker.schema.json is the schema generated from the types, and `WORKER_SCHEMA` is its path."""
     assert WORKER_SCHEMA.read_text() == schema_text(), (
-        "worker.schema.json is old. Write it anew: .venv/bin/python -c "
+        "worker.schema.json is out of date. Write it again with: .venv/bin/python -c "
         '"from handrail.workers.front_matter import *; SCHEMA_FILE.write_text(schema_text())"'
     )
     schema = json.loads(schema_text())
