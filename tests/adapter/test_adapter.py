@@ -1013,6 +1013,17 @@ def test_a_section_opens_in_place() -> None:
     assert [each.tool.name for each in model.requests[4].tools] == ["open_sections", "weather"]
 
 
+def test_marks_for_the_cache_can_be_left_out() -> None:
+    """A server that refuses marks for a cache gets none, neither in the system prompt nor beside the messages."""
+    from handrail.models.anthropic import AnthropicModel
+
+    model = scripted("Rain.")
+    Adapter(model).evaluate(_closed_prompt(), "hi").wait()
+    request: Any = model.requests[0]
+    assert AnthropicModel("m")._body(request).count(b"cache_control") == 2
+    assert b"cache_control" not in AnthropicModel("m", cache=False)._body(request)
+
+
 @pytest.mark.parametrize("wire", ["chat", "responses", "anthropic"])
 def test_opening_leaves_every_byte_before_it(wire: str) -> None:
     """Opening a section changes no byte of the prefix: messages stay, and tools are added at the end (SPEC 3)."""
