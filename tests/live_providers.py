@@ -62,7 +62,7 @@ def made(provider: str, wire: str) -> Callable[[str], Model]:
     if address := os.environ.get("HANDRAIL_LIVE_AT"):
         at = {"base_url": address + ("/v1" if provider == "openai" else ""), "key_variable": None}
     if provider == "openai":
-        return lambda name: OpenAIModel(name, api=wire, **at)  # pyright: ignore[reportArgumentType]  # one of the two
+        return lambda name: OpenAIModel(name, api=wire, **at)  # pyright: ignore[reportArgumentType]  # `wire` is one of the two literals
     if provider == "anthropic":
         return lambda name: AnthropicModel(name, **at)
     return lambda name: model_named(f"{provider}:{name}")

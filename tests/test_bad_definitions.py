@@ -71,7 +71,7 @@ class HoldsUnserialisable:
 
 @dataclass
 class HoldsUnresolved:
-    part: "Nowhere"  # noqa: F821  # meant to be nowhere
+    part: "Nowhere"  # noqa: F821  # undefined on purpose
 
 
 @dataclass
@@ -234,7 +234,7 @@ async def yields_async(params: Params, *, context: ToolContext) -> AsyncIterator
     yield 1
 
 
-def unresolved(params: "Nowhere", *, context: ToolContext) -> ToolResult[int]:  # noqa: F821  # meant to be nowhere
+def unresolved(params: "Nowhere", *, context: ToolContext) -> ToolResult[int]:  # noqa: F821  # undefined on purpose
     return ToolResult.ok(1)
 
 
@@ -786,7 +786,7 @@ def indescribable_result() -> object:
 
 def unresolved_parameter() -> object:
     @tool
-    def weather(city: "Nowhere") -> str:  # noqa: F821  # meant to be nowhere
+    def weather(city: "Nowhere") -> str:  # noqa: F821  # undefined on purpose
         """Tell."""
         return ""
 

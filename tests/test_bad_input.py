@@ -839,7 +839,7 @@ TOLD: dict[str, Told] = {
         "raise the run's depth limit",
     ),
     "a question that may wait beyond the calendar": (
-        [doing(lambda context: context.wait_for("pick", {}, int, timeout=1e15))],  # pyright: ignore[reportOptionalCall]  # somebody is there
+        [doing(lambda context: context.wait_for("pick", {}, int, timeout=1e15))],  # pyright: ignore[reportOptionalCall]  # the environment has a person
         {"environment": Person()},
         ("do", {}),
         "error",

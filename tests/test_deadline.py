@@ -199,7 +199,7 @@ def test_a_resume_too_many_does_nothing(clock: FakeClock):
 
 
 def test_its_repr_says_when_and_how_long(clock: FakeClock):
-    """The repr has the time of the deadline and the seconds left."""
+    """A deadline's repr has its time and the seconds left."""
     deadline = Deadline.after(1.5, clock=clock)
     assert repr(deadline) == "Deadline(2030-01-01T12:00:01.500000+00:00, 1.500 s left)"
 

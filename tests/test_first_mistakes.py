@@ -92,7 +92,7 @@ def test_a_stream_is_not_its_response() -> None:
     """Reading a response's attribute on a stream raises an error that says where the response is."""
     stream: Any = adapter().stream(Prompt("p", "x"), "hi")
     with pytest.raises(AttributeError, match=r"stream\.response\.wait\(\)"):
-        stream.text  # noqa: B018  # asking is the mistake
+        stream.text  # noqa: B018  # reading it is the mistake
     assert stream.response.wait().text == "Done."
 
 
@@ -152,7 +152,7 @@ def test_a_module_that_does_not_load_is_its_own_mistake(
 
 
 def test_an_answer_that_does_not_fit_is_said_with_one_full_stop():
-    """The message that refuses an answer ends with a hint."""
+    """When an answer is refused, the question that is asked again ends with the hint."""
     person = Person(lambda question: {"approved": True, "scope": "all of it"})
 
     @tool(capabilities={"money"})

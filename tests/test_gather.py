@@ -166,7 +166,7 @@ def test_gather_of_nothing_is_empty():
 
 
 def test_gather_takes_anything_that_can_be_awaited():
-    """Coroutines, futures, tasks and `Done` may be mixed with operations."""
+    """A gather may mix coroutines, futures, tasks and `Done` with operations."""
 
     async def native() -> str:
         return "native"
@@ -218,7 +218,7 @@ def test_gathers_nest():
 
 
 def test_members_belong_to_their_gather():
-    """A member can't be used outside its gather, nor twice in it."""
+    """A member of a gather can't be used outside it, nor twice in it."""
 
     async def main() -> None:
         member = value_of(1)

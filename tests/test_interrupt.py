@@ -191,7 +191,7 @@ def test_a_loop_that_goes_while_somebody_waits_is_an_error(monkeypatch: pytest.M
     assert "ended while it ran" in str(raised[0])
     for task in tasks:
         task.get_coro().close()  # pyright: ignore[reportOptionalMemberAccess]
-        task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]  # it was meant
+        task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]  # it is destroyed on purpose
 
 
 def test_a_forked_child_can_wait_too(tmp_path: Any):

@@ -336,7 +336,7 @@ def test_waiting_on_the_loops_own_thread_is_an_error_with_a_hint():
 
 
 def test_a_callback_on_the_background_loop_may_not_wait_either():
-    """`.wait()` in a callback on the scripts' shared background loop is refused too."""
+    """`.wait()` in a callback on the background loop of scripts is refused."""
 
     async def inner() -> None:
         value_of(1).wait()
@@ -413,7 +413,7 @@ def test_it_has_no_truth_value(use: Callable[[Operation[Any]], object]):
 @pytest.mark.parametrize("first", ["await", "wait", "task", "gather", "failed", "refused"])
 @pytest.mark.parametrize("second", ["await", "wait", "task", "gather"])
 def test_it_is_single_use(first: str, second: str):
-    """A second use of any kind raises `OperationUsedTwice`."""
+    """A second use of an operation, of any kind, raises `OperationUsedTwice`."""
     ran: list[int] = []
 
     async def work() -> None:
@@ -502,7 +502,7 @@ def test_it_is_cold():
 
 
 def test_its_repr_says_what_it_is():
-    """The repr names the operation and whether it has been used."""
+    """An operation's repr has its name, and whether it has been used."""
     operation = Operation(value_of(1).give_up(), "call('search')")
     assert repr(operation) == "<Operation call('search')>"
     operation.wait()
@@ -567,7 +567,7 @@ def test_context_variables_travel_onto_the_loop_and_into_the_thread():
 
 @pytest.mark.parametrize("way", ["script", "await", "wait", "task", "gather"])
 def test_an_error_keeps_its_type_and_its_traceback(way: str):
-    """The waiter gets the same exception object, and its traceback has the line that raised it."""
+    """The waiter gets the exception object that the work raised, with the line that raised it in its traceback."""
     error = LookupError("original")
 
     async def the_line_that_raises() -> None:

@@ -45,7 +45,7 @@ def test_closing_ends_operations_in_tasks_the_handler_spawned():
 
 
 def test_closing_ends_operations_started_as_tasks_themselves():
-    """Closing ends an operation that was started as a task, directly or in a task group."""
+    """Closing a call ends an operation that was started as a task, directly or in a task group."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -70,7 +70,7 @@ def test_closing_ends_operations_started_as_tasks_themselves():
 
 
 def test_closing_ends_operations_that_threads_wait_for():
-    """Closing ends the wait of every thread in `.wait()` with `ContextExpired`."""
+    """Closing a call ends the wait of every thread in `.wait()` with `ContextExpired`."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")

@@ -605,7 +605,7 @@ def test_the_run_of_a_child_ends_with_the_deadline_of_its_parent() -> None:
             with pytest.raises(PromptEvaluationError, match="deadline"):
                 await adapter.evaluate(prompt, "hi", deadline=Deadline.after(20, clock=clock))
 
-    for tight in (5, 30):  # noqa: B007  # the functions above look at it
+    for tight in (5, 30):  # noqa: B007  # the functions above read it
         run_virtual(scenario)
 
 
@@ -1017,6 +1017,17 @@ def test_a_section_opens_in_place() -> None:
     assert opened.results[0].shows == ("weather",)
     Adapter(model).evaluate(prompt, "and now?", session=session).wait()
     assert [each.tool.name for each in model.requests[4].tools] == ["open_sections", "weather"]
+
+
+def test_marks_for_the_cache_can_be_left_out() -> None:
+    """A server that refuses marks for a cache gets none, neither in the system prompt nor beside the messages."""
+    from handrail.models.anthropic import AnthropicModel
+
+    model = scripted("Rain.")
+    Adapter(model).evaluate(_closed_prompt(), "hi").wait()
+    request: Any = model.requests[0]
+    assert AnthropicModel("m")._body(request).count(b"cache_control") == 2
+    assert b"cache_control" not in AnthropicModel("m", cache=False)._body(request)
 
 
 @pytest.mark.parametrize("wire", ["chat", "responses", "anthropic"])

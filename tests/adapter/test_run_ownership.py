@@ -258,9 +258,7 @@ async def test_one_of_two_answers_is_enough_for_a_handler_that_takes_the_first(t
     of_both = [each for each in parked.value.questions if each.asked_by == ("both",)]
     assert [each.name for each in of_both] == ["a", "b"]
     journal.questions.answer(answer_to(of_both[1], 2))
-    with pytest.raises(
-        RunParked
-    ):  # this one needs the other answer as well, and is not kept in memory for it
+    with pytest.raises(RunParked):  # `both` still needs the other answer
         await asyncio.wait_for(adapter.resume("run", prompt), 120)
     journal.questions.answer(answer_to(of_both[0], 1))
     assert (await adapter.resume("run", prompt)).text == "done"

@@ -195,7 +195,7 @@ class Stage:
         return Adapter(script, journal=self.here, filesystem=self.files, **options)
 
     async def run(self, *tools: Tool[Any, Any], **options: Any) -> str:
-        """Evaluate, and return the result of the `work` call."""
+        """Evaluate a prompt with these tools, and return the result of the `work` call."""
         await self.adapter().evaluate(
             Prompt("p", "Do.", tools=list(tools)), "go", session=self.session, run_id="run", **options
         )
@@ -600,7 +600,7 @@ async def test_shares_of_the_budget_add_up(stage: Stage):
     async def here(context: ToolContext) -> str:
         tracker = tracker_of(context)
         trackers.append(tracker)
-        tracker.reserve(tokens=tracker.remaining()["tokens"] - 1000)  # gives round numbers
+        tracker.reserve(tokens=tracker.remaining()["tokens"] - 1000)  # leaves a round number
         one, two = context.ticket(), context.ticket()
         assert tracker.remaining() == {"tokens": 250, "money": 0.25, "tool_calls": 3}
         assert Ticket.open(two, stage.here.key).budget == {"tokens": 250, "money": 0.25, "tool_calls": 2}

@@ -67,7 +67,7 @@ def test_a_handled_failure_in_a_task_group_is_no_cancellation() -> None:
 
 
 def test_an_error_that_can_not_describe_itself_still_ends_the_call() -> None:
-    """A call whose error raises in `__str__` still has its result and its end, and leaves nothing."""
+    """A call whose error raises in `__str__` still has its result and its end, and leaves no changes."""
 
     class Mute(Exception):
         def __str__(self) -> str:
@@ -466,7 +466,7 @@ def test_an_operation_of_a_call_is_refused_on_another_loop() -> None:
 
 
 def test_what_a_failed_inner_call_read_counts_for_the_outer_one() -> None:
-    """Two claims that each read the other's file as missing in a failed inner call can't both succeed."""
+    """If each of two calls found the other's file missing in a failed inner call, they can't both succeed."""
 
     async def main() -> None:
         meeting = asyncio.Barrier(2)

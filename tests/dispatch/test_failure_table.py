@@ -282,7 +282,7 @@ class Denies:
     [("check", "not on a Sunday"), ("check raises", "could not decide"), ("on_result raises", "too large")],
 )
 def test_policy_denies(where: str, words: str) -> None:
-    """If a policy denies or raises, in `check` or in `on_result`, the call is denied and leaves no changes."""
+    """If a policy denies a call, or raises in `check` or `on_result`, the call is denied and leaves no changes."""
 
     async def main() -> None:
         async def fine(text: str, context: ToolContext) -> str:

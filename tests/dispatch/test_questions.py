@@ -708,7 +708,7 @@ class Asks:
 
 
 def digest_of(asks: Asks) -> str:
-    """Return the digest of the only question that such a call asks."""
+    """Return the digest of the only question that a call with these values asks."""
     person = Person(answers={asks.kind: asks.schema()})
 
     async def handler(params: Argument, *, context: UserContext) -> ToolResult[Any]:

@@ -155,7 +155,7 @@ class Desk:
 
     @property
     def scopes(self) -> list[str]:
-        """The scopes offered with the last question."""
+        """The scopes that were offered with the last question."""
         return self.person.questions[-1].payload["scopes"]
 
     @property
@@ -443,7 +443,7 @@ async def test_a_link_is_followed_in_files_that_a_resource_brings(tmp_path: Path
     """Links in a resource's filesystem are followed, like those in the run's own files."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "out").symlink_to("..")
-    desk = Desk(picking(UNDER_DOCS), resources=[bound(Filesystem, DirectoryFilesystem(tmp_path))])  # pyright: ignore[reportArgumentType]  # a protocol as a key
+    desk = Desk(picking(UNDER_DOCS), resources=[bound(Filesystem, DirectoryFilesystem(tmp_path))])  # pyright: ignore[reportArgumentType]  # the key is a protocol
     await desk.call("put", path="docs/a.md")
     await desk.call("put", path="docs/b.md")
     assert desk.asked == 1
@@ -475,7 +475,7 @@ NAMES = st.sampled_from(["docs", "docs-secret", "de", "..", ".", "", "a", "Docs"
 @settings(max_examples=200, deadline=None)
 @given(st.lists(NAMES, min_size=1, max_size=5).map("/".join))
 def test_a_path_is_covered_exactly_if_it_lies_there(path: str):
-    """An independent form of the rule: the path's non-empty names start with the folder's, and continue."""
+    """A path is covered by a folder's scope exactly if its names begin with the folder and continue below it."""
 
     async def main() -> int:
         desk = Desk(picking(UNDER_DOCS))

@@ -548,7 +548,7 @@ def test_events_of_an_approval_come_in_order_and_stay_in_the_session():
 
 
 def test_a_cancelled_run_ends_its_approvals():
-    """However a run is stopped, every approval request has a decision and its question is closed."""
+    """When a run is cancelled, every approval request has a decision and its question is closed."""
 
     async def main() -> None:
         scene = Scene(Person(True, after=asyncio.Event()))

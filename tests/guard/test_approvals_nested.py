@@ -96,7 +96,7 @@ class Firm:
         return asyncio.ensure_future(self.adapter.evaluate(FIRM, message, session=self.session, **options))
 
     async def questions(self) -> dict[int, Question]:
-        """Return the open questions by their amount."""
+        """Return the open questions, by the amount they ask about."""
         await asyncio.sleep(1)
         return {each.payload["arguments"]["amount"]: each for each in await self.journal.questions.open()}
 

@@ -179,7 +179,7 @@ class Report:
 
 
 def finish(model: ScriptedModel, *completion: Any, output: Any = None) -> Any:
-    """Run a model that writes these files, with these checkers."""
+    """Run the model with these completion checkers, and return the response."""
     prompt: Any = Prompt("p", "Go.", tools=[write], completion=completion, output=output)
     return Adapter(model).evaluate(prompt, "hi", filesystem=MemoryFilesystem()).wait()
 
@@ -229,14 +229,14 @@ def test_a_field_there_is_not_is_named() -> None:
     ],
 )
 def test_checkers_compose(checker: Any, script: list[Any], requests: int) -> None:
-    """A composed checker holds a run until all of its checkers are satisfied, or any of them."""
+    """A run continues until all checkers of `all_of`, or any checker of `any_of`, are satisfied."""
     model = ScriptedModel(script)
     assert finish(model, checker).stop_reason == "done"
     assert len(model.requests) == requests
 
 
 def test_a_checker_that_raises_is_reported_and_does_not_hold() -> None:
-    """A checker that raises is reported in the session, and does not hold the run."""
+    """A checker that raises is reported in the session, and does not keep the run from ending."""
     prompt = Prompt("p", "Go.", completion=[FilesThere("a.md")])
     response = Adapter(ScriptedModel(["Done."])).evaluate(prompt, "hi").wait()
     assert response.stop_reason == "done"

@@ -128,7 +128,7 @@ def one_call(policy: Any, **options: Any) -> tuple[ToolResult[Any], Session, Rec
     ],
 )
 def test_what_a_policy_decides_is_what_happens(check: Any, approve: Any, status: str, words: str):
-    """An allowed call runs, a denial gives its reason, `ask` asks, and anything else is denied."""
+    """An allowed call runs, a denial gives its reason, `ask` asks a person, and any other decision is a denial."""
     result, session, seen = one_call(Rule(check=check), environment=Person(approve))
     assert seen.statuses() == [("note", status)]
     assert words in result.render()
@@ -623,7 +623,7 @@ def test_no_path_or_no_filesystem_is_denied():
 
 
 def test_a_reader_of_other_things_needs_no_filesystem_and_no_path_of_ours():
-    """`ReadBeforeWritePolicy` allows a tool that uses no files."""
+    """`ReadBeforeWritePolicy` allows a tool that reads paths elsewhere, with or without a filesystem."""
 
     @tool(effect="read")
     async def look(path: Annotated[Path, PathArg("read")]) -> str:
@@ -808,7 +808,7 @@ def test_reading_is_not_bound_by_the_scope():
 
 @pytest.mark.parametrize("verdicts", [{"fs.wrte": "ask"}, {"*": "allow", "fs.wirte": "deny"}])
 def test_a_misspelt_capability_is_refused_once_the_tools_are_known(verdicts: Any):
-    """A name that matches no tool, beside an almost equal one that a tool has, stops the gate and the run."""
+    """A verdict on a misspelt capability, close to one that a tool has, is refused by the gate and by a run."""
     policy, tools = CapabilityPolicy(verdicts), [doing("staged", "fs.write")]
     said = r"^policy 'capability': no tool has the capability 'fs\.wi?r?te'\. Did you mean 'fs\.write'\?$"
     with pytest.raises(DefinitionError, match=said):

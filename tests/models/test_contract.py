@@ -146,7 +146,7 @@ def stage(request: pytest.FixtureRequest) -> Stage:
     if not server:
         return Stage(subject, None)
     wire = "chat" if wire == "bridge" else wire
-    return Stage(subject, wire, request.getfixturevalue(f"{server}_server"))  # pyright: ignore[reportArgumentType]  # one of the wires
+    return Stage(subject, wire, request.getfixturevalue(f"{server}_server"))  # pyright: ignore[reportArgumentType]  # `wire` is one of the literals
 
 
 def case(name: str) -> Callable[[Any], Any]:
@@ -184,12 +184,12 @@ async def run(
     if not stream:
         return await streaming.evaluate(prompt, message, **given)
     run = streaming.stream(prompt, message, **given)
-    run.seen = [event async for event in run]  # pyright: ignore[reportAttributeAccessIssue]  # a test's own note
+    run.seen = [event async for event in run]  # pyright: ignore[reportAttributeAccessIssue]  # an attribute only for the tests
     return run
 
 
 async def both(stage: Stage, *scene: Line, prompt: Prompt[Any] = PROMPT) -> list[PromptResponse[Any]]:
-    """Play the scene without and with streaming."""
+    """Play the scene twice, without and with streaming."""
     whole = await run(stage, *scene, prompt=prompt)
     streamed = await run(stage, *scene, prompt=prompt, stream=True)
     return [whole, await streamed.response]

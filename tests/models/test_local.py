@@ -282,7 +282,7 @@ async def test_a_request_nobody_waits_for_never_begins():
 
 @on_a_loop
 async def test_must_call_forces_the_only_tool():
-    """A single tool can be forced without naming it; one of several can't."""
+    """`must_call` forces the only tool that is offered, and is refused if there are several."""
     model = LocalModel()
     parts = await parts_of(model, asking("Oslo", tools=[other], must_call=True))
     called = [part for part in parts if isinstance(part, CallPart)]

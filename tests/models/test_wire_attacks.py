@@ -159,7 +159,7 @@ async def test_a_provider_can_not_bring_the_key_out(
         model: Any = (
             AnthropicModel("m", base_url=raw.url, key_variable="PLANTED_KEY")
             if wire == "messages"
-            else OpenAIModel("m", api=wire, base_url=raw.url, key_variable="PLANTED_KEY")  # pyright: ignore[reportArgumentType]  # from a table
+            else OpenAIModel("m", api=wire, base_url=raw.url, key_variable="PLANTED_KEY")  # pyright: ignore[reportArgumentType]  # `wire` is one of the literals
         )
         adapter = Adapter(model, retry=ONCE)
         with pytest.raises(PromptEvaluationError) as raised:
@@ -330,7 +330,7 @@ async def test_a_tool_sees_what_is_left_of_the_providers_limits(
 
 
 def test_loops_that_have_ended_are_let_go() -> None:
-    """Connections, deadlines and throttles do not keep closed event loops alive, except the last one."""
+    """Connections, deadlines and throttles do not keep closed event loops alive, except possibly the latest one."""
     throttle, loops = Throttle(at_once=1), list[weakref.ref[Any]]()
 
     async def evaluate() -> None:

@@ -91,7 +91,7 @@ def test_a_job_that_can_not_be_killed_says_so(tmp_path: Path) -> None:
 
 
 async def test_a_person_plays_the_act_that_the_model_plays(inbox: Any) -> None:
-    """With a person in place of the model, the person sees only the message and decides where it is filed."""
+    """With a person in place of the model, the person sees only the message and decides where to file it."""
     files = MemoryFilesystem()
     files.write("inbox/1.txt", "See you in\n\nRome.")
     person = Person(answers={"slip": {"about": "Rome", "folder": "travel", "sender": "Anna"}})

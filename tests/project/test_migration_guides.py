@@ -40,7 +40,7 @@ def python_with(library: str) -> str:
         return sys.executable
     python = ROOT / ".components/peers" / library / "bin/python"
     if not python.exists() and not os.environ.get("HANDRAIL_DEEP"):
-        pytest.skip(f"{library} is not installed: `scripts/peers` does, and `make test-deep` runs it")
+        pytest.skip(f"{library} is not installed. Run `scripts/peers`, or `make test-deep`.")
     return str(python)
 
 

@@ -21,7 +21,7 @@ def test_public_names_are_the_pinned_ones():
     if sorted(handrail.__all__) != pinned:
         pytest.fail(
             f"The public names differ from tests/project/public_names.txt: new {new}, gone {gone}. "
-            f"If that is meant (and in the changelog), update the list, sorted and without repeats:\n{UPDATE}",
+            f"If this is intended (and in the changelog), update the list, sorted and without repeats:\n{UPDATE}",
             pytrace=False,
         )
 

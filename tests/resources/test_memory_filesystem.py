@@ -49,7 +49,7 @@ def files(request: pytest.FixtureRequest, new_files: NewFiles) -> Files:
 
 
 def test_it_satisfies_the_protocols():
-    """The root satisfies the protocol of a forkable filesystem, and a fork that of a fork as well."""
+    """A filesystem and its forks satisfy the protocols of a filesystem and of a forkable resource."""
     root: Filesystem = MemoryFilesystem()
     fork = MemoryFilesystem().fork("call")
     as_fork: Fork = fork

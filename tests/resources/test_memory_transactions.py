@@ -153,7 +153,7 @@ def test_no_update_is_lost_between_threads():
 
 
 def test_a_fork_and_a_commit_take_the_same_steps_at_any_size():
-    """A fork and a commit make the same number of function calls with ten files as with ten thousand."""
+    """A fork and a commit make about as many function calls with ten thousand files as with ten."""
 
     def steps(files: int) -> int:
         root = MemoryFilesystem({f"d{number % 7}/f{number}": "" for number in range(files)})

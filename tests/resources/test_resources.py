@@ -132,7 +132,7 @@ def test_calls_at_once_share_what_is_the_runs_and_nothing_else():
         one = context.resources.get(A)
         await asyncio.sleep(1)
         two = context.resources.get(B)
-        return one.name, two.name  # pyright: ignore[reportAttributeAccessIssue]  # what stands behind
+        return one.name, two.name  # pyright: ignore[reportAttributeAccessIssue]  # the attribute of the real class
 
     async def main() -> list[Any]:
         scene = Scene(Binding(A, numbered(log, "run")), Binding(B, numbered(log, "call"), "call"))
@@ -179,7 +179,7 @@ def test_threads_make_one_of_the_runs_scope():
     def grab(context: ToolContext) -> str:
         """Grab it."""
         together.wait()
-        return context.resources.get(A).name  # pyright: ignore[reportAttributeAccessIssue]  # what stands behind
+        return context.resources.get(A).name  # pyright: ignore[reportAttributeAccessIssue]  # the attribute of the real class
 
     async def main() -> set[str]:
         gate = open_gate([grab], resources=[Binding(A, numbered(log))])
@@ -389,7 +389,7 @@ def test_a_thing_made_by_a_thread_that_outlived_its_call_is_closed():
     def grab(context: ToolContext) -> str:
         """Grab it, slowly."""
         try:
-            return context.resources.get(A).name  # pyright: ignore[reportAttributeAccessIssue]  # never seen
+            return context.resources.get(A).name  # pyright: ignore[reportAttributeAccessIssue]  # never returned
         except BaseException as error:
             refused.append(error)
             raise
@@ -485,7 +485,7 @@ def test_a_fork_can_not_be_held_by_the_run():
         )
 
         async def read(context: ToolContext) -> str:
-            return context.resources.get(B).needs.read("a")  # pyright: ignore[reportAttributeAccessIssue]  # what stands behind
+            return context.resources.get(B).needs.read("a")  # pyright: ignore[reportAttributeAccessIssue]  # the attribute of the real class
 
         assert [(await scene.call(read)).value for _ in range(2)] == ["1", "1"]
         return [(await scene.call(getting(A))).message for _ in range(2)]
@@ -584,7 +584,7 @@ def test_open_is_for_every_binding():
     @tool
     def grab(context: ToolContext) -> str:
         """Grab it."""
-        return context.resources.open(A).wait().name  # pyright: ignore[reportAttributeAccessIssue]  # what stands behind
+        return context.resources.open(A).wait().name  # pyright: ignore[reportAttributeAccessIssue]  # the attribute of the real class
 
     async def main() -> None:
         scene = Scene(Binding(A, numbered(log)), given(B, Thing("b", log)))
@@ -621,7 +621,7 @@ def test_two_different_ones_opened_at_once_are_no_circle():
 
     async def body(context: ToolContext) -> list[str]:
         opened = await gather(*(context.resources.open(kind) for kind in (A, B, C)))
-        return [thing.name for thing in opened]  # pyright: ignore[reportAttributeAccessIssue]  # what stands behind
+        return [thing.name for thing in opened]  # pyright: ignore[reportAttributeAccessIssue]  # the attribute of the real class
 
     def slow(seconds: int) -> Any:
         async def provide(resources: Any) -> Thing:
@@ -701,7 +701,7 @@ def test_a_circle_through_two_calls_is_found_and_not_waited_for():
         scene = Scene(Binding(A, opens(B)), Binding(B, opens(A)))
 
         async def body(context: ToolContext) -> Any:
-            return (await context.resources.open(A if context.call_id == "one" else B)).name  # pyright: ignore[reportAttributeAccessIssue]  # never there
+            return (await context.resources.open(A if context.call_id == "one" else B)).name  # pyright: ignore[reportAttributeAccessIssue]  # never reached
 
         scene.body = body
         async with asyncio.timeout(100):
@@ -801,7 +801,7 @@ def test_the_budget_is_one_object(budget: Any):
             resources.get(BudgetTracker)
             is resources.get(BudgetTrackerProtocol)
             is await resources.open(BudgetTracker)
-            is resources.get(A).needs  # pyright: ignore[reportAttributeAccessIssue]  # what stands behind
+            is resources.get(A).needs  # pyright: ignore[reportAttributeAccessIssue]  # the attribute of the real class
             is context.budget_tracker
         )
 
@@ -863,7 +863,7 @@ def test_resources_of_the_run_may_ask_later():
     log: list[str] = []
 
     async def later(context: ToolContext) -> str:
-        return context.resources.get(A).needs.get(B).name  # pyright: ignore[reportAttributeAccessIssue]  # what stands behind
+        return context.resources.get(A).needs.get(B).name  # pyright: ignore[reportAttributeAccessIssue]  # the attribute of the real class
 
     async def main() -> None:
         scene = Scene(Binding(A, lambda resources: Thing("a", log, resources)), Binding(B, numbered(log)))

@@ -255,7 +255,7 @@ async def _(client: Client) -> str:
     refused(answered, 409, "AnswerRefused")
     undone = await client.ask("POST", f"/threads/mine/calls/{call}/undo", {}, by("eve"))
     refused(undone, 409, "UndoRefused")
-    await client.say("mine", "hello", by("eve"))  # eve's own thread has the same name
+    await client.say("mine", "hello", by("eve"))  # Eve's own thread has the same name
     hers = await client.idle("mine", by("eve"))
     assert hers["runs"][0]["id"] != run
     assert len(hers["messages"]) == 2

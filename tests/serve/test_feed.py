@@ -168,7 +168,7 @@ async def test_a_reader_that_leaves_is_forgotten() -> None:
     for reader in readers:
         reader.cancel()
     await asyncio.gather(*readers, return_exceptions=True)
-    changed = feed._changed  # pyright: ignore[reportPrivateUsage]  # what the readers hung on
+    changed = feed._changed  # pyright: ignore[reportPrivateUsage]  # the future that the readers awaited
     assert changed is not None
     assert not changed._callbacks  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     feed.append([token("a")])

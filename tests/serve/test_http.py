@@ -1,4 +1,4 @@
-"""The server's routes over real connections: bodies, headers, and how it stops."""
+"""The server's routes over real connections: bodies, headers, health, readers, options, and the command."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ class Playing:
 async def test_a_failure_told_in_half_characters_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("handrail.serve"), "disabled", True)  # a log can't contain these
+    monkeypatch.setattr(logging.getLogger("handrail.serve"), "disabled", True)  # this text can't be logged
     async with serving(tmp_path, source_of(model=Playing(OSError("no file \udcff"), "better"))) as client:
         await client.say("a", "hello")
         assert (await client.idle("a"))["status"] == "failed"

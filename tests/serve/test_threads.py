@@ -37,7 +37,7 @@ async def test_what_was_said_is_recorded_when_saying_returns(tmp_path: Path) -> 
 
 
 async def test_readers_that_stall_or_leave_change_nothing(tmp_path: Path) -> None:
-    """A reader that disconnects does not cancel the run, and one that stalls does not block other readers."""
+    """A reader that disconnects or stalls neither cancels nor blocks the run."""
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         thread = app.thread()
@@ -435,7 +435,7 @@ async def test_undo_is_refused_while_a_run_goes(tmp_path: Path) -> None:
 
 
 async def test_an_approval_is_revoked_while_the_run_goes(tmp_path: Path) -> None:
-    """An approval remembered for exactly one call also allows its repetition, until it is revoked during the run."""
+    """An approval remembered for exactly one call also allows its repetition, until the approval is revoked."""
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         thread = app.thread()

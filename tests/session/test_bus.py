@@ -18,7 +18,7 @@ from handrail.errors import EventRefused
 from handrail.session import Dispatcher, Session
 
 
-class Base(ABC):  # noqa: B024  # an abstract class is one more kind of base to subscribe to
+class Base(ABC):  # noqa: B024  # subscribers may name an abstract base
     """A base class of events."""
 
 
@@ -266,7 +266,7 @@ def test_an_event_reaches_everyone_subscribed_before_it():
 
 @given(st.lists(st.tuples(st.sampled_from([object, Base, One, Two, Other]), st.booleans()), max_size=12))
 def test_any_mixture_of_subscriptions_is_told_what_it_asked_for(wishes: list[tuple[type, bool]]):
-    """Compared with a plain rule: the event is an instance of the type, and the subscription is active."""
+    """Any subscriptions receive exactly the events of their type that are published while they are active."""
     bus = Dispatcher()
     heard: list[list[object]] = [[] for _ in wishes]
     ends = [bus.subscribe(kind, heard[n].append) for n, (kind, _) in enumerate(wishes)]

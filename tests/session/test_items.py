@@ -109,7 +109,7 @@ def test_items_across_three_levels_grow_from_one_base():
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.lists(st.integers(0, 2), max_size=40))
 def test_items_are_equal_when_their_items_are(one: list[int], other: list[int]):
-    """Equality is that of lists; other types are never equal."""
+    """`Items` are equal if their items are, and never equal to other types."""
     assert (Items(one) == Items(other)) == (one == other)
     assert Items(one) != one
     assert Items(one) == appended(Items(), one)

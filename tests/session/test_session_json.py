@@ -160,7 +160,7 @@ def test_everything_comes_back_as_it_was():
     )
 )
 def test_any_session_comes_back_as_it_was(events: list[Any]):
-    """After loading, further dispatches continue from there."""
+    """Any session is restored as it was, and later dispatches continue from there."""
     session = filled(events)
     again = load(save(session), types=TYPES)
     for session_ in (session, again):

@@ -1,4 +1,4 @@
-"""Type inference for handoffs. Checked by tests/project/test_types.py, never run."""
+"""Type inference for handoffs, which tests/project/test_types.py checks without running this file."""
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Type inference for prompts and sections. Checked by tests/project/test_types.py, never run."""
+"""Type inference for prompts and sections, which tests/project/test_types.py checks without running this file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -268,7 +268,7 @@ def test_what_was_read_can_be_read_again(folders: Folders):
 
 
 def test_a_listing_depends_on_names_alone(folders: Folders):
-    """A glob is stale once a name is added, removed or turned into a folder, but not after a content change."""
+    """A fork that used a glob is stale once a name becomes a folder, but not after a content change."""
     files = folders({"d/a": "1", "d/b": "1"})
     fork = files.fork("call")
     assert fork.glob("d/*") == ("d/a", "d/b")

@@ -29,7 +29,7 @@ WALLS = ["user", "root"] if os.geteuid() == 0 else ["user"]
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     support = probe(tmp_path)
     if not support.contained or (request.param == "overlay" and not support.overlay):
-        pytest.skip(f"not to be had here: {'; '.join(support.missing)}")
+        pytest.skip(f"not available here: {'; '.join(support.missing)}")
     return request.param
 
 
@@ -429,7 +429,7 @@ def test_an_ordinary_user_is_held_the_same(backend: str, tmp_path: Path):
         check=True,
     )
     if version.stdout.split() != [str(part) for part in sys.version_info[:2]]:
-        pytest.skip("the Python that others may use is of another version")
+        pytest.skip("the Python that ordinary users can run has another version")
     source = ROOT / "src"
     done = subprocess.run(
         [
@@ -464,7 +464,7 @@ def test_an_ordinary_user_is_held_the_same(backend: str, tmp_path: Path):
 
 
 def test_the_probe_finds_what_the_machine_has(tmp_path: Path):
-    """Where util-linux can mount an overlay in a user namespace, the probe finds that too."""
+    """If util-linux can mount an overlay in a user namespace, the probe reports that overlays are available."""
     folder = Folder(tmp_path)
     options = f"lowerdir={folder.root},upperdir={folder.upper},workdir={folder.layers.work},userxattr"
     command = [

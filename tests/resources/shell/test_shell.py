@@ -25,7 +25,7 @@ BACKENDS = ["overlay", "copy"]
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     support = probe(tmp_path)
     if not support.contained or (request.param == "overlay" and not support.overlay):
-        pytest.skip(f"not to be had here: {'; '.join(support.missing)}")
+        pytest.skip(f"not available here: {'; '.join(support.missing)}")
     return request.param
 
 
@@ -408,7 +408,7 @@ SCRIPTS = {
 @settings(max_examples=25)
 @given(rounds=st.lists(STEPS, min_size=1, max_size=2))
 def test_both_back_ends_catch_the_same(rounds: list[Any], tmp_path_factory: pytest.TempPathFactory):
-    """After any sequence of commands, both show the folder as the commands left it."""
+    """After any sequence of commands, both back ends show the folder as the commands left it."""
     check_both_back_ends(rounds, tmp_path_factory.mktemp("same"))
 
 
@@ -419,7 +419,7 @@ def test_a_hard_link_lasts_from_one_command_to_the_next(tmp_path: Path):
 
 def check_both_back_ends(rounds: list[Any], base: Path) -> None:
     if not probe(base).overlay:
-        pytest.skip("one of them is not to be had here")
+        pytest.skip("one of the back ends is not available here")
     shown: list[Any] = []
     for backend in BACKENDS:
         folder = Folder(base / backend)
@@ -506,7 +506,7 @@ def test_walls_without_a_user_namespace_hold_writes_too(
 ):
     """Root's containment without user namespaces also keeps writes in the upper layer."""
     if os.geteuid() != 0:
-        pytest.skip("only root can")
+        pytest.skip("this needs root")
     support_is(monkeypatch, Support("root", True))
     assert folder.sh(anything(backend), "echo x > x; rm -r docs; mkdir docs; touch /etc/x").exit_code == 1
     assert set(folder.merged()) == {"docs", "empty", "kept.txt", "link", "run.sh", "x"}

@@ -371,7 +371,7 @@ def frontend_tool(place: Place) -> None:
 
 
 def frontend_tool_and_approval(place: Place) -> None:
-    """A client's call and an approval in one leg are each answered in their own way."""
+    """A client's tool call and an approval in one leg can both be answered by the next request."""
     client = place.client()
     came = client.say("map and pay", tools=[MAP])
     assert came.outcome == "interrupt"

@@ -185,7 +185,7 @@ AWKWARD = """\
 14; 2:30; P1W; P1Y; P1M; P1D; -P1D; +P1D; P1DT; PT; PT1.5H; PT1,5H; P1Y2M3W4DT5H6M7.8S; p1dt2h; P1DT2H3M; 1d; 01:30; 01:30:00.5; \
 -01:30:00; 12:30:00; 90; 1 day; 2 days, 01:30:00; 1 days 01:30:00; 123E4567-E89B-12D3-A456-426614174000; \
 {123e4567-e89b-12d3-a456-426614174000}; urn:uuid:123e4567-e89b-12d3-a456-426614174000; 1e5; 1_000; +1; .5; 5.; 0x10; \
-ada@example.org; https://example.org; mailto:ada@example.org;  2026-05-31; ;  """.split("; ")  # noqa: SIM905  # one a line would be a page of them
+ada@example.org; https://example.org; mailto:ada@example.org;  2026-05-31; ;  """.split("; ")  # noqa: SIM905  # one per line would fill a page
 
 
 def test_every_way_to_write_it_that_the_type_takes():

@@ -538,7 +538,7 @@ def test_a_server_that_comes_back_is_followed_again_and_its_question_still_stand
 
 
 def test_a_token_is_asked_for_and_taken_from_the_address(desk: Desk):
-    """Without a token the page asks for one; a wrong one is refused, and one in the URL is removed from it."""
+    """Without a token the page asks for one and refuses a wrong one; a token in the URL is used and removed."""
     with desk.served(token="a-long-enough-token-for-this"):
         page = desk.window()
         page.get_by_label("Token").fill("wrong")
