@@ -84,8 +84,8 @@ MUTANTS = [
     Mutant(
         "policy error allows",
         "dispatch/policies.py",
-        '            raise Refused(\n                "denied", f"The policy {policy.name!r} could not decide',
-        '            continue\n            raise Refused(\n                "denied", f"The policy {policy.name!r} could not decide',
+        '                raise Refused(\n                    "denied", f"The policy {policy.name!r} could not decide',
+        '                continue\n                raise Refused(\n                    "denied", f"The policy {policy.name!r} could not decide',
         "tests/dispatch/test_failure_table.py",
     ),
     Mutant(
@@ -462,8 +462,8 @@ MUTANTS = [
     Mutant(
         "a cancelled run stops what undoes it",
         "dispatch/frame.py",
-        "for attempt, task in self.live.items() if not attempt.kind.undoes]",
-        "for attempt, task in self.live.items()]",
+        "for attempt, scope in self.live.items() if not attempt.kind.undoes]",
+        "for attempt, scope in self.live.items()]",
         "tests/dispatch/test_auxiliary_calls.py",
     ),
     Mutant(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from handrail.cancellation import Cancellation
+from handrail.cancellation import Cancellation, CancelScope
 from handrail.clock import Clock
 from handrail.context import Extras, PromptModel, RequestView, ResponseAccumulator, RunContext
 from handrail.context.extras import NO_EXTRAS
@@ -272,8 +272,8 @@ class Frame:
         """The task that runs the loop, if any. A cancellation between calls stops it."""
         clock = options.clock
         self.began_at = clock.now()
-        self.live: dict[Attempt, asyncio.Task[Any]] = {}
-        """The attempts that are running, each with its task."""
+        self.live: dict[Attempt, CancelScope] = {}
+        """The attempts that are running, each with the scope around it."""
         self.monotonic, self.began = clock.monotonic, clock.monotonic()
         self.call_prefix = f"{self.run_context.run_id}."
         self.counter = itertools.count(1)
@@ -324,7 +324,7 @@ class Frame:
 
     def _at_work(self) -> Collection[asyncio.Task[Any]]:
         if self.live or self.task is None:
-            return [task for attempt, task in self.live.items() if not attempt.kind.undoes]
+            return [scope.task for attempt, scope in self.live.items() if not attempt.kind.undoes]
         return (self.task,)
 
     @property

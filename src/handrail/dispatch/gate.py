@@ -7,7 +7,7 @@
     5  deadline and budget                  11  return the result
     6  build the context
 
-`Gate.carry` takes these steps from top to bottom. If a call can be undone completely and a preview can be
+`Gate.pass_through` takes these steps from top to bottom. If a call can be undone completely and a preview can be
 shown, step 4 comes after step 8: the approval is for the changes in the call's fork.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -124,37 +124,39 @@ class Gate:
         self.frame.cancellation.close()
         await self.frame.world.resources.close()
 
-    def pass_through(self, call: Call) -> Coroutine[Any, Any, ToolResult[Any]]:
-        """Pass a call through the gate and return its result."""
-        return self.carry(Passage(call, Attempt(call, self.frame, 1, 0, call.has_secret)))
-
     def open(self, call: Call) -> Passage:
-        """Return a passage for a call that has not passed the gate yet, with its first attempt."""
+        """Return the passage of a call that has not passed the gate yet, with its first attempt."""
         return Passage(call, Attempt(call, self.frame, 1, 0, call.has_secret))
 
-    async def carry(self, passage: Passage) -> ToolResult[Any]:
-        """Take a call through the eleven steps. It ends in exactly one `ToolInvoked`, and `passage` holds its result."""
-        frame, call, attempt = self.frame, passage.call, passage.attempt
-        if frame.log.resumed and (before := await self._replay(passage)) is not None:
+    async def pass_through(self, call: Call, passage: Passage | None = None) -> ToolResult[Any]:
+        """Take a call through the eleven steps and return its result. It ends in exactly one `ToolInvoked`.
+
+        A caller that needs more than the result gives the passage, from `open`.
+        """
+        frame = self.frame
+        if passage is None:
+            passage = Passage(call, Attempt(call, frame, 1, 0, call.has_secret))
+        attempt, kind, record = passage.attempt, call.kind, frame.log
+        if record.resumed and (before := await self._replay(passage)) is not None:
             return before
-        started = attempt.started = frame.monotonic() - frame.began
-        kind = call.kind
-        scope = attempt.scope = open_scope(None if kind.undoes else frame.cancellation, call.loop)
+        attempt.started = started = frame.monotonic() - frame.began
+        scope = open_scope(None if kind.undoes else frame.cancellation, call.loop)
         if frame.told.get(ToolStarted, True):  # somebody listens, or it is not known yet whether anybody does
             frame.publish(ToolStarted(call.id, call.name, call.path, started, frame.run_context))
-        frame.live[attempt] = scope.task
+        frame.live[attempt] = scope
         ending: BaseException | None = None
         if frame.deadline is not None and not kind.undoes:
             scope.start_deadline(frame.deadline)
         try:
             tool = frame.open_tools.get(call.name) or look_up(attempt)  # 1
-            call.resolve(tool)
+            if tool is not call.tool:
+                call.resolve(tool)
             if call.parent is not None:
                 check_nesting(call, call.parent)
             policies = () if kind.is_part else frame.policies
             if policies and type(call.arguments) is not str and type(call.arguments) is not bytes:
                 call.settle(clear_json(call.arguments))  # a copy: what is checked is what runs
-            if frame.log.resumed:
+            if record.resumed:
                 await decide_interrupted(attempt)
             attempt.params = tool.parse(call.arguments)  # 2
             while True:
@@ -168,7 +170,7 @@ class Gate:
                     self._check_limits(passage)  # 5
                 context_type = tool.context_type if frame.worker is None else context_in_worker(tool)
                 context = context_type(attempt)  # 6
-                if frame.log.is_kept:
+                if record.is_kept:
                     await mark_begun(attempt)
                 attempt.token = _TOKEN  # 7
                 try:
@@ -199,11 +201,11 @@ class Gate:
         except BaseException as error:
             attempt = passage.attempt
             error = scope.explain(error, f"{call.name} was done")
-            ending = await self._roll_back(passage, error, scope.stopped)  # 9, failure
+            ending = await self._roll_back(passage, error, scope.is_stopped())  # 9, failure
         frame.ends(attempt)
         if attempt.made_resources is not None or attempt.policies_made_resources:
             await close_resources(attempt)
-        if frame.log.is_kept and not passage.recorded:
+        if record.is_kept and not passage.recorded:
             ending = await self._record_end(passage) or ending
         result = self._end(passage)  # 10
         interrupted = scope.close()
@@ -285,7 +287,7 @@ class Gate:
                 attempt.heartbeat.stop()
             if tool.timeout is not None:
                 scope.stop_timeout()
-        if scope.stopped:
+        if scope.is_stopped():
             await cancelled_after_all()
         check_result(tool, result)
         if not result.success:
@@ -298,8 +300,8 @@ class Gate:
 
     def _commit(self, passage: Passage, result: ToolResult[Any]) -> bool:
         """Apply the call's changes to what its forks were made from. Returns False if the call must run again."""
-        call, attempt = passage.call, passage.attempt
-        transaction: Any = attempt.transaction
+        call = passage.call
+        transaction: Any = passage.attempt.transaction
         if call.parent is not None and call.parent.ended and not call.kind.is_auxiliary:
             raise Refused("cancelled", f"{call.name} was not applied: the call around it is over.")
         if transaction.touched:
@@ -319,7 +321,7 @@ class Gate:
         if transaction.parent is not None and not call.kind.is_auxiliary:
             # If the outer call fails, it must undo or report what its inner calls did to the world.
             transaction.parent.inherit(transaction)
-            self._remember(attempt, transaction.parent)
+            self._remember(passage.attempt, transaction.parent)
         passage.result = result
         return True
 
@@ -433,7 +435,7 @@ class Gate:
             passage.approved = None
         another.params = passage.call.tool.parse(passage.call.arguments)
         del frame.live[attempt]
-        frame.live[another] = scope.task
+        frame.live[another] = scope
         passage.attempt = another
         return another
 
@@ -468,7 +470,8 @@ class Gate:
             close_policy_context(attempt)
         if passage.reservation is not None:
             passage.reservation.settle()
-        attempt.made_resources = None  # breaks a reference cycle with the attempt
+        if attempt.made_resources is not None:
+            attempt.made_resources = None  # breaks a reference cycle with the attempt
         result: Any = passage.result
         shown, parking = call.tool.shown, frame.parking
         if parking is None or not parking.parked or passage.recorded:  # else it has not ended

@@ -137,30 +137,34 @@ async def close_resources(attempt: Attempt) -> None:
 async def check_policies(attempt: Attempt) -> str | None:
     """Check a call with every policy. All must allow it; one that raises denies. Returns the reason to ask, if any."""
     asked: str | None = None
-    call, seen = attempt.call, attempt.seen
-    tool, name = call.tool, call.name
+    call, seen, context = attempt.call, attempt.seen, attempt.policy_context
+    tool = call.tool
     if seen is None:  # a copy, so that no policy can change what the handler gets
         seen = attempt.seen = tool.parse_again(attempt.params, call.arguments)
-    attempt.decision = "deny"
-    context = attempt.policy_context
     if context is None:
         behind: Any = PolicyCall(attempt)  # members that it lacks come from the attempt
         context = attempt.policy_context = ToolContext(behind)
-    for policy in attempt.frame.policies:
-        try:
-            decision = policy.check(tool, seen, context=context)
-            if not isinstance(decision, PolicyDecision):
-                decision = await await_foreign(decision)
-            kind = decision.kind
-        except Exception as error:
-            log.exception("the policy %r raised, or returned no PolicyDecision, on %s", policy.name, name)
-            raise Refused(
-                "denied", f"The policy {policy.name!r} could not decide and so denies {name}."
-            ) from error
-        if kind == "ask":
-            asked = asked or decision.reason or f"{policy.name} asks"
-        elif kind != "allow":  # anything but the three kinds is denied, too
-            raise Refused("denied", f"{name} is not allowed: {decision.reason}")
+    try:
+        for policy in attempt.frame.policies:
+            try:
+                decision = policy.check(tool, seen, context=context)
+                if not isinstance(decision, PolicyDecision):
+                    decision = await await_foreign(decision)
+                kind = decision.kind
+            except Exception as error:
+                log.exception(
+                    "the policy %r raised, or returned no PolicyDecision, on %s", policy.name, call.name
+                )
+                raise Refused(
+                    "denied", f"The policy {policy.name!r} could not decide and so denies {call.name}."
+                ) from error
+            if kind == "ask":
+                asked = asked or decision.reason or f"{policy.name} asks"
+            elif kind != "allow":  # anything but the three kinds is denied, too
+                raise Refused("denied", f"{call.name} is not allowed: {decision.reason}")
+    except BaseException:
+        attempt.decision = "deny"
+        raise
     attempt.decision = "allow" if asked is None else f"ask: {asked}"
     return asked
 
