@@ -238,6 +238,12 @@ class Attempt(msgspec.Struct, eq=False):
             return Settled(self.name, self.id, tool, self.params, value, self.call.place)
         return Settled(self.name, self.id) if tool.effect == "irreversible" else None
 
+    def settle_effect(self, transaction: Transaction) -> None:
+        """Note the effect of a finished call on the world, to be compensated or reported if it is rolled back."""
+        done = self.own_effect(self.finished)
+        if done is not None:
+            transaction.settle(done)
+
     # Facts.
 
     @property

@@ -292,12 +292,6 @@ class Frame:
         self.policies = tuple(policies)
         self.secretive = self.secretive or any(tool.secret for tool in self.tools.values())
 
-    def ends(self, call: Attempt) -> None:
-        """Mark an attempt as finished, before its end is published."""
-        del self.live[call]
-        if self.parking is not None:
-            self.parking.ending.add(call)
-
     # Who takes part.
 
     def mode_of(self, tool: Tool[Any, Any]) -> RunMode:
