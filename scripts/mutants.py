@@ -299,14 +299,14 @@ MUTANTS = [
         "handoff/acts.py",
         'fill(made, "shown", _without_private)',
         "pass",
-        "tests/handoff/test_private.py",
+        "tests/handoff/test_privacy.py",
     ),
     Mutant(
         "words of an act's exception passed on",
         "handoff/acts.py",
         "    lines = traceback.extract_tb",
         "    return error\n    lines = traceback.extract_tb",
-        "tests/handoff/test_private.py",
+        "tests/handoff/test_privacy.py",
     ),
     Mutant(
         "acts approved and counted again",
@@ -478,7 +478,7 @@ MUTANTS = [
         "replay/finished_calls.py",
         "        if any(log.was_being_undone(",
         "        if False and any(log.was_being_undone(",
-        "tests/replay/test_after_crash.py",
+        "tests/replay/test_crash_recovery.py",
     ),
     Mutant(
         "compensations run in the order of their calls",
@@ -557,28 +557,28 @@ MUTANTS = [
         "adapter/run_lease.py",
         "if await journal.runs.keep(run_id):",
         "if (await journal.runs.get(run_id)).stopping:",
-        "tests/adapter/test_resume_held.py::test_the_lease_of_a_run_at_work_is_renewed",
+        "tests/adapter/test_run_ownership.py::test_the_lease_of_a_run_at_work_is_renewed",
     ),
     Mutant(
         "a run is taken twice in one process",
         "adapter/run_lease.py",
         "        if mine in _held:\n",
         "        if False:\n",
-        "tests/adapter/test_resume_held.py::test_of_two_concurrent_resumes_one_wins",
+        "tests/adapter/test_run_ownership.py::test_of_two_concurrent_resumes_one_wins",
     ),
     Mutant(
         "a resumed run has its budget afresh",
         "adapter/run_record.py",
         "budget=None if limits is None else Budget(**limits)",
         "budget=None",
-        "tests/adapter/test_resume_held.py::test_a_resumed_run_keeps_its_budget_and_its_deadline",
+        "tests/adapter/test_run_ownership.py::test_a_resumed_run_keeps_its_budget_and_its_deadline",
     ),
     Mutant(
         "a resumed run has no deadline",
         "adapter/run_record.py",
         "deadline=deadline_after(begin.deadline, begin.pauses, row, self.log, options.clock)",
         "deadline=None",
-        "tests/adapter/test_resume_held.py::test_a_resumed_run_keeps_its_budget_and_its_deadline",
+        "tests/adapter/test_run_ownership.py::test_a_resumed_run_keeps_its_budget_and_its_deadline",
     ),
     # --- parking ---------------------------------------------------------------------------------------
     Mutant(

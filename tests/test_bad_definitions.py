@@ -1,6 +1,6 @@
 """Invalid definitions and arguments: each is refused where it is made, and the error has its name and a hint.
 
-A row has the action, the error class, the name the message must contain, and part of the hint.
+A row of a table has the action, the error class, the name that the message must contain, and part of the hint.
 """
 
 import functools
@@ -71,7 +71,7 @@ class HoldsUnserialisable:
 
 @dataclass
 class HoldsUnresolved:
-    part: "Nowhere"  # noqa: F821  # meant to be nowhere
+    part: "Nowhere"  # noqa: F821  # undefined on purpose
 
 
 @dataclass
@@ -224,7 +224,7 @@ async def yields_async(params: Params, *, context: ToolContext) -> AsyncIterator
     yield 1
 
 
-def unresolved(params: "Nowhere", *, context: ToolContext) -> ToolResult[int]:  # noqa: F821  # meant to be nowhere
+def unresolved(params: "Nowhere", *, context: ToolContext) -> ToolResult[int]:  # noqa: F821  # undefined on purpose
     return ToolResult.ok(1)
 
 
@@ -776,7 +776,7 @@ def indescribable_result() -> object:
 
 def unresolved_parameter() -> object:
     @tool
-    def weather(city: "Nowhere") -> str:  # noqa: F821  # meant to be nowhere
+    def weather(city: "Nowhere") -> str:  # noqa: F821  # undefined on purpose
         """Tell."""
         return ""
 
@@ -932,7 +932,7 @@ FUNCTIONS: dict[str, Row] = {
 }
 
 
-# --- what contexts hold --------------------------------------------------------------------------
+# --- contents of contexts ------------------------------------------------------------------------
 
 KEY = b"k" * 16
 OTHERS: dict[str, Row] = {
@@ -1000,7 +1000,7 @@ TABLE: dict[str, Row] = {**FIELDS, **HANDLERS, **TYPES, **COMPANIONS, **FUNCTION
 
 
 def test_no_row_hides_another():
-    """No row name occurs in two parts of the table, and the table has at least 45 rows."""
+    """No row of the table replaces another of the same name, and the table has at least 45 rows."""
     parts = (FIELDS, HANDLERS, TYPES, COMPANIONS, FUNCTIONS, OTHERS)
     assert len(TABLE) == sum(map(len, parts))
     assert len(TABLE) >= 45
@@ -1008,10 +1008,10 @@ def test_no_row_hides_another():
 
 @pytest.mark.parametrize("name", TABLE)
 def test_wrong_definition(name: str):
-    """A wrong definition raises a Handrail error that contains the name and the hint, in one line."""
+    """A wrong definition raises a Handrail error of one line that has the name and the hint."""
     act, kind, thing, hint = TABLE[name]
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # legacy_handler checks before it warns, so no warning comes first
+        warnings.simplefilter("error")  # legacy_handler must check before it warns
         with pytest.raises(HandrailError) as caught:
             act()
     assert type(caught.value) is kind
@@ -1024,7 +1024,7 @@ def test_wrong_definition(name: str):
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row[1] is ToolDefinitionError])
 def test_a_tool_s_error_carries_its_parts(name: str):
-    """The error's tool, problem and hint are attributes, and together they make up its message."""
+    """The error has the tool, the problem and the hint as attributes, which together make up its message."""
     with pytest.raises(ToolDefinitionError) as caught:
         TABLE[name][0]()
     error = caught.value
@@ -1033,7 +1033,7 @@ def test_a_tool_s_error_carries_its_parts(name: str):
 
 
 def test_the_tool_that_the_rows_change_is_right():
-    """The unchanged tool is accepted, so each row is refused because of its change."""
+    """The tool that the rows modify is valid, so each row is refused because of its modification."""
     assert make().params is Params
     assert make(effect="compensable", compensate=undo, probe=happened).compensate is undo
 
@@ -1064,5 +1064,5 @@ class Later(BaseModel):
     ids=range(15),
 )
 def test_what_is_at_the_edge_is_accepted(act: Callable[[], object]):
-    """Values just inside the limits that the invalid rows cross are accepted."""
+    """Values just inside the limits that the invalid rows exceed are accepted."""
     assert isinstance(act(), Tool)

@@ -1,7 +1,7 @@
 """Invalid calls, paths, keys, snapshots, answers, limits, policies, bindings and events.
 
-A row has the action, the error class, the name the message must contain, and part of the hint. The mistakes in
-the second table are made in a call, so they are reported to the model.
+A row of a table has the action, the error class, the name that the message must contain, and part of the hint. The
+mistakes in the second table are made in a call, so they are reported to the model.
 """
 
 import asyncio
@@ -603,7 +603,7 @@ TABLE = {**SESSIONS, **FILES, **ANSWERS, **LIMITS, **POLICIES, **GATES}
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_mistake_is_refused_with_its_name_and_a_hint(name: str):
-    """A mistake raises a Handrail error of the expected class, in one line that has the name and the hint."""
+    """A mistake raises a Handrail error of the expected class, whose single line has the name and the hint."""
     act, kind, thing, hint = TABLE[name]
 
     async def main() -> None:
@@ -621,12 +621,12 @@ def test_a_mistake_is_refused_with_its_name_and_a_hint(name: str):
 
 
 def test_the_table_is_long_enough():
-    """The tables have at least 75 mistakes, and no row hides another."""
+    """The tables have at least 75 mistakes, and no row replaces another."""
     assert len(TABLE) == sum(map(len, (SESSIONS, FILES, ANSWERS, LIMITS, POLICIES, GATES)))
     assert len(TABLE) + len(TOLD) >= 75
 
 
-# --- what a model is told ------------------------------------------------------------------------
+# --- messages to the model -----------------------------------------------------------------------
 
 
 @tool(effect="staged", capabilities={"fs.write"})
@@ -829,7 +829,7 @@ TOLD: dict[str, Told] = {
         "raise the run's depth limit",
     ),
     "a question that may wait beyond the calendar": (
-        [doing(lambda context: context.wait_for("pick", {}, int, timeout=1e15))],  # pyright: ignore[reportOptionalCall]  # somebody is there
+        [doing(lambda context: context.wait_for("pick", {}, int, timeout=1e15))],  # pyright: ignore[reportOptionalCall]  # the environment has a person
         {"environment": Person()},
         ("do", {}),
         "error",

@@ -277,6 +277,7 @@ class Blobs(Protocol):
         ...
 
 
+@runtime_checkable
 class Journal(Protocol):
     """The durable record of runs."""
 

@@ -66,7 +66,9 @@ async def test_they_are_offered_and_called_in_this_run_only():
     adapter = Adapter(model)
     response = await adapter.evaluate(PROMPT, "go", tools=[send])
     [invoked] = response.session[ToolInvoked].all()
-    assert (invoked.tool, invoked.status) == ("send", "denied"), "the prompt's policies hold for it"
+    assert (invoked.tool, invoked.status) == ("send", "denied"), (
+        "the prompt's policies were not applied to an added tool"
+    )
     await adapter.evaluate(PROMPT, "go")
     assert offered(model) == [["look", "send"], ["look", "send"], ["look"]]
 
@@ -111,7 +113,9 @@ async def test_a_resumed_run_is_given_them_again_or_says_which_are_missing(tmp_p
     said = [each.message for each in response.session[MessageAdded].all()]
     assert [each.results[0].text for each in said if isinstance(each, ToolMessage)] == ["chose 3"]
     assert offered(model) == [["look", "choose"]] * 2
-    assert (await adapter.resume("run", PROMPT)).text == "done", "it is over, and needs none"
+    assert (await adapter.resume("run", PROMPT)).text == "done", (
+        "resuming a finished run needed its added tools"
+    )
     assert await replay(journal, "run", PROMPT) is None
 
 

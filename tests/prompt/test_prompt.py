@@ -393,7 +393,7 @@ PROMPTS: Rows = {
     ("define", "message"), [*SECTIONS.values(), *PROMPTS.values()], ids=[*SECTIONS, *PROMPTS]
 )
 def test_a_wrong_definition_is_refused(define: Callable[[], object], message: str):
-    """A wrong definition is refused with its place, the problem and a hint."""
+    """A wrong definition is refused with an error that has its place, the problem and a hint."""
     with pytest.raises(PromptDefinitionError) as caught:
         define()
     error = caught.value
@@ -406,7 +406,7 @@ def test_a_wrong_definition_is_refused(define: Callable[[], object], message: st
 
 @pytest.mark.parametrize("rows", [SECTIONS, PROMPTS], ids=["sections", "prompts"])
 def test_what_the_rows_change_is_right_without_the_change(rows: Rows):
-    """The section and the prompt that the table's rows start from are valid."""
+    """The section and the prompt that the rows of the table modify are valid."""
     assert rows
     assert prompt(section()).render().text == "## Search\n\nText."
     assert prompt().render().text == "Text."
@@ -414,7 +414,7 @@ def test_what_the_rows_change_is_right_without_the_change(rows: Rows):
 
 
 def test_a_wrong_keyword_is_a_type_error():
-    """An unknown keyword argument raises `TypeError`, as with any function."""
+    """An unknown keyword argument raises a `TypeError`."""
     with pytest.raises(TypeError, match="sectionz"):
         any_prompt("guide", "Text.", sectionz=[])
     with pytest.raises(TypeError, match="tool"):
@@ -453,7 +453,7 @@ class Deep:
         lambda params: bool(params.city) and deep(params),
         lambda params, session: deep_at(params, session),
         lambda params: any(params.deep for _ in "ab"),
-        lambda params: getattr(params, "deep"),  # noqa: B009  # what is tested
+        lambda params: getattr(params, "deep"),  # noqa: B009  # this is under test
     ],
     ids=[
         "name",
@@ -469,13 +469,13 @@ class Deep:
     ],
 )
 def test_a_field_that_a_condition_reads_is_used(condition: Any):
-    """A condition uses the fields that its code reads, or all if it uses its params in another way."""
+    """A condition counts as using the fields it reads, or all fields if that can't be determined."""
     Prompt("p", [MarkdownSection[Wide]("A", "a", "$city", enabled=condition)])
     Prompt("p", [MarkdownSection[Wide]("A", "a", "$city", summary="S", visibility=condition)])
 
 
 def test_tools_of_one_name_may_exclude_each_other():
-    """Tools of one name may be in sections that are never both enabled, which is checked at rendering."""
+    """Tools of one name may be in sections that are not enabled together, which rendering checks."""
     first = MarkdownSection("A", "a", "", tools=[weather], enabled=lambda: False)
     second = MarkdownSection("B", "b", "", tools=[weather], enabled=False)
     third = MarkdownSection("C", "c", "", tools=[weather])
@@ -485,14 +485,14 @@ def test_tools_of_one_name_may_exclude_each_other():
 
 
 def test_the_opener_s_name_is_free_where_nothing_is_closed():
-    """The opener's name is refused only in prompts that have closed sections."""
+    """The name of the opening tool is refused only in prompts that have closed sections."""
     assert Prompt("p", "Text.", tools=[OPENER]).render().tools == (OPENER,)
     with pytest.raises(PromptDefinitionError):
         prompt(section(visibility="summary", summary="S", tools=[OPENER]))
 
 
 def test_params_may_be_generic():
-    """A parametrised dataclass is a type of its own."""
+    """Params may be a parametrised generic dataclass, which is a type of its own."""
     one, other = MarkdownSection[Page[int]], MarkdownSection[Page[str]]
     assert one is not other
     rendered = Prompt("p", [one("A", "a", "$item")]).render(Page(3))
@@ -504,7 +504,7 @@ def test_params_may_be_generic():
 
 
 def test_the_class_that_knows_its_params_is_one():
-    """`MarkdownSection[Params]` is the same class each time, with a repr that names the params."""
+    """`MarkdownSection[Params]` is the same class each time, and its repr names the params."""
     known: Any = any_section[Params]
     assert known is MarkdownSection[Params]
     assert known is not MarkdownSection[Other]
@@ -518,7 +518,7 @@ def test_the_class_that_knows_its_params_is_one():
 
 
 def test_a_section_of_ones_own_can_be_generic():
-    """A user's generic section class can be subscripted like `MarkdownSection`, and knows its params."""
+    """A user's generic section class can be subscripted with its params, like `MarkdownSection`."""
 
     class Mine(MarkdownSection[T]):
         def heading(self, depth: int) -> str:
@@ -537,7 +537,7 @@ def test_a_section_of_ones_own_can_be_generic():
 
 
 def test_a_section_is_abstract():
-    """`Section` itself can't be instantiated, only its subclasses."""
+    """`Section` itself can't be instantiated."""
     abstract: Any = Section
     with pytest.raises(TypeError, match="abstract"):
         abstract("A", "a", "Text")
@@ -552,7 +552,7 @@ def test_sections_are_values():
     changed = dataclasses.replace(first, title="B")
     assert (changed.title, changed.params_type) == ("B", Params)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        first.title = "C"  # pyright: ignore[reportAttributeAccessIssue]  # what is tested
+        first.title = "C"  # pyright: ignore[reportAttributeAccessIssue]  # this is under test
 
 
 def test_prompts_are_values():
@@ -565,12 +565,12 @@ def test_prompts_are_values():
     changed = dataclasses.replace(first, tools=[], name="q")
     assert (changed.render().text, changed.render().tools, changed.name) == ("Text.", (), "q")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        first.name = "r"  # pyright: ignore[reportAttributeAccessIssue]  # what is tested
+        first.name = "r"  # pyright: ignore[reportAttributeAccessIssue]  # this is under test
     assert "Text." in repr(first)
 
 
 def test_a_prompt_keeps_what_it_is_given():
-    """A prompt turns lists into tuples, and keeps everything else as it was given."""
+    """A prompt turns given lists into tuples, and keeps everything else as it is."""
     policy, checker, provider = RateLimitPolicy(5, 60), FilesThere("a"), DeadlineFeedback()
     binding = Binding(Params, lambda resources: Params("Rome"))
     made = Prompt(
@@ -589,12 +589,12 @@ def test_a_prompt_keeps_what_it_is_given():
 
 
 def test_a_prompt_can_be_subscripted():
-    """`Prompt[Model](...)` works together with `output=`."""
+    """`Prompt[Model](...)` can be used together with `output=`."""
     assert Prompt[Model]("p", "Text.", output=Model) == Prompt("p", "Text.", output=Model)
 
 
 def test_the_output_may_be_a_local_class():
-    """The output type may be local: its annotations are resolved where the prompt is defined."""
+    """The output type may be a local class, whose annotations are resolved where the prompt is defined."""
 
     @dataclass
     class Inner:
@@ -610,7 +610,7 @@ def test_the_output_may_be_a_local_class():
 
 
 def test_a_duplicate_says_which_tool_and_where():
-    """The error for a duplicate carries the tool and the place as data."""
+    """The error for a duplicate tool has the tool's name and both places as attributes."""
     with pytest.raises(PromptValidationError) as caught:
         prompt(section(tools=[weather]), tools=[weather])
     assert (caught.value.tool, caught.value.places) == ("weather", ("the prompt itself", "section 'search'"))

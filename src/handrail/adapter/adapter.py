@@ -17,7 +17,14 @@ from handrail.adapter.settings import (
     one_message,
 )
 from handrail.adapter.stream import RunStream
-from handrail.dispatch.options import HostArguments, ResumeArguments, RunArguments, RunOptions, check_kinds
+from handrail.dispatch.options import (
+    HostArguments,
+    ResumeArguments,
+    RunArguments,
+    RunOptions,
+    check_kinds,
+    check_value,
+)
 from handrail.messages import Model
 from handrail.models import model_named
 from handrail.operation import Operation
@@ -53,6 +60,10 @@ class Adapter:
     ) -> None:
         self.model = model_named(model) if isinstance(model, str) else checked_model(model)
         check_sampling(temperature, max_tokens)
+        check_kinds(
+            retry=(retry, Retry, "a Retry, for example Retry(attempts=3)"),
+            throttle=(throttle, Throttle, "a Throttle, for example Throttle(at_once=4)"),
+        )
         self._options = RunOptions(workers=checked_workers(workers)).updated(
             "Adapter", HostArguments, arguments
         )
@@ -158,7 +169,7 @@ class Adapter:
     ) -> RunOptions:
         check_prompt(prompt)
         options = self._options.updated(verb, RunArguments, arguments)
-        check_kinds(session=(options.session, Session, "a Session"))
+        check_value("message", message)
         check_sampling(options.temperature, options.max_tokens)
         if isinstance(params, str):
             params, message = None, one_message(params, message)

@@ -12,7 +12,7 @@ from handrail.adapter.response import Output, PromptResponse, respond
 from handrail.adapter.settings import Settings, one_message
 from handrail.context import PromptModel
 from handrail.dispatch.frame import Frame
-from handrail.dispatch.options import RunOptions
+from handrail.dispatch.options import RunOptions, check_value
 from handrail.errors import DefinitionError
 from handrail.messages import Model
 from handrail.operation import Operation
@@ -63,6 +63,7 @@ class CallAdapter:
         self._call.home.check()
         if isinstance(params, str):
             params, message = None, one_message(params, message)
+        check_value("message", message)
         options = RunOptions(params=params, message=message)
         return self.run(prompt, options.updated("evaluate", NestedArguments, arguments), model)
 

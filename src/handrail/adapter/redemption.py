@@ -20,7 +20,7 @@ from handrail.dispatch.call import Call, new_call
 from handrail.dispatch.effects import compensate
 from handrail.dispatch.frame import Frame, open_frame
 from handrail.dispatch.gate import Arguments, Gate
-from handrail.dispatch.options import GuardArguments, RunOptions, check_kinds
+from handrail.dispatch.options import GuardArguments, RunOptions, check_kinds, check_value
 from handrail.dispatch.tickets import share_of
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.errors import JournalError, PromptEvaluationError, TicketError
@@ -64,7 +64,7 @@ def redeem(
     - `session`: an empty session with the run's session id, if its slices need rules that are not declared.
     """
     check_kinds(tool=(tool, Tool, "the tool the ticket is for"), tools=(tools, Iterable, "a list of tools"))
-
+    check_value("journal", journal)
     options = RunOptions(journal=journal).updated("redeem", GuardArguments, surroundings)
     clock = options.clock
 

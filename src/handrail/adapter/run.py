@@ -16,7 +16,7 @@ from handrail.dispatch import Gate
 from handrail.dispatch.frame import Frame
 from handrail.errors import BudgetExceededError, DeadlineExceededError, LimitError, PromptEvaluationError
 from handrail.events import PromptExecuted, PromptRendered
-from handrail.guard.policy import within_scope
+from handrail.guard.policy import check_verdicts, within_scope
 from handrail.messages import Message, ModelRequest, Offered, Sent, Usage
 from handrail.place import Place
 from handrail.prompt import RenderedPrompt
@@ -82,6 +82,9 @@ class Run:
         self._request: ModelRequest | None = None
         shown = [tool for tool in rendered.tools if frame.offers(tool)]
         self.tools: Sent[Offered] = Sent(Offered(tool) for tool in (*shown, *self._extra_tools))
+        every_tool = (*rendered.every_tool, *self._extra_tools)
+        for scoped in rendered.policies:
+            check_verdicts([scoped.policy], [tool for tool in every_tool if scoped.decides_on(tool.name)])
         self._allow(rendered)
 
     # Events.

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 from pydantic import BaseModel
 
 from handrail.cancellation import shielded
@@ -49,69 +50,70 @@ def once(
         raise EffectRefused(
             attempt.name, attempt.tool.effect, f"it may not use `once` ({key!r}), which can't be rolled back"
         )
-    return Operation(lambda: _once(attempt, key, function, probe, on_unknown), f"once({key!r})", attempt.home)
+    step = _Step(attempt, key, function, probe, on_unknown)
+    return Operation(step.run, f"once({key!r})", attempt.home)
 
 
-async def _once(
-    attempt: Attempt,
-    key: str,
-    function: Callable[[], Any],
-    probe: Callable[[], Any] | None,
-    on_unknown: OnUnknown,
-) -> Any:
-    frame = attempt.frame
-    value = await frame.world.steps.run(
-        f"{attempt.invocation.idempotency_key}/{key}",
-        lambda: call_either(function),
-        run_id=frame.log.run_id,
-        unsettled=lambda: _settle_unknown(attempt, key, function, probe, on_unknown),
-    )
-    done = Settled(f"{attempt.name}: once({key!r})", attempt.id)
-    if all(each.what != done.what for each in attempt.open_transaction.settled or ()):
-        attempt.open_transaction.settle(done)
-    return value
-
-
-class _Asked(BaseModel):
+class _HappenedAnswer(BaseModel):
     """The answer to whether something happened."""
 
     happened: bool
 
 
-async def _settle_unknown(
-    attempt: Attempt,
-    key: str,
-    function: Callable[[], Any],
-    probe: Callable[[], Any] | None,
-    on_unknown: OnUnknown,
-) -> Any:
-    """Settle a `once` that began and never finished, by its probe or a question. If it happened, the value is None."""
-    happened: Any = None if probe is None else await call_either(probe)
-    if happened is None and on_unknown == "ask":
-        happened = await _ask_whether(attempt, key)
-    if happened is None:
-        raise OutcomeUnknown(f"{attempt.name}: once({key!r})")
-    return None if happened else await call_either(function)
+class _Step(msgspec.Struct, frozen=True, eq=False):
+    """One use of `once`."""
 
+    attempt: Attempt
+    key: str
+    function: Callable[[], Any]
+    probe: Callable[[], Any] | None
+    on_unknown: OnUnknown
 
-async def _ask_whether(attempt: Attempt, key: str) -> bool | None:
-    environment = attempt.frame.people.environment
-    if environment is None or environment.run_mode != "user":
-        return None
-    wanted: Schema[Any] = Schema(_Asked)
-    question = question_of(
-        attempt,
-        attempt.question_id(f"once {key}"),
-        "input",
-        f"did {key!r} happen",
-        f"The process ended while {attempt.name} did {key!r}, and it is not known whether it happened. Did it?",
-        {"tool": attempt.name, "key": key},
-        wanted.json_schema,
-        None,
-    )
-    with waiting_for_a_person(attempt):
-        answer = await put(attempt, question, wanted)
-    return wanted.parse_value(answer.value).happened if answer.outcome == "answered" else None
+    @property
+    def what(self) -> str:
+        return f"{self.attempt.name}: once({self.key!r})"
+
+    async def run(self) -> Any:
+        attempt = self.attempt
+        value = await attempt.frame.world.steps.run(
+            f"{attempt.invocation.idempotency_key}/{self.key}",
+            lambda: call_either(self.function),
+            run_id=attempt.frame.log.run_id,
+            unsettled=self._settle_unknown,
+        )
+        done = Settled(self.what, attempt.id)
+        if all(each.what != done.what for each in attempt.open_transaction.settled or ()):
+            attempt.open_transaction.settle(done)
+        return value
+
+    async def _settle_unknown(self) -> Any:
+        """Settle a `once` that began and never finished, by its probe or a question. If it happened, the value is None."""
+        happened: Any = None if self.probe is None else await call_either(self.probe)
+        if happened is None and self.on_unknown == "ask":
+            happened = await self._ask_whether()
+        if happened is None:
+            raise OutcomeUnknown(self.what)
+        return None if happened else await call_either(self.function)
+
+    async def _ask_whether(self) -> bool | None:
+        attempt, key = self.attempt, self.key
+        environment = attempt.frame.people.environment
+        if environment is None or environment.run_mode != "user":
+            return None
+        wanted: Schema[Any] = Schema(_HappenedAnswer)
+        question = question_of(
+            attempt,
+            attempt.question_id(f"once {key}"),
+            "input",
+            f"did {key!r} happen",
+            f"The process ended while {attempt.name} did {key!r}, and it is not known whether it happened. Did it?",
+            {"tool": attempt.name, "key": key},
+            wanted.json_schema,
+            None,
+        )
+        with waiting_for_a_person(attempt):
+            answer = await put(attempt, question, wanted)
+        return wanted.parse_value(answer.value).happened if answer.outcome == "answered" else None
 
 
 # --- compensations and probes ----------------------------------------------------------------------------------
@@ -128,11 +130,6 @@ class _AuxiliaryTool(Tool[Any, Any]):
 
     def mask(self, arguments: Any) -> str:
         return self.dump(self.given).decode()
-
-
-def is_auxiliary(path: Sequence[str]) -> bool:
-    """Return whether the call with this path is a compensation or a probe, or inside one."""
-    return any(name.endswith((".undo", ".probe")) for name in path)
 
 
 def _auxiliary_tool(

@@ -17,6 +17,7 @@ from handrail.context.facts import WorkerFacts
 from handrail.dispatch.options import RunOptions, check_kinds
 from handrail.errors import DefinitionError
 from handrail.guard.approval import ApprovalMode, Broker, PreviewBroker
+from handrail.guard.policy import check_verdicts
 from handrail.journal.digest import new_key
 from handrail.journal.local import LocalQuestions, LocalSteps
 from handrail.journals import Questions, Steps
@@ -361,11 +362,11 @@ def open_frame(
     adapter: Callable[[Any], BoundAdapter] | None = None,
     prompt_model: Callable[[Any], PromptModel] | None = None,
 ) -> Frame:
-    """Check the options of a run at the root, and open it."""
+    """Open a run at the root. Its options were checked when they were given."""
     check_kinds(policies=(policies, Iterable, "a list of policies: [CapabilityPolicy()]"))
-    options.check()
     frame = Frame(options, prompt=prompt, log=log, adapter=adapter, prompt_model=prompt_model)
     frame.show(tools, check_policies(policies))
+    check_verdicts(frame.policies, frame.tools.values())
     return frame
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -131,24 +131,16 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Return these options with the arguments of a call. None means the same as leaving an argument out.
 
         `kind` is the `TypedDict` with the arguments that `verb` takes. Any other argument raises a `TypeError`
-        that names it. Resources are added to the existing ones.
+        that names it, and a value that can't be used a `DefinitionError`. Resources are added to the existing
+        ones.
         """
         if not arguments:
             return self
-        known: Mapping[str, Any] = kind.__annotations__
+        check_names(verb, kind, arguments)
         given: dict[str, Any] = {}
         for name, value in arguments.items():
-            if name not in known:
-                import difflib
-
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else f" It takes {', '.join(sorted(known))}."
-                raise TypeError(f"{verb} takes no argument {name!r}.{hint}")
-            if name == "journal" and isinstance(value, str | Path):
-                raise DefinitionError(
-                    f"journal is a {type(value).__name__}. Open it: journal=SqliteJournal({str(value)!r})."
-                )
             if value is not None:
+                check_value(name, value)
                 given[name] = _frozen(name, value)
         if "resources" in given:
             given["resources"] = (*self.resources, *given["resources"])
@@ -202,48 +194,74 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             new_id=self.new_id,
         )
 
-    # Checks, for callers without a type checker.
 
-    def check(self) -> None:
-        """Raise `DefinitionError` for the first option that can't be used."""
-        check_kinds(
-            session=(self.session, Session, "a Session"),
-            filesystem=(self.filesystem, Filesystem, _A_FILESYSTEM),
-            deadline=(self.deadline, Deadline, "a Deadline, for example Deadline.after(60)"),
-            budget=(self.budget, (Budget, BudgetTracker), "a Budget, for example Budget(tool_calls=100)"),
+# --- checks, for callers without a type checker -------------------------------------------------------
+
+
+def check_names(verb: str, kind: type, arguments: Iterable[str]) -> None:
+    """Raise `TypeError` for the first argument that `verb` does not take. `kind` is the `TypedDict` of those it takes."""
+    known: Mapping[str, Any] = kind.__annotations__
+    for name in arguments:
+        if name not in known:
+            import difflib
+
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" It takes {', '.join(sorted(known))}."
+            raise TypeError(f"{verb} takes no argument {name!r}.{hint}")
+
+
+_WANTED: Mapping[str, tuple[Any, str]] = {
+    "approvals": ((str, ApprovalBroker), "'interactive', 'approve_all' or 'strict', or an ApprovalBroker"),
+    "app": (str, "a text, as in 'module:name'"),
+    "budget": ((Budget, BudgetTracker), "a Budget, for example Budget(tool_calls=100)"),
+    "bus": (EventBus, "an EventBus, with `publish` and `subscribe`"),
+    "clock": (Clock, "a Clock, with `now` and `monotonic`"),
+    "deadline": (Deadline, "a Deadline, for example Deadline.after(60)"),
+    "environment": (
+        Environment,
+        "an Environment, a class of your own derived from it; in tests, Person(approve=True)",
+    ),
+    "filesystem": (Filesystem, "a Filesystem: DirectoryFilesystem('folder') or MemoryFilesystem()"),
+    "history": (Iterable, "a list of messages"),
+    "journal": (Journal, "a Journal: SqliteJournal('runs.db') or MemoryJournal()"),
+    "lease": (Lease, "a Lease, with `interval` and `extend`"),
+    "message": (str, "what the user says as text; what fills templates is `params=`"),
+    "new_id": (Callable, "a function that returns a new id"),
+    "opened": ((str, Iterable), "a list of paths of sections"),
+    "resources": (Iterable, "a list of bindings: [Binding(Database, connect)]"),
+    "run_id": (str, "a text"),
+    "session": (Session, "a Session"),
+    "tools": (Iterable, "a list of tools: [weather]"),
+}
+"""What each argument must be, as a type and in words."""
+
+
+def check_value(name: str, value: Any) -> None:
+    """Raise `DefinitionError` if the argument of this name can't have this value."""
+    if name in _WANTED:
+        kind, wanted = _WANTED[name]
+        if isinstance(value, type) and kind is not Callable:
+            raise DefinitionError(f"{name} is the class {value.__name__}. Make one: {value.__name__}().")
+        if name == "journal" and isinstance(value, str | Path):
+            wanted = f"the journal in it: SqliteJournal({str(value)!r})"
+        check_kinds(**{name: (value, kind, wanted)})
+    elif name == "depth_limit" and (type(value) is not int or value < 0):
+        raise DefinitionError(
+            f"a depth limit of {value!r} is not possible. Give a whole number of at least 0."
         )
-        _check_environment(self.environment)
-        if type(self.depth_limit) is not int or self.depth_limit < 0:
-            raise DefinitionError(
-                f"a depth limit of {self.depth_limit!r} is not possible. Give a whole number of at least 0."
-            )
-        if self.approval_seconds is not None and not is_span(self.approval_seconds):
-            raise DefinitionError(
-                f"approval_seconds is {self.approval_seconds!r}. "
-                "Give a positive number of seconds after which nobody may approve any more, or None to wait."
-            )
-
-
-_A_FILESYSTEM = "a Filesystem: DirectoryFilesystem('folder') or MemoryFilesystem()"
+    elif name == "approval_seconds" and not is_span(value):
+        raise DefinitionError(
+            f"approval_seconds is {value!r}. "
+            "Give a positive number of seconds after which nobody may approve any more, or None to wait."
+        )
 
 
 def check_kinds(**given: tuple[object, Any, str]) -> None:
     """Raise `DefinitionError` for the first value of the wrong type. None is always allowed."""
     for name, (value, kind, wanted) in given.items():
-        if value is not None and (isinstance(value, str | bytes) or not isinstance(value, kind)):
+        is_letters = kind is Iterable and isinstance(value, str | bytes)
+        if value is not None and (is_letters or not isinstance(value, kind)):
             raise DefinitionError(f"{name} is a {type(value).__name__}. Give {wanted}.")
-
-
-def _check_environment(environment: Any) -> None:
-    if isinstance(environment, type):
-        raise DefinitionError(
-            f"environment is the class {environment.__name__}. Make one: {environment.__name__}()."
-        )
-    if environment is not None and not isinstance(environment, Environment):
-        raise DefinitionError(
-            f"environment is a {type(environment).__name__}, and nobody can be asked through it. "
-            "Give an Environment, a class of your own derived from it; in tests, Person(approve=True)."
-        )
 
 
 def _frozen(name: str, value: Any) -> Any:

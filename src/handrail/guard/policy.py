@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Awaitable, Collection, Hashable, Mapping
+from collections.abc import Awaitable, Collection, Hashable, Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -249,6 +249,23 @@ class CapabilityPolicy(_CheckOnly):
         self._effects: dict[Effect, Verdict] = dict(effects or {})
         self._scope = tuple(parse_path(folder).path for folder in scope)
 
+    def check_tools(self, tools: Iterable[Tool[Any, Any]]) -> None:
+        """Raise `DefinitionError` for a misspelt capability, once the tools are known.
+
+        It matches none of them, while one has a capability that is spelt almost the same and is not named.
+        """
+        used = {word for tool in tools for word in tool.capabilities}
+        for word in sorted(self._verdicts.keys() - used):
+            start = word[: word.rfind(".") + 2]  # typing errors are rare in a word's first letter
+            alike = [other for other in sorted(used - self._verdicts.keys()) if other.startswith(start)]
+            if alike and not word.endswith("*"):
+                import difflib
+
+                for near in difflib.get_close_matches(word, alike, n=1, cutoff=0.8):
+                    raise DefinitionError(
+                        f"policy {self.name!r}: no tool has the capability {word!r}. Did you mean {near!r}?"
+                    )
+
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
         decision = self._by_capability(tool) or self._by_effect(tool)
         if decision.kind == "allow" and EFFECTS[tool.effect].writes:
@@ -383,3 +400,10 @@ class Scoped:
 def within_scope(policy: ToolPolicy, tools: frozenset[str] | None) -> ToolPolicy:
     """Return the policy limited to these tools; None means all tools."""
     return policy if tools is None else Scoped(policy, tools)
+
+
+def check_verdicts(policies: Iterable[ToolPolicy], tools: Collection[Tool[Any, Any]]) -> None:
+    """Raise `DefinitionError` if a policy decides on a capability that none of these tools has, by a misspelling."""
+    for policy in policies:
+        if isinstance(policy, CapabilityPolicy):
+            policy.check_tools(tools)

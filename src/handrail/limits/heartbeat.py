@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError
@@ -12,6 +12,7 @@ from handrail.errors import DefinitionError
 log = logging.getLogger("handrail.limits")
 
 
+@runtime_checkable
 class Lease(Protocol):
     """A claim on a job that expires unless it is extended."""
 

@@ -44,7 +44,17 @@ class ClosedSection(msgspec.Struct, frozen=True):
 class Tree:
     """All that is enabled in one rendering of a prompt, shown or not."""
 
-    __slots__ = ("_by_path", "examples", "nodes", "output_schema", "policies", "prompt", "secretive", "tools")
+    __slots__ = (
+        "_by_path",
+        "every_tool",
+        "examples",
+        "nodes",
+        "output_schema",
+        "policies",
+        "prompt",
+        "secretive",
+        "tools",
+    )
 
     def __init__(
         self,
@@ -67,9 +77,9 @@ class Tree:
             + [(f"section {node.path!r}", node.tools) for node in _all_of(nodes)],
         )
         self.policies = self._scoped(policies)
-        shown = (tool for node in self._by_path.values() for tool in node.tools)
+        self.every_tool = (*self.tools, *(tool for node in self._by_path.values() for tool in node.tools))
         answers = output_schema is not None and output_schema.secret
-        self.secretive = answers or any(tool.secret for tool in (*self.tools, *shown))
+        self.secretive = answers or any(tool.secret for tool in self.every_tool)
 
     def _scoped(self, policies: Sequence[ToolPolicy]) -> tuple[ScopedPolicy, ...]:
         """Return each policy once, with the tools of all sections that declare it."""
@@ -156,6 +166,11 @@ class RenderedPrompt(Generic[OutputT]):
     def secretive(self) -> bool:
         """Whether any tool, shown or not, takes secrets, or the output can contain some."""
         return self._tree.secretive
+
+    @property
+    def every_tool(self) -> tuple[AnyTool, ...]:
+        """The tools of all enabled sections, shown or not."""
+        return self._tree.every_tool
 
     def open(self, paths: Sequence[str]) -> Opening[OutputT]:
         """Show these sections in full, and those around them that are still closed.

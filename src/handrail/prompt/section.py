@@ -337,7 +337,7 @@ def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
     """Return these tools as a tuple. A function without `@tool` is refused by name."""
     if isinstance(given, Tool):
         raise PromptDefinitionError(place, "tools is one tool", f"Give a list of tools: [{given.name}].")
-    found: tuple[Any, ...] = tuple(given)
+    found: tuple[Any, ...] = _listed(place, "tools", given)
     for index, one in enumerate(found):
         if isinstance(one, Tool):
             cast("Tool[Any, Any]", one).check_complete()
@@ -355,7 +355,7 @@ def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
 
 def check_policies(place: str, given: Iterable[Any]) -> tuple[Any, ...]:
     """Return these policies as a tuple. A class in place of an instance is refused."""
-    found = tuple(given)
+    found = _listed(place, "policies", given)
     for index, one in enumerate(found):
         if isinstance(one, type) or not all(hasattr(one, part) for part in ("name", "check", "on_result")):
             hint = "A policy has a `name`, `check` and `on_result`; see ToolPolicy."
@@ -383,6 +383,12 @@ def check_sections(place: str, what: str, given: Iterable[Any]) -> tuple[Section
             )
         places[one.key] = index
     return found
+
+
+def _listed(place: str, what: str, given: Any) -> tuple[Any, ...]:
+    if not isinstance(given, Iterable):
+        raise PromptDefinitionError(place, f"{what} is {shown(given)}", f"Give a list of {what}.")
+    return tuple(cast("Iterable[Any]", given))
 
 
 def shown(given: object) -> str:

@@ -15,7 +15,7 @@ from handrail.agent import strongest
 from handrail.clock import SYSTEM_CLOCK
 from handrail.context import Attachment, MessageCallback, RegistryView
 from handrail.dispatch.frame import Frame
-from handrail.dispatch.options import ResumeArguments, RunArguments, RunOptions
+from handrail.dispatch.options import ResumeArguments, RunArguments, RunOptions, check_names
 from handrail.errors import DefinitionError, ResourceError, ToolValidationError, WorkerError
 from handrail.messages import Model
 from handrail.models import model_named
@@ -327,6 +327,7 @@ class WorkerRegistry:
         (`str`), or an `Attachment`. `message_callback` receives every message of this worker and of those
         below it. With a `journal` the run is recorded, and `resume` can continue it in another process.
         """
+        check_names("run", WorkerRunArguments, arguments)
         runner, prompt, rendered, rest = self._prepare(name, input, arguments)
         return runner.evaluate(prompt, rendered, **rest)
 
@@ -365,9 +366,9 @@ class WorkerRegistry:
         """Return the adapter that runs a worker, its prompt, its params and the other run arguments."""
         worker = self[name]
         runner, files, rest = self._runner(worker, arguments)
-        limits = RunOptions(deadline=rest.get("deadline"), budget=rest.get("budget")).tightened(
-            deadline=worker.deadline(SYSTEM_CLOCK), budget=worker.budget()
-        )
+        given = {limit: rest.get(limit) for limit in ("deadline", "budget")}
+        limits = RunOptions().updated("run", RunArguments, given)
+        limits = limits.tightened(deadline=worker.deadline(SYSTEM_CLOCK), budget=worker.budget())
         rest |= {"deadline": limits.deadline, "budget": limits.budget, "message": message_with(input, files)}
         rest.setdefault("app", str(worker.path.resolve()))
         return runner, worker.prompt, worker.render(input, [each.name for each in files]), rest

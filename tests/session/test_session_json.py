@@ -72,7 +72,7 @@ class Record(msgspec.Struct, frozen=True):
 @kept(key=lambda todo: todo.id)
 @dataclass(frozen=True)
 class Todo:
-    """Kept by key."""
+    """State that is kept by key."""
 
     id: int
     done: bool = False
@@ -160,7 +160,7 @@ def test_everything_comes_back_as_it_was():
     )
 )
 def test_any_session_comes_back_as_it_was(events: list[Any]):
-    """After loading, further dispatches continue from there."""
+    """Any session is restored as it was, and later dispatches continue from there."""
     session = filled(events)
     again = load(save(session), types=TYPES)
     for session_ in (session, again):
@@ -171,7 +171,7 @@ def test_any_session_comes_back_as_it_was(events: list[Any]):
 
 
 def test_kinds_are_kept():
-    """After loading, a keyed slice is still keyed, and a log is still not undone by a snapshot."""
+    """After loading, a keyed slice is still keyed, and a log is still unaffected by `restore`."""
     again = load(save(filled(EVENTS)), types=TYPES)
     assert again[Todo].get(1) == Todo(1, True)
     again.restore(Session(id="s1").snapshot())
@@ -184,7 +184,7 @@ def test_kinds_are_kept():
 
 
 def test_a_log_with_reducers_is_kept():
-    """A log with reducers is restored and reduced further."""
+    """A log with reducers is restored, and its reducers apply to later events."""
     rules = {
         Denied: SliceRules("log", reducers={Todo: lambda slice_, event: slice_.append(Denied(str(event.id)))})
     }
@@ -201,7 +201,7 @@ def test_a_log_with_reducers_is_kept():
     ],
 )
 def test_rules_that_were_given_must_be_given_again(rules: SliceRules, words: str):
-    """Loading without the `slices` rules that were given is refused, since a slice must not change its kind."""
+    """Loading without the slice rules that were given is refused, since slices would change their kind."""
     session = filled([Plan("a"), Plan("a")], slices={Plan: rules})
     with pytest.raises(SessionError, match=rf"{words}.*slices="):
         load(save(session), types=[Plan])
@@ -210,7 +210,7 @@ def test_rules_that_were_given_must_be_given_again(rules: SliceRules, words: str
 
 
 def test_our_own_facts_need_not_be_named():
-    """The gate's and policies' own events are known without naming their types; params are plain data."""
+    """Handrail's own events are loaded without naming their types, with params as plain data."""
     session = Session(id="s1")
     facts = [
         ToolStarted("1", "tool", ("outer", "tool"), 0.25, RUN),
@@ -240,7 +240,7 @@ def test_our_own_facts_need_not_be_named():
 
 
 def test_secrets_are_not_in_the_text():
-    """Every pydantic secret is saved as asterisks; with a journal, an event with a secret is refused."""
+    """Pydantic secrets are saved as asterisks; with a journal, an event with a secret is refused."""
     login = Login(user="ann", password=SecretStr("hunter2"))
 
     @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def test_secrets_are_not_in_the_text():
 
 
 def test_unknown_types_are_refused_by_name():
-    """Unknown types are refused, all of them listed at once, and no session is made."""
+    """Unknown types are refused, with all of them listed in one error, and no session is made."""
     with pytest.raises(
         SessionError, match=r"'s1': it holds \S+Denied, \S+Record, which are not known"
     ) as raised:
@@ -274,7 +274,7 @@ def test_unknown_types_are_refused_by_name():
 
 
 def test_a_name_in_the_text_never_imports_or_finds_anything_else():
-    """A name in the text never imports a module, and finds only types of slices and of loaded Handrail modules."""
+    """A type name in the text is never imported, and only types of slices and of loaded Handrail modules are found."""
     slices = json.loads(save(filled([Plan("a")])))["slices"]
     (contents,) = slices.values()
     for name in ("os.system", "handrail.session.session.Session.fork", "handrail.errors.nothing", "sys", ""):
@@ -324,7 +324,7 @@ def test_no_damage_makes_another_error(data: st.DataObject):
 
 @pytest.mark.parametrize("kind", [Plan, Record, Model])
 def test_a_type_that_changed_since_is_named(kind: type):
-    """An item that no longer fits its type is refused with the problem."""
+    """An item that no longer fits its type is refused with an explanation."""
     saved = json.loads(save(filled(EVENTS)))
     saved["slices"][f"{kind.__module__}.{kind.__qualname__}"]["items"] = [{"surprise": 1}]
     with pytest.raises(SessionError, match=rf"{kind.__name__} does not fit its type.*changed since"):
@@ -332,7 +332,7 @@ def test_a_type_that_changed_since_is_named(kind: type):
 
 
 def local_type(name: str) -> type:
-    """Make one of several types with the same name."""
+    """Make one of several types that share a name."""
 
     @dataclass(frozen=True)
     class Local:
@@ -343,7 +343,7 @@ def local_type(name: str) -> type:
 
 
 class Bare:
-    """Neither a dataclass nor a model."""
+    """A class that is neither a dataclass nor a model."""
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ class Bare:
     ],
 )
 def test_what_cannot_be_saved_is_named(fill: Callable[[Session], None], words: str):
-    """The error names the type that can't be saved, and half a session is never written."""
+    """A session that can't be saved is refused with the type's name, and never written in part."""
     session = Session(id="s1")
     fill(session)
     with pytest.raises(SessionError, match=words):
@@ -370,7 +370,7 @@ def test_what_cannot_be_saved_is_named(fill: Callable[[Session], None], words: s
 
 
 def test_what_can_be_saved_passes_the_check():
-    """Every event that round-trips is accepted, and any other is refused."""
+    """`check_serialisable` accepts every event that can be restored, and refuses any other."""
     for event in EVENTS:
         check_serialisable(event)
     for wrong in (Bare(), Plan("x", raw=b"\xff"), local_type("a")(Todo(1)), local_type("a")((1, 2))):
@@ -379,7 +379,7 @@ def test_what_can_be_saved_passes_the_check():
 
 
 def test_a_type_that_cannot_be_loaded_is_refused():
-    """A type without a schema is refused by name, with Handrail's error instead of pydantic's."""
+    """A type without a schema is refused by name, with a Handrail error instead of pydantic's."""
     data = save(filled([Plan("a")])).replace(f"{__name__}.Plan".encode(), f"{__name__}.Bare".encode())
     with pytest.raises(SessionError, match="Bare does not fit"):
         load(data, types=[Bare])
