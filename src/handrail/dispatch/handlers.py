@@ -108,7 +108,7 @@ _SIMPLE = (str, int, float, bool, type(None))
 
 def check_result(tool: Tool[Any, Any], result: Any) -> None:
     """Check that a handler's result has the declared type and can be shown."""
-    given: type[Any] = type(result)
+    given: type[Any] = type(result)  # pyright: ignore[reportUnknownVariableType]  # whatever it returned
     if given is not ToolResult and not issubclass(given, ToolResult):
         raise SignatureMismatch(f"its handler returned a {type(result).__name__} instead of a ToolResult")
     value = result.value
