@@ -568,7 +568,7 @@ COMPANIONS: dict[str, Row] = {
         lambda: make(examples=[ToolExample("ok", Params(), "one")]),
         ToolDefinitionError,
         'the output of examples[0] is invalid: must be a whole number, got the text "one"',
-        "Make it fit the output's type",
+        "Make it match the output's type",
     ),
     "example-input-for-no-params": (
         lambda: make(handler=None, examples=[ToolExample("ok", {"city": "a"}, 1)]),

@@ -520,7 +520,7 @@ def test_tool_that_needs_a_person_says_so() -> None:
         rig = Rig([ask])
         result = await rig.call("ask")
         assert "'ask' needs 'wait_for'" in result.message
-        assert "where somebody can be asked" in result.message
+        assert "in which a person can be asked" in result.message
 
     run_virtual(main)
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from handrail.cancellation import CancelScope
 from handrail.context import (
     Approval,
     Extras,
@@ -72,9 +71,7 @@ class Attempt(msgspec.Struct, eq=False):
     """The params as policies see them."""
     transaction: Transaction | None = None
     token: object = None
-    """Token that the gate issues in step 7. A handler does not start without it."""
-    scope: CancelScope | None = None
-    """The cancel scope around the attempt; set once the attempt enters the gate."""
+    """Issued by the gate in step 7. A handler does not start without it."""
     finished: Any = None
     """The handler's return value, even if the call failed afterwards."""
     decision: str = ""
@@ -203,8 +200,7 @@ class Attempt(msgspec.Struct, eq=False):
     def next(self) -> Attempt:
         """Return the next attempt at the same call. It replaces this attempt, whose context has expired."""
         has_secret = self.call.kind.is_part and self.has_secret
-        number, started, scope = self.number + 1, self.started, self.scope
-        return Attempt(self.call, self.frame, number, self.retries, has_secret, started, scope=scope)
+        return Attempt(self.call, self.frame, self.number + 1, self.retries, has_secret, self.started)
 
     # Numbers and ids. They follow from the order in which a handler uses its verbs, and are never random.
 
@@ -245,7 +241,13 @@ class Attempt(msgspec.Struct, eq=False):
             return Settled(self.name, self.id, tool, self.params, value, self.call.place)
         return Settled(self.name, self.id) if tool.effect == "irreversible" else None
 
-    # Facts about the call.
+    def settle_effect(self, transaction: Transaction) -> None:
+        """Note the effect of a finished call on the world, to be compensated or reported if it is rolled back."""
+        done = self.own_effect(self.finished)
+        if done is not None:
+            transaction.settle(done)
+
+    # Facts.
 
     @property
     def invocation(self) -> Invocation:

@@ -220,7 +220,7 @@ async def _carry(call: Call) -> Passage:
     """Pass a compensation or a probe through the gate. If it fails, `error` of the returned passage is set."""
     passage = call.gate.open(call)
     try:
-        await shielded(call.gate.carry(passage))
+        await shielded(call.gate.pass_through(call, passage))
     except (Exception, asyncio.CancelledError) as error:
         passage.error = passage.error or error
     return passage
