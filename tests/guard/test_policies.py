@@ -168,7 +168,7 @@ def test_on_result_that_raises_denies_and_rolls_back(on_result: Any):
     """If `on_result` raises, the call is denied and rolled back, although its handler ran."""
     result, session, seen = one_call(Rule(on_result=on_result))
     assert seen.statuses() == [("note", "denied")]
-    assert result.message == "The policy 'rule' refused what note did: the policy is broken"
+    assert result.message == "The policy 'rule' rejected the result of note: the policy is broken"
     assert len(session[Note]) == 0
     assert len(seen.of(ToolRolledBack)) == 1
     assert seen.of(Note) == []
