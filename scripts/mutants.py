@@ -84,8 +84,8 @@ MUTANTS = [
     Mutant(
         "policy error allows",
         "dispatch/policies.py",
-        '            raise Refused(\n                "denied", f"The policy {policy.name!r} could not decide',
-        '            continue\n            raise Refused(\n                "denied", f"The policy {policy.name!r} could not decide',
+        "        except Exception as error:\n            raise _undecided(attempt, policy) from error\n        if not isinstance",
+        "        except Exception:\n            continue\n        if not isinstance",
         "tests/dispatch/test_failure_table.py",
     ),
     Mutant(
@@ -448,7 +448,7 @@ MUTANTS = [
     Mutant(
         "a cancel that comes while something is undone is lost",
         "dispatch/gate.py",
-        "            raise asyncio.CancelledError  # it came while something was shielded from it\n",
+        "            ending = asyncio.CancelledError()  # it came while something was shielded from it\n",
         "            pass\n",
         "tests/dispatch/test_effects.py::test_a_cancel_during_compensation_is_raised_after_it",
     ),
@@ -462,8 +462,8 @@ MUTANTS = [
     Mutant(
         "a cancelled run stops what undoes it",
         "dispatch/frame.py",
-        "for attempt, task in self.live.items() if not attempt.kind.undoes]",
-        "for attempt, task in self.live.items()]",
+        "for attempt, scope in self.live.items() if not attempt.kind.undoes]",
+        "for attempt, scope in self.live.items()]",
         "tests/dispatch/test_auxiliary_calls.py",
     ),
     Mutant(

@@ -166,7 +166,7 @@ class _Redemption:
         passage = gate.open(new_call(gate, self._tool.name, arguments, parent=around))
         ended: BaseException | None = None
         try:
-            await gate.carry(passage)
+            await gate.pass_through(passage.call, passage)
         except GeneratorExit:
             raise
         except BaseException as error:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from handrail.cancellation import CancelScope
 from handrail.context import (
     Approval,
     Extras,
@@ -73,8 +72,6 @@ class Attempt(msgspec.Struct, eq=False):
     transaction: Transaction | None = None
     token: object = None
     """Issued by the gate in step 7. A handler does not start without it."""
-    scope: CancelScope | None = None
-    """The cancel scope around the attempt, once it passes the gate."""
     finished: Any = None
     """The handler's return value, even if the call failed afterwards."""
     decision: str = ""
@@ -203,8 +200,7 @@ class Attempt(msgspec.Struct, eq=False):
     def next(self) -> Attempt:
         """Return the next attempt at the same call. This attempt's context has expired."""
         has_secret = self.call.kind.is_part and self.has_secret
-        number, started, scope = self.number + 1, self.started, self.scope
-        return Attempt(self.call, self.frame, number, self.retries, has_secret, started, scope=scope)
+        return Attempt(self.call, self.frame, self.number + 1, self.retries, has_secret, self.started)
 
     # Numbers and ids. They follow from the order in which a handler uses its verbs, and are never random.
 
@@ -241,6 +237,12 @@ class Attempt(msgspec.Struct, eq=False):
             value: Any = result.value  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # whatever it holds
             return Settled(self.name, self.id, tool, self.params, value, self.call.place)
         return Settled(self.name, self.id) if tool.effect == "irreversible" else None
+
+    def settle_effect(self, transaction: Transaction) -> None:
+        """Note the effect of a finished call on the world, to be compensated or reported if it is rolled back."""
+        done = self.own_effect(self.finished)
+        if done is not None:
+            transaction.settle(done)
 
     # Facts.
 

@@ -126,6 +126,9 @@ def new_call(
             None,
             0,
             message_id,
+            CALL,
+            False,
+            frame.open_tools.get(name, NO_TOOL),
         )
     if parent is None or parent is outer:
         assert outer is not None

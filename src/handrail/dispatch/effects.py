@@ -216,7 +216,7 @@ async def _carry(call: Call) -> Passage:
     """Pass a compensation or a probe through the gate. If it fails, the returned passage's `error` says why."""
     passage = call.gate.open(call)
     try:
-        await shielded(call.gate.carry(passage))
+        await shielded(call.gate.pass_through(call, passage))
     except (Exception, asyncio.CancelledError) as error:
         passage.error = passage.error or error
     return passage

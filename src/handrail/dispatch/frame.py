@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from handrail.cancellation import Cancellation
+from handrail.cancellation import Cancellation, CancelScope
 from handrail.clock import Clock
 from handrail.context import Extras, PromptModel, RequestView, ResponseAccumulator, RunContext
 from handrail.context.extras import NO_EXTRAS
@@ -273,8 +273,8 @@ class Frame:
         """The task that runs the loop, if any. A cancellation between calls stops it."""
         clock = options.clock
         self.began_at = clock.now()
-        self.live: dict[Attempt, asyncio.Task[Any]] = {}
-        """The attempts that are running, each with its task."""
+        self.live: dict[Attempt, CancelScope] = {}
+        """The attempts that are running, each with the scope around it."""
         self.monotonic, self.began = clock.monotonic, clock.monotonic()
         self.call_prefix = f"{self.run_context.run_id}."
         self.counter = itertools.count(1)
@@ -292,12 +292,6 @@ class Frame:
         }
         self.policies = tuple(policies)
         self.secretive = self.secretive or any(tool.secret for tool in self.tools.values())
-
-    def ends(self, call: Attempt) -> None:
-        """Mark an attempt as finished, before its end is published."""
-        del self.live[call]
-        if self.parking is not None:
-            self.parking.ending.add(call)
 
     # Who takes part.
 
@@ -325,7 +319,7 @@ class Frame:
 
     def _at_work(self) -> Collection[asyncio.Task[Any]]:
         if self.live or self.task is None:
-            return [task for attempt, task in self.live.items() if not attempt.kind.undoes]
+            return [scope.task for attempt, scope in self.live.items() if not attempt.kind.undoes]
         return (self.task,)
 
     @property

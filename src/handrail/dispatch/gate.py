@@ -7,7 +7,7 @@
     5  deadline and budget                  11  return the result
     6  build the context
 
-`Gate.carry` takes these steps from top to bottom. If a call can be undone completely and a preview can be
+`Gate.pass_through` takes these steps from top to bottom. If a call can be undone completely and a preview can be
 shown, step 4 comes after step 8: the approval is for the changes in the call's fork.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -43,11 +43,14 @@ from handrail.dispatch.handlers import (
     context_in_worker,
     look_up,
     refuse_misfit,
+    start_timers,
+    stop_timers,
 )
 from handrail.dispatch.policies import (
     check_policies,
     close_policy_context,
     close_resources,
+    reason_to_ask,
     tell_policies,
 )
 from handrail.dispatch.tickets import answer_for_tickets, take_up_tickets
@@ -124,72 +127,68 @@ class Gate:
         self.frame.cancellation.close()
         await self.frame.world.resources.close()
 
-    def pass_through(self, call: Call) -> Coroutine[Any, Any, ToolResult[Any]]:
-        """Pass a call through the gate and return its result."""
-        return self.carry(Passage(call, Attempt(call, self.frame, 1, 0, call.has_secret)))
-
     def open(self, call: Call) -> Passage:
-        """Return a passage for a call that has not passed the gate yet, with its first attempt."""
+        """Return the passage of a call that has not passed the gate yet, with its first attempt."""
         return Passage(call, Attempt(call, self.frame, 1, 0, call.has_secret))
 
-    async def carry(self, passage: Passage) -> ToolResult[Any]:
-        """Take a call through the eleven steps. It ends in exactly one `ToolInvoked`, and `passage` holds its result."""
-        frame, call, attempt = self.frame, passage.call, passage.attempt
-        if frame.log.resumed and (before := await self._replay(passage)) is not None:
+    async def pass_through(self, call: Call, passage: Passage | None = None) -> ToolResult[Any]:
+        """Take a call through the eleven steps, ending in one `ToolInvoked`. `passage` tells more than the result."""
+        frame = self.frame
+        passage = passage or Passage(call, Attempt(call, frame, 1, 0, call.has_secret))
+        attempt, kind, record = passage.attempt, call.kind, frame.log
+        if record.resumed and (before := await self._replay(passage)) is not None:
             return before
-        started = attempt.started = frame.monotonic() - frame.began
-        kind = call.kind
-        scope = attempt.scope = open_scope(None if kind.undoes else frame.cancellation, call.loop)
+        attempt.started = started = frame.monotonic() - frame.began
+        scope = open_scope(None if kind.undoes else frame.cancellation, call.loop)
         if frame.told.get(ToolStarted, True):  # somebody listens, or it is not known yet whether anybody does
             frame.publish(ToolStarted(call.id, call.name, call.path, started, frame.run_context))
-        frame.live[attempt] = scope.task
-        ending: BaseException | None = None
+        frame.live[attempt] = scope
         if frame.deadline is not None and not kind.undoes:
             scope.start_deadline(frame.deadline)
+        ending: BaseException | None = None
         try:
             tool = frame.open_tools.get(call.name) or look_up(attempt)  # 1
-            call.resolve(tool)
+            if tool is not call.tool:
+                call.resolve(tool)
             if call.parent is not None:
                 check_nesting(call, call.parent)
             policies = () if kind.is_part else frame.policies
             if policies and type(call.arguments) is not str and type(call.arguments) is not bytes:
                 call.settle(clear_json(call.arguments))  # a copy: what is checked is what runs
-            if frame.log.resumed:
+            if record.resumed:
                 await decide_interrupted(attempt)
             attempt.params = tool.parse(call.arguments)  # 2
             while True:
                 # Opened here and used from step 7 on: what policies read counts as read by the call.
                 attempt.transaction = new_transaction(attempt, tool)
                 if policies:
-                    asked = await check_policies(attempt)  # 3
-                    if asked is not None and passage.approved is None:
-                        await self._approve_first(passage, asked)  # 4
+                    if (waiting := check_policies(attempt)) is not None:  # 3
+                        await waiting
+                    if attempt.decision != "allow" and passage.approved is None:
+                        await self._approve_first(passage)  # 4
                 if frame.limited or frame.cancellation.cancelled:
                     self._check_limits(passage)  # 5
                 context_type = tool.context_type if frame.worker is None else context_in_worker(tool)
                 context = context_type(attempt)  # 6
-                if frame.log.is_kept:
+                if record.is_kept:
                     await mark_begun(attempt)
                 attempt.token = _TOKEN  # 7
                 try:
-                    handler = begin_foreign(self._run_handler(attempt, tool, context, scope))  # 8
-                    if handler is not None:
-                        await handler
-                    result = attempt.finished
+                    waiting = begin_foreign(self._run_handler(attempt, tool, context, scope))  # 8
+                    if waiting is not None:
+                        await waiting
                     if attempt.preview is not None:  # 4, for the changes it made
                         await self._approve(passage, attempt.preview, diff_of(attempt.open_transaction))
-                    if policies:
-                        await tell_policies(attempt, result)
-                    if frame.journal is None:
-                        done = self._commit(passage, result)  # 9, success
+                    if policies and (waiting := tell_policies(attempt, attempt.finished)) is not None:
+                        await waiting
+                    if frame.journal is None:  # 9, success
+                        done = self._commit(passage)
                     else:
-                        done = await self._commit_journaled(passage, result)  # 9, with a record
+                        done = await self._commit_journaled(passage)
                     if done:
                         break
-                except Conflict:
-                    if attempt.preview is None or passage.reruns >= _RERUNS:
-                        raise
-                    passage.reruns += 1  # the approved changes no longer fit: run again and ask again
+                except Conflict as error:
+                    self._count_rerun(passage, error)
                 except TransientError as error:
                     await self._wait_to_retry(attempt, error)
                 attempt = await self._again(passage, scope)
@@ -198,19 +197,19 @@ class Gate:
             raise
         except BaseException as error:
             attempt = passage.attempt
-            error = scope.explain(error, f"{call.name} was done")
-            ending = await self._roll_back(passage, error, scope.stopped)  # 9, failure
-        frame.ends(attempt)
+            ending = await self._roll_back(passage, error, scope)  # 9, failure
+        del frame.live[attempt]
+        if frame.parking is not None:
+            frame.parking.ending.add(attempt)
         if attempt.made_resources is not None or attempt.policies_made_resources:
             await close_resources(attempt)
-        if frame.log.is_kept and not passage.recorded:
+        if record.is_kept and not passage.recorded:
             ending = await self._record_end(passage) or ending
         result = self._end(passage)  # 10
-        interrupted = scope.close()
+        if scope.close() and ending is None:
+            ending = asyncio.CancelledError()  # it came while something was shielded from it
         if ending is not None:
             raise ending
-        if interrupted:
-            raise asyncio.CancelledError  # it came while something was shielded from it
         return result  # 11
 
     async def _replay(self, passage: Passage) -> ToolResult[Any] | None:
@@ -221,14 +220,15 @@ class Gate:
 
     # 4
 
-    async def _approve_first(self, passage: Passage, reason: str) -> None:
+    async def _approve_first(self, passage: Passage) -> None:
         """Ask for the call's approval before it runs, unless it can run first and have its changes approved."""
-        attempt = passage.attempt
+        attempt, reason = passage.attempt, reason_to_ask(passage.attempt)
         if runs_first(attempt):
             attempt.preview = reason
             return
         await self._approve(passage, reason)
-        await check_policies(attempt)  # what was true before the question may no longer be true
+        if (waiting := check_policies(attempt)) is not None:
+            await waiting  # what was true before the question may no longer be true
 
     async def _approve(self, passage: Passage, reason: str, diff: str = "") -> None:
         name = passage.call.name
@@ -264,11 +264,9 @@ class Gate:
         if attempt.token is not _TOKEN or handler is None:
             raise SignatureMismatch("it was not let through the gate")
         params = attempt.params
-        leased = self.frame.lease is not None
-        if leased:
-            attempt.heartbeat.keep(attempt.call.loop)
-        if tool.timeout is not None:
-            scope.start_timeout(tool.timeout)
+        is_timed = tool.timeout is not None or self.frame.lease is not None
+        if is_timed:
+            start_timers(attempt, scope)
         try:
             if tool.is_async:
                 try:
@@ -281,11 +279,9 @@ class Gate:
                 result = await run_in_thread(lambda: begin(handler, params, context))
             attempt.finished = result
         finally:
-            if leased:
-                attempt.heartbeat.stop()
-            if tool.timeout is not None:
-                scope.stop_timeout()
-        if scope.stopped:
+            if is_timed:
+                stop_timers(attempt, scope)
+        if scope.is_stopped():
             await cancelled_after_all()
         check_result(tool, result)
         if not result.success:
@@ -296,7 +292,7 @@ class Gate:
 
     # 9
 
-    def _commit(self, passage: Passage, result: ToolResult[Any]) -> bool:
+    def _commit(self, passage: Passage) -> bool:
         """Apply the call's changes to what its forks were made from. Returns False if the call must run again."""
         call, attempt = passage.call, passage.attempt
         transaction: Any = attempt.transaction
@@ -319,18 +315,18 @@ class Gate:
         if transaction.parent is not None and not call.kind.is_auxiliary:
             # If the outer call fails, it must undo or report what its inner calls did to the world.
             transaction.parent.inherit(transaction)
-            self._remember(attempt, transaction.parent)
-        passage.result = result
+            attempt.settle_effect(transaction.parent)
+        passage.result = attempt.finished
         return True
 
-    async def _commit_journaled(self, passage: Passage, result: ToolResult[Any]) -> bool:
+    async def _commit_journaled(self, passage: Passage) -> bool:
         """Commit a call in a run with a journal: check, record and apply, with no other commit in between."""
-        attempt = passage.attempt
+        attempt, result = passage.attempt, passage.attempt.finished
         journal, log, transaction = self.frame.journal, self.frame.log, attempt.open_transaction
         if journal is None or transaction.parent is not None:
             # It becomes part of the outer call's record; its result is kept in case the outer handler is entered again.
             inner = inner_call(attempt, result) if log.is_kept else None
-            done = self._commit(passage, result)
+            done = self._commit(passage)
             if done and log.is_kept:
                 passage.recorded = await shielded(log.note("inner call", passage.call.place, inner))
             return done
@@ -356,21 +352,18 @@ class Gate:
         passage.attempt.stale = stale
         return False
 
-    def _remember(self, attempt: Attempt, transaction: Transaction) -> None:
-        """Note the effect of a finished call on the world, to be compensated or reported if it is rolled back."""
-        done = attempt.own_effect(attempt.finished)
-        if done is not None:
-            transaction.settle(done)
-
-    async def _roll_back(self, passage: Passage, error: BaseException, stopped: bool) -> BaseException | None:
+    async def _roll_back(
+        self, passage: Passage, error: BaseException, scope: CancelScope
+    ) -> BaseException | None:
         """Undo the call and settle its outcome. Returns the error that ends the run, if any."""
         attempt, name = passage.attempt, passage.call.name
+        error = scope.explain(error, f"{name} was done")
         if isinstance(error, AlreadyDone):
             passage.result = error.result
             return None
         if isinstance(error, RunBusy):
             self.frame.log.close()  # another process has the run, and decides what to undo
-        failure = failure_of(attempt, error, stopped)
+        failure = failure_of(attempt, error, scope.is_stopped())
         if failure.status in ("cancelled", "timed out"):
             attempt.stop()
         passage.status, passage.error, passage.result = failure.status, error, failure.result
@@ -404,7 +397,7 @@ class Gate:
         transaction.drop()
         if self.frame.left_to_the_record:
             return ()  # parked, or taken over: the process that continues the run decides
-        self._remember(attempt, transaction)
+        attempt.settle_effect(transaction)
         if attempt.tickets is not None:
             await shielded(answer_for_tickets(attempt, transaction))
         compensated, left = tuple[str, ...](), tuple[str, ...]()
@@ -433,9 +426,15 @@ class Gate:
             passage.approved = None
         another.params = passage.call.tool.parse(passage.call.arguments)
         del frame.live[attempt]
-        frame.live[another] = scope.task
+        frame.live[another] = scope
         passage.attempt = another
         return another
+
+    def _count_rerun(self, passage: Passage, error: Conflict) -> None:
+        """Count another run of a call whose approved changes no longer fit, or raise the error if none is left."""
+        if passage.attempt.preview is None or passage.reruns >= _RERUNS:
+            raise error
+        passage.reruns += 1
 
     async def _wait_to_retry(self, attempt: Attempt, error: TransientError) -> None:
         """Wait before the next retry, or raise the error if no retry is left."""
@@ -468,7 +467,8 @@ class Gate:
             close_policy_context(attempt)
         if passage.reservation is not None:
             passage.reservation.settle()
-        attempt.made_resources = None  # breaks a reference cycle with the attempt
+        if attempt.made_resources is not None:
+            attempt.made_resources = None  # breaks a reference cycle with the attempt
         result: Any = passage.result
         shown, parking = call.tool.shown, frame.parking
         if parking is None or not parking.parked or passage.recorded:  # else it has not ended

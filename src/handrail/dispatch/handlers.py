@@ -6,6 +6,7 @@ import asyncio
 import difflib
 from typing import Any
 
+from handrail.cancellation import CancelScope
 from handrail.context import ToolContext, WorkerContext
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import Call
@@ -78,6 +79,22 @@ def refuse_misfit(error: TypeError) -> None:
         raise SignatureMismatch(str(error)) from error
 
 
+def start_timers(attempt: Attempt, scope: CancelScope) -> None:
+    """Start the tool's timeout and keep the lease of its job alive, if it has any."""
+    if attempt.frame.lease is not None:
+        attempt.heartbeat.keep(attempt.call.loop)
+    timeout = attempt.tool.timeout
+    if timeout is not None:
+        scope.start_timeout(timeout)
+
+
+def stop_timers(attempt: Attempt, scope: CancelScope) -> None:
+    """Stop what `start_timers` started. Raises `TimedOut` if the timeout ended the handler."""
+    if attempt.frame.lease is not None:
+        attempt.heartbeat.stop()
+    scope.stop_timeout()
+
+
 async def cancelled_after_all() -> None:
     """Raise the cancellation that a handler swallowed, so that nothing is committed."""
     import anyio.lowlevel
@@ -91,7 +108,8 @@ _SIMPLE = (str, int, float, bool, type(None))
 
 def check_result(tool: Tool[Any, Any], result: Any) -> None:
     """Check that a handler's result has the declared type and can be shown."""
-    if not issubclass(type(result), ToolResult):
+    given: type[Any] = type(result)  # pyright: ignore[reportUnknownVariableType]  # whatever it returned
+    if given is not ToolResult and not issubclass(given, ToolResult):
         raise SignatureMismatch(f"its handler returned a {type(result).__name__} instead of a ToolResult")
     value = result.value
     kind = tool.result_class

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,7 +16,7 @@ from handrail.dispatch.views import CallSession, reserved
 from handrail.errors import ContextExpired, EventRefused
 from handrail.events import Fact
 from handrail.operation import Home
-from handrail.protocols import Filesystem, Forkable, PolicyDecision, Slice
+from handrail.protocols import Filesystem, Forkable, PolicyDecision, Slice, ToolPolicy
 from handrail.resources.bindings import CallResources
 from handrail.tools import ToolResult
 
@@ -134,47 +135,116 @@ async def close_resources(attempt: Attempt) -> None:
                 log.error("closing a resource of %s raised", attempt.name, exc_info=error)
 
 
-async def check_policies(attempt: Attempt) -> str | None:
-    """Check a call with every policy. All must allow it; one that raises denies. Returns the reason to ask, if any."""
-    asked: str | None = None
-    call, seen = attempt.call, attempt.seen
-    tool, name = call.tool, call.name
+# Most policies decide at once. Both functions below return None then; otherwise they return a coroutine to await.
+
+
+def check_policies(
+    attempt: Attempt, rest: Iterator[ToolPolicy] | None = None, asked: str | None = None
+) -> Coroutine[Any, Any, None] | None:
+    """Check a call with every policy, or with the `rest` of them, and set `attempt.decision`.
+
+    All must allow the call; one that raises denies it. `asked` is the first reason so far to ask for approval.
+    """
+    call, seen, context = attempt.call, attempt.seen, attempt.policy_context
+    tool = call.tool
     if seen is None:  # a copy, so that no policy can change what the handler gets
         seen = attempt.seen = tool.parse_again(attempt.params, call.arguments)
-    attempt.decision = "deny"
-    context = attempt.policy_context
     if context is None:
         behind: Any = PolicyCall(attempt)  # members that it lacks come from the attempt
         context = attempt.policy_context = ToolContext(behind)
-    for policy in attempt.frame.policies:
+    rest = rest or iter(attempt.frame.policies)
+    for policy in rest:
         try:
             decision = policy.check(tool, seen, context=context)
-            if not isinstance(decision, PolicyDecision):
-                decision = await await_foreign(decision)
-            kind = decision.kind
         except Exception as error:
-            log.exception("the policy %r raised, or returned no PolicyDecision, on %s", policy.name, name)
-            raise Refused(
-                "denied", f"The policy {policy.name!r} could not decide and so denies {name}."
-            ) from error
-        if kind == "ask":
-            asked = asked or decision.reason or f"{policy.name} asks"
-        elif kind != "allow":  # anything but the three kinds is denied, too
-            raise Refused("denied", f"{name} is not allowed: {decision.reason}")
-    attempt.decision = "allow" if asked is None else f"ask: {asked}"
-    return asked
+            raise _undecided(attempt, policy) from error
+        if not isinstance(decision, PolicyDecision):
+            return _check_waiting(attempt, policy, decision, rest, asked)
+        if decision.kind != "allow":
+            asked = _reason_to_ask(attempt, policy, decision, asked)
+    attempt.decision = "allow" if asked is None else f"{_ASK}{asked}"
+    return None
 
 
-async def tell_policies(attempt: Attempt, result: ToolResult[Any]) -> None:
-    """Tell every policy about a success before it is committed. A policy that raises fails the call."""
+async def _check_waiting(
+    attempt: Attempt,
+    policy: ToolPolicy,
+    waiting: Awaitable[PolicyDecision],
+    rest: Iterator[ToolPolicy],
+    asked: str | None,
+) -> None:
+    """Await the decision of a policy, then check the call with the rest of them."""
+    attempt.decision = "deny"  # unless all of them decide
+    try:
+        decision = await await_foreign(waiting)
+        kind = decision.kind
+    except Exception as error:
+        raise _undecided(attempt, policy) from error
+    if kind != "allow":
+        asked = _reason_to_ask(attempt, policy, decision, asked)
+    waiting_again = check_policies(attempt, rest, asked)
+    if waiting_again is not None:
+        await waiting_again
+
+
+_ASK = "ask: "
+
+
+def reason_to_ask(attempt: Attempt) -> str:
+    """Return why the call needs approval, if the policies neither allow nor deny it."""
+    return attempt.decision.removeprefix(_ASK)
+
+
+def _reason_to_ask(attempt: Attempt, policy: ToolPolicy, decision: PolicyDecision, asked: str | None) -> str:
+    """Return the first reason to ask for approval. Raises `Refused` if the policy denies the call."""
+    if decision.kind != "ask":  # anything but the three kinds is denied, too
+        attempt.decision = "deny"
+        raise Refused("denied", f"{attempt.name} is not allowed: {decision.reason}")
+    return asked or decision.reason or f"{policy.name} asks"
+
+
+def _undecided(attempt: Attempt, policy: ToolPolicy) -> Refused:
+    attempt.decision = "deny"
+    log.exception("the policy %r raised, or returned no PolicyDecision, on %s", policy.name, attempt.name)
+    return Refused("denied", f"The policy {policy.name!r} could not decide and so denies {attempt.name}.")
+
+
+def tell_policies(
+    attempt: Attempt, result: ToolResult[Any], rest: Iterator[ToolPolicy] | None = None
+) -> Coroutine[Any, Any, None] | None:
+    """Tell every policy, or the `rest` of them, about a success before it is committed.
+
+    A policy that raises fails the call.
+    """
     context: Any = attempt.policy_context
-    tool = attempt.call.tool
-    for policy in attempt.frame.policies:
+    tool, seen = attempt.call.tool, attempt.seen
+    rest = rest or iter(attempt.frame.policies)
+    for policy in rest:
         try:
-            told = policy.on_result(tool, attempt.seen, result, context=context)
-            if told is not None:
-                await told
+            told = policy.on_result(tool, seen, result, context=context)
         except Exception as error:
-            raise Refused(
-                "denied", f"The policy {policy.name!r} refused what {attempt.name} did: {error}"
-            ) from error
+            raise _refusing(attempt, policy, error) from error
+        if told is not None:
+            return _tell_waiting(attempt, result, policy, told, rest)
+    return None
+
+
+async def _tell_waiting(
+    attempt: Attempt,
+    result: ToolResult[Any],
+    policy: ToolPolicy,
+    waiting: Awaitable[None],
+    rest: Iterator[ToolPolicy],
+) -> None:
+    """Wait until a policy has taken in the success, then tell the rest of them."""
+    try:
+        await waiting
+    except Exception as error:
+        raise _refusing(attempt, policy, error) from error
+    waiting_again = tell_policies(attempt, result, rest)
+    if waiting_again is not None:
+        await waiting_again
+
+
+def _refusing(attempt: Attempt, policy: ToolPolicy, error: Exception) -> Refused:
+    return Refused("denied", f"The policy {policy.name!r} refused what {attempt.name} did: {error}")

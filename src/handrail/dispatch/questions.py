@@ -122,8 +122,9 @@ def waiting_for_a_person(asks: Attempt) -> Generator[None]:
     deadlines: list[Deadline] = []
     attempt: Attempt | None = asks
     while attempt is not None:
-        if attempt.scope is not None:
-            resume.append(attempt.scope.pause())
+        scope = attempt.frame.live.get(attempt)
+        if scope is not None:
+            resume.append(scope.pause())
         deadline = attempt.frame.deadline
         if deadline is not None and deadline not in deadlines:
             deadlines.append(deadline)  # deadlines of outer runs pause as well

@@ -94,7 +94,7 @@ def _groups(gate: Gate, calls: list[Passage]) -> Iterator[list[Passage]]:
 
 async def _run_one(gate: Gate, passage: Passage) -> BaseException | None:
     try:
-        await gate.carry(passage)
+        await gate.pass_through(passage.call, passage)
     except asyncio.CancelledError:
         raise
     except BaseException as error:
@@ -106,7 +106,7 @@ async def _run_group(gate: Gate, group: list[Passage]) -> BaseException | None:
     if len(group) == 1:
         return await _run_one(gate, group[0])
     loop = asyncio.get_running_loop()
-    tasks = [loop.create_task(gate.carry(each)) for each in group]
+    tasks = [loop.create_task(gate.pass_through(each.call, each)) for each in group]
     waiting = set(tasks)
     try:
         while waiting:

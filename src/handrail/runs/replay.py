@@ -352,7 +352,9 @@ class _Walk:
             attempt.params = tool.parse(asked.arguments)
             attempt.transaction = new_transaction(attempt, tool)
             try:
-                await check_policies(attempt)
+                waiting = check_policies(attempt)
+                if waiting is not None:
+                    await waiting
                 now = attempt.decision
             except Refused as refused:
                 now = f"deny: {refused}"
