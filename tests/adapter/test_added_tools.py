@@ -23,8 +23,8 @@ from handrail.errors import DefinitionError, RunError, RunParked
 from handrail.events import MessageAdded, ToolInvoked
 from handrail.guard.policy import CapabilityPolicy
 from handrail.messages import ToolMessage
-from handrail.question import Answer, Question
 from handrail.runs import replay
+from support.parked_runs import answer_to
 
 
 class Pick(BaseModel):
@@ -51,10 +51,6 @@ async def send() -> str:
 
 
 PROMPT: Prompt[None] = Prompt("p", "Do.", tools=[look], policies=[CapabilityPolicy()])
-
-
-def answer_to(question: Question) -> Answer:
-    return Answer(question_id=question.id, digest=question.digest, by=question.principal, value={"number": 3})
 
 
 def offered(model: ScriptedModel) -> list[list[str]]:
@@ -104,7 +100,7 @@ async def test_a_resumed_run_is_given_them_again_or_says_which_are_missing(tmp_p
     adapter = Adapter(model, journal=journal, environment=LaterEnvironment())
     with pytest.raises(RunParked) as parked:
         await adapter.evaluate(PROMPT, "go", run_id="run", tools=[choose])
-    journal.questions.answer(answer_to(parked.value.questions[0]))
+    journal.questions.answer(answer_to(parked.value.questions[0], {"number": 3}))
     with pytest.raises(RunError, match=r"was not given choose.*resume\(\.\.\., tools="):
         await adapter.resume("run", PROMPT)
     assert (await journal.runs.get("run")).status == "parked"
@@ -127,5 +123,5 @@ async def test_a_workers_run_has_them_too(tmp_path: Path):
     options: Any = {"model": model, "journal": journal, "environment": there, "tools": [choose]}
     with pytest.raises(RunParked) as parked:
         await registry.stream("helper", "go", run_id="run", **options).response
-    journal.questions.answer(answer_to(parked.value.questions[0]))
+    journal.questions.answer(answer_to(parked.value.questions[0], {"number": 3}))
     assert (await registry.resume("helper", "run", **options)).text == "done"

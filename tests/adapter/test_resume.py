@@ -42,6 +42,7 @@ from handrail.question import Answer, Question
 from handrail.records import RunRecord
 from handrail.testing import Person
 from support import SUPPORT, warm_python
+from support.parked_runs import answer_to
 from support.rig import Note
 
 APP = SUPPORT / "parked_app.py"
@@ -95,10 +96,6 @@ class Counted:
 
         self.look, self.ask, self.mark, self.send, self.delegate = look, ask, mark, send, delegate
         self.all = [look, ask, mark, send, delegate]
-
-
-def answer_to(question: Question, value: Any) -> Answer:
-    return Answer(question_id=question.id, digest=question.digest, by=question.principal, value=value)
 
 
 def journal_at(tmp_path: Path, **options: Any) -> SqliteJournal:

@@ -33,9 +33,9 @@ from handrail.events import (
     ToolStarted,
 )
 from handrail.messages import ModelPart, ModelRequest
-from handrail.question import Answer, Question
 from handrail.replay.parked_run import Parking
 from handrail.session import Dispatcher
+from support.parked_runs import answer_to
 from support.rig import Note
 
 
@@ -66,12 +66,6 @@ async def delegate(context: ToolContext) -> str:
 
 
 PROMPT: Prompt[None] = Prompt("p", "Do.", tools=[note, ask, delegate])
-
-
-def answer_to(question: Question, number: int = 1) -> Answer:
-    return Answer(
-        question_id=question.id, digest=question.digest, by=question.principal, value={"number": number}
-    )
 
 
 class Recorded:

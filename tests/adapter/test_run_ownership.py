@@ -24,9 +24,9 @@ from handrail import (
 from handrail.errors import DefinitionError, PromptEvaluationError, RunBusy, RunError, RunParked
 from handrail.journal.sqlite import MemoryJournal
 from handrail.journals import Journal
-from handrail.question import Answer, Question
 from handrail.runs import cancel
 from handrail.sections.files import FileTools
+from support.parked_runs import answer_to
 
 
 class Pick(BaseModel):
@@ -38,12 +38,6 @@ async def ask(context: ToolContext) -> int:
     """Ask somebody for a number."""
     assert context.wait_for is not None
     return (await context.wait_for("pick", {}, Pick)).number
-
-
-def answer_to(question: Question, number: int = 1) -> Answer:
-    return Answer(
-        question_id=question.id, digest=question.digest, by=question.principal, value={"number": number}
-    )
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -251,15 +245,15 @@ async def test_one_of_two_answers_is_enough_for_a_handler_that_takes_the_first(t
     adapter = Adapter(script, journal=journal, environment=LaterEnvironment())
     with pytest.raises(RunParked) as parked:
         await adapter.evaluate(prompt, "go", run_id="run")
-    journal.questions.answer(answer_to(parked.value.questions[1], 7))
+    journal.questions.answer(answer_to(parked.value.questions[1], {"number": 7}))
     with pytest.raises(RunParked) as parked:
         await adapter.resume("run", prompt)
     assert handed == [7]
     of_both = [each for each in parked.value.questions if each.asked_by == ("both",)]
     assert [each.name for each in of_both] == ["a", "b"]
-    journal.questions.answer(answer_to(of_both[1], 2))
+    journal.questions.answer(answer_to(of_both[1], {"number": 2}))
     with pytest.raises(RunParked):  # `both` still needs the other answer
         await asyncio.wait_for(adapter.resume("run", prompt), 120)
-    journal.questions.answer(answer_to(of_both[0], 1))
+    journal.questions.answer(answer_to(of_both[0], {"number": 1}))
     assert (await adapter.resume("run", prompt)).text == "done"
     assert script.requests[-1].messages[-1].results[0].text == "[1, 2]"  # type: ignore[union-attr]

@@ -18,6 +18,7 @@ from handrail.question import Answer, Question
 from handrail.records import RunStatus
 from handrail.runs import cancel
 from handrail.testing import Person
+from support.parked_runs import answer_to
 
 
 class Pick(BaseModel):
@@ -36,10 +37,6 @@ class Thinking(Person):
 
     async def ask(self, question: Question, /) -> Answer:
         return await asyncio.get_running_loop().create_future()
-
-
-def answer_to(question: Question) -> Answer:
-    return Answer(question_id=question.id, digest=question.digest, by=question.principal, value={"number": 1})
 
 
 def asking(journal: SqliteJournal, run_id: str) -> Any:

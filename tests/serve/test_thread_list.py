@@ -108,10 +108,10 @@ async def test_a_search_for_one_thread_asks_the_journal_no_oftener_than_one_for_
         asked.append(which["limit"])
         return await sessions(principal, **which)
 
-    made._journal.sessions = counted  # pyright: ignore[reportAttributeAccessIssue]
+    made._journal.runs.sessions = counted
     page, next = await made.page("local", limit=1, words="red")
     assert ([each["id"] for each in page], next) == (["t0"], None)
-    assert len(asked) <= 3
+    assert 1 <= len(asked) <= 3
 
 
 async def test_the_server_pages_and_finds(tmp_path: Path):
