@@ -62,6 +62,7 @@ class Slice(Protocol[T_co]):
     def __len__(self) -> int: ...
 
 
+@runtime_checkable
 class EventBus(Protocol):
     """Where facts are published. Subscribers can't affect each other or the run."""
 
@@ -372,6 +373,7 @@ class ApprovalController(Protocol):
         ...
 
 
+@runtime_checkable
 class ApprovalBroker(Protocol):
     """Decides, at the root of a run, the requests that policies make.
 
