@@ -6,13 +6,14 @@ import hashlib
 import sqlite3
 from collections.abc import Sequence
 
-from handrail.errors import BlobNotFoundError
+from handrail.errors import BlobNotFoundError, JournalAltered
 from handrail.journal.database import Database
 from handrail.journal.lease import check_owner
+from handrail.journal.verification import is_intact
 
 
 class SqliteBlobs:
-    """Blobs in a database. Each is kept as long as a run refers to it."""
+    """Blobs in a database. A blob is kept as long as a run refers to it."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -27,7 +28,10 @@ class SqliteBlobs:
         return await database.transact(put)
 
     async def get(self, digest: str, /) -> bytes:
-        for (data,) in await self._database.select("SELECT data FROM blobs WHERE digest = ?", digest):
+        database = self._database
+        for (data,) in await database.select("SELECT data FROM blobs WHERE digest = ?", digest):
+            if not is_intact(digest, data):
+                raise JournalAltered(database.path, "blob", digest, 1, "", "its bytes were changed")
             return data
         raise BlobNotFoundError(digest)
 
@@ -40,7 +44,7 @@ class SqliteBlobs:
 
 
 def put_blob(connection: sqlite3.Connection, data: bytes, run_id: str) -> str:
-    """Store bytes, unless they are stored already, and add a reference from a run. Returns their digest."""
+    """Store bytes, unless they are already stored, and add a reference from a run. Returns their digest."""
     digest = hashlib.sha256(data).hexdigest()
     connection.execute("INSERT OR IGNORE INTO blobs VALUES (?, ?)", (digest, data))
     connection.execute("INSERT OR IGNORE INTO blob_runs VALUES (?, ?)", (run_id, digest))

@@ -41,7 +41,7 @@ def is_dead(owner: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _host() -> str:
-    """Return a name for the host within which pids are unique. Containers may share all but its last part."""
+    """Return a name for the host within which pids are unique. Containers on one host differ only in its last part."""
     boot = numbers = ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
@@ -51,7 +51,7 @@ def _host() -> str:
 
 @lru_cache(maxsize=1)
 def _started_here() -> str:
-    """Return when this process started. Cached, because it does not change."""
+    """Return when this process started. The value is cached, because it does not change."""
     return _started(os.getpid())
 
 
@@ -66,6 +66,12 @@ def _started(pid: int) -> str:
         return ""
     fields = stat.rpartition(")")[2].split()
     return "" if fields[0] in ("Z", "X") else fields[19]
+
+
+def is_owner(connection: sqlite3.Connection, owner: str, run_id: str) -> bool:
+    """Return whether this process owns the run."""
+    row = connection.execute("SELECT owner FROM runs WHERE id = ?", (run_id,)).fetchone()
+    return row is not None and row[0] == owner
 
 
 def check_owner(connection: sqlite3.Connection, owner: str, run_id: str) -> None:

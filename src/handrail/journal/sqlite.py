@@ -12,7 +12,7 @@ from handrail.journal.blobs import SqliteBlobs
 from handrail.journal.calls import SqliteCalls, SqliteSteps
 from handrail.journal.database import MEMORY, Database, Moments
 from handrail.journal.decisions import SqliteDecisions
-from handrail.journal.digest import key_beside, new_key
+from handrail.journal.digest import key_beside
 from handrail.journal.questions import SqliteQuestions
 from handrail.journal.runs import SqliteRuns
 from handrail.journal.tickets import SqliteTickets
@@ -24,8 +24,8 @@ Durability = Literal["process", "power"]
 class SqliteJournal:
     """A journal in one SQLite file.
 
-    What a method has recorded is there for any process that opens the file later: after `kill -9` with
-    `durability="process"`, after a power cut with `"power"`, where each record waits for the disk.
+    Once a method has returned, its record is available to any process that opens the file later: after `kill -9`
+    with `durability="process"`, after a power cut with `"power"`, where each record waits for the disk.
     Values of steps and answers are returned as plain data. Several processes may use one file; each run
     has one owner. Close the journal when it is no longer needed.
 
@@ -47,18 +47,24 @@ class SqliteJournal:
     ) -> None:
         if durability not in ("process", "power"):
             raise DefinitionError(
-                f"durability={durability!r} is not possible. Give 'process', which outlives the process, "
-                "or 'power', which outlives a power cut."
+                f"durability={durability!r} is invalid. Pass 'process', to survive the end of the process, "
+                "or 'power', to survive a power cut."
             )
         self.path = fspath(path)
         self.durability: Durability = durability
         self.synced = durability == "power"
         self._database = database = Database(
-            self.path, clock=clock, new_id=new_id(), synced=self.synced, inline=inline, moments=moments
+            self.path,
+            clock=clock,
+            new_id=new_id(),
+            find_key=None if self.path == MEMORY else lambda is_new: key_beside(self.path, is_new),
+            synced=self.synced,
+            inline=inline,
+            moments=moments,
         )
         self.id = database.id
         self.owner = database.owner
-        self.key = new_key() if self.path == MEMORY else key_beside(self.path)
+        self.key = database.key
         self.steps = SqliteSteps(database)
         self.runs = SqliteRuns(database, self.steps.forget)
         self.calls = SqliteCalls(database)

@@ -164,7 +164,7 @@ def _noting_commits(world: World, files: Path) -> Callable[[sqlite3.Connection],
 
     def note(connection: sqlite3.Connection) -> None:
         nonlocal before
-        count = "SELECT count(*) FILTER (WHERE state = 'applied'), count(*) FILTER (WHERE state = 'committed') FROM units"
+        count = "SELECT count(*) FILTER (WHERE state = 'applied'), count(*) FILTER (WHERE state = 'committed') FROM records"
         applied, committed = connection.execute(count).fetchone()
         if (applied, committed) != before and not committed:
             world.happened("committed", files=snapshot(files))
@@ -261,6 +261,8 @@ def _watch_handlers(world: World) -> None:
     run_handler = getattr(Gate, name)
 
     async def watched(gate: Any, call: Any, *rest: Any) -> Any:
+        if call.kind.undoes:
+            world.happened("undoing", id=call.id)
         if call.kind.is_auxiliary:
             return await run_handler(gate, call, *rest)  # a compensation or a probe may run twice
         tool, outer, ids = call.tool, call, list[str]()
@@ -303,10 +305,10 @@ def snapshot(folder: Path) -> dict[str, str]:
 def recorded(journal: Path) -> dict[str, Any]:
     """Return what a journal's file contains about the run, read without the journal."""
     with sqlite3.connect(journal) as connection:
-        found = connection.execute("SELECT unit FROM units WHERE state != 'void'").fetchall()
-        units = [msgspec.msgpack.decode(row[0]) for row in found]
-        entries = connection.execute("SELECT kind, key, body FROM entries ORDER BY number").fetchall()
-        steps = connection.execute("SELECT key, hex(value) FROM steps WHERE value NOT NULL").fetchall()
+        query = "SELECT body FROM records WHERE kind = 'unit' AND state != 'void'"
+        units = [msgspec.msgpack.decode(row[0]) for row in connection.execute(query)]
+        entries = connection.execute("SELECT kind, key, body FROM records ORDER BY number").fetchall()
+        steps = [(key, body.hex().upper()) for kind, key, body in entries if kind == "step settled"]
         status = connection.execute("SELECT status FROM runs WHERE id = ?", (RUN,)).fetchone()
     connection.close()
     return {
@@ -339,7 +341,7 @@ def _answers(journal: Path) -> dict[str, Answer]:
 
 def _seen_in(session: Session) -> dict[str, Any]:
     """Return the contents of a session at the end."""
-    calls = [[call.call_id, list(call.path), call.run_context.run_id] for call in session[ToolInvoked].all()]
+    calls = [[call.call_id, call.run_context.run_id] for call in session[ToolInvoked].all()]
     state = {
         kind.__name__: [encode_item(item, session.id).decode() for item in contents.all()]
         for kind, contents in session.state.items()
