@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 
-from support.serving import TOKEN, Client, Limits, Said, answer, serving, source
+from support.serving import BEARER, TOKEN, Client, Limits, Said, answer, serving, signed_in, source
 
 pytestmark = pytest.mark.once  # sockets, processes and limits do not depend on the Python version
 
-BEARER = {"Authorization": f"Bearer {TOKEN}"}
 SAY = {"text": "hello"}
 
 
@@ -179,8 +178,7 @@ async def _(client: Client) -> str:
 
 @attack("wrong tokens, and many of them", alone=True, token=TOKEN, limits=Limits(wrong_tokens=3))
 async def _(client: Client) -> str:
-    signed = await client.ask("POST", "/login", {"token": TOKEN})
-    cookie = {"Cookie": signed.headers["set-cookie"].partition(";")[0]}
+    signed = await signed_in(client, token=TOKEN)
     for wrong in (TOKEN[:-1], TOKEN + "x", "\xff\xfe"):
         refused(
             await client.ask("GET", "/about", headers={"Authorization": f"Bearer {wrong}"}), 401, "TokenWrong"
@@ -190,7 +188,7 @@ async def _(client: Client) -> str:
     # A correct token is refused too, else every guess would get an answer. Users who are signed in are not
     # affected.
     refused(await client.ask("POST", "/login", {"token": TOKEN}), 429, "TooManyWrongTokens")
-    await client.serves(cookie)
+    await client.serves(signed)
     return refused(said, 429, "TooManyWrongTokens")
 
 
@@ -201,24 +199,44 @@ async def _(client: Client) -> str:
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
     assert TOKEN not in cookie
-    good = cookie.partition(";")[0]
-    assert (await client.ask("GET", "/about", headers={"Cookie": good})).status == 200
-    name, _, value = good.partition("=")
-    version, until, nonce, signature = value.split(".")
-    forged = [
-        f"{version}.{int(until) + 1}.{nonce}.{signature}",
-        f"{version}.{until}.{nonce}.",
-        f"{version}.{until}.{nonce}.{'A' * len(signature)}",
-        "",
-        "...",
-        "1.9999999999.x",
-        "\xff",
-        TOKEN,
-    ]
-    for each in forged:
-        said = await client.ask("GET", "/about", headers={"Cookie": f"{name}={each}"})
+    name, _, value = cookie.partition(";")[0].partition("=")
+    key = {"Handrail-Key": signed.json["key"]}
+    assert (await client.ask("GET", "/about", headers={"Cookie": f"{name}={value}", **key})).status == 200
+    for each in (value[:-1], value + "A", value.swapcase(), "", "...", "1.9999999999.x", "\xff", TOKEN):
+        said = await client.ask("GET", "/about", headers={"Cookie": f"{name}={each}", **key})
         refused(said, 401, "TokenMissing")
     return "401 TokenMissing"
+
+
+@attack("a cookie that another port of the host was sent", token=TOKEN)
+async def _(client: Client) -> str:
+    signed = await signed_in(client, token=TOKEN)
+    for key in ("-", "", "x" * 43, signed["Cookie"].partition("=")[2]):
+        said = await client.ask("GET", "/about", headers={**signed, "Handrail-Key": key})
+        refused(said, 401, "TokenMissing")
+    return refused(
+        await client.ask("POST", "/threads/a/messages", SAY, {**signed, "Handrail-Key": "-"}),
+        401,
+        "TokenMissing",
+    )
+
+
+@attack(
+    "a session used from an allowed origin, or at another host name",
+    token=TOKEN,
+    origins=["http://chat.example"],
+    hosts=["desk.example"],
+)
+async def _(client: Client) -> str:
+    signed = await signed_in(client, token=TOKEN)
+    for more in (
+        {"Origin": "http://chat.example"},
+        {"Host": "desk.example"},
+        {"Host": f"localhost:{client.port}"},
+    ):
+        refused(await client.ask("GET", "/about", headers={**signed, **more}), 401, "TokenMissing")
+    said = await client.ask("POST", "/login", {"token": TOKEN}, {"Origin": "http://chat.example"})
+    return refused(said, 403, "OriginRefused")
 
 
 # --- other principals ---
@@ -690,7 +708,7 @@ async def _(client: Client) -> str:
 
 
 def headers_of(row: Attack) -> dict[str, str]:
-    return BEARER if "token" in row.options else by("zoe")
+    return by("zoe") if "authenticate" in row.options else BEARER
 
 
 async def carried_out(row: Attack, folder: Path) -> str:

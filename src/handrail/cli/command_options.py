@@ -152,18 +152,27 @@ class ServeOptions:
     host: Annotated[
         str,
         typer.Option(
-            metavar="ADDRESS", help="The address to listen on. Any but this machine's own needs a token."
+            metavar="ADDRESS", help="The address to listen on; 0.0.0.0 for every one, which wants TLS."
         ),
     ] = "127.0.0.1"
     port: Annotated[
         int, typer.Option(min=0, max=65535, metavar="N", help="The port, or 0 for any free one.")
     ] = 8600
-    token: Annotated[
-        str | None,
+    token_file: Annotated[
+        Path | None,
         typer.Option(
-            metavar="TOKEN",
-            help="The token clients must send. Safer in $HANDRAIL_TOKEN, where `ps` does not show it.",
+            "--token-file",
+            metavar="FILE",
+            help="A file with the token that programs send; or set $HANDRAIL_TOKEN. Default: none, and pages are "
+            "entered by a link that works once.",
         ),
+    ] = None
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option("--tls-cert", metavar="FILE", help="A certificate in PEM, to serve over TLS."),
+    ] = None
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's private key.")
     ] = None
     model: ModelName = None
     files: FilesFolder = None

@@ -58,7 +58,8 @@ async def ask_approval(
     arguments = pydantic_core.from_json(attempt.tool.dump(params))  # secrets masked
     cover = _covering(attempt, asks, name, params, arguments, diff)
     keys = cover(session.id)
-    kept = attempt.tool.capabilities.isdisjoint(NEVER_REMEMBERED)
+    quorums = (attempt.quorums or ()) if asks == "call" else ()
+    kept = attempt.tool.capabilities.isdisjoint(NEVER_REMEMBERED) and not quorums
     scopes = {scope.words: scope.key for scope in keys.scopes} if kept else {}
     payload = {"tool": attempt.name, "arguments": arguments, "reason": reason}
     if kept:
@@ -83,6 +84,7 @@ async def ask_approval(
         APPROVAL_SCHEMA,
         frame.options.approval_seconds,
         decision_keys if kept else None,
+        quorums,
     )
     recall = Recall(session, question, cover, frame.clock)
     asked = ApprovalRequest(

@@ -48,6 +48,7 @@ from handrail.tools import Tool, ToolResult
 
 if TYPE_CHECKING:
     from handrail.dispatch.gate import Gate
+    from handrail.question import Quorum
 
 
 class Attempt(msgspec.Struct, eq=False):
@@ -79,6 +80,8 @@ class Attempt(msgspec.Struct, eq=False):
     """The handler's return value, even if the call failed afterwards."""
     decision: str = ""
     """The policies' combined decision, if there are policies."""
+    quorums: tuple[Quorum, ...] | None = None
+    """The people besides the principal whom the policies ask; None until the policies have been asked."""
     preview: str | None = None
     """Why approval is needed, if the call runs first and its changes are then approved."""
     stale: tuple[str, ...] = ()
@@ -204,7 +207,9 @@ class Attempt(msgspec.Struct, eq=False):
         """Return the next attempt at the same call. This attempt's context has expired."""
         has_secret = self.call.kind.is_part and self.has_secret
         number, started, scope = self.number + 1, self.started, self.scope
-        return Attempt(self.call, self.frame, number, self.retries, has_secret, started, scope=scope)
+        again = Attempt(self.call, self.frame, number, self.retries, has_secret, started, scope=scope)
+        again.quorums = self.quorums
+        return again
 
     # Numbers and ids. They follow from the order in which a handler uses its verbs, and are never random.
 

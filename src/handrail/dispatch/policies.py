@@ -16,6 +16,7 @@ from handrail.errors import ContextExpired, EventRefused
 from handrail.events import Fact
 from handrail.operation import Home
 from handrail.protocols import Filesystem, Forkable, PolicyDecision, Slice
+from handrail.question import Quorum
 from handrail.resources.bindings import CallResources
 from handrail.tools import ToolResult
 
@@ -137,6 +138,7 @@ async def close_resources(attempt: Attempt) -> None:
 async def check_policies(attempt: Attempt) -> str | None:
     """Check a call with every policy. All must allow it; one that raises denies. Returns the reason to ask, if any."""
     asked: str | None = None
+    quorums: tuple[Quorum, ...] = ()
     call, seen = attempt.call, attempt.seen
     tool, name = call.tool, call.name
     if seen is None:  # a copy, so that no policy can change what the handler gets
@@ -159,8 +161,16 @@ async def check_policies(attempt: Attempt) -> str | None:
             ) from error
         if kind == "ask":
             asked = asked or decision.reason or f"{policy.name} asks"
+            if decision.quorums:
+                quorums = tuple(dict.fromkeys((*quorums, *decision.quorums)))
         elif kind != "allow":  # anything but the three kinds is denied, too
             raise Refused("denied", f"{name} is not allowed: {decision.reason}")
+    if attempt.quorums is None:
+        attempt.quorums = quorums
+    elif not set(quorums) <= set(
+        attempt.quorums
+    ):  # what was approved before was not approved by these people
+        raise Refused("denied", f"{name} needs the approval of other people than before. Call it again.")
     attempt.decision = "allow" if asked is None else f"ask: {asked}"
     return asked
 

@@ -66,6 +66,8 @@ _TABLES: Sequence[str] = (
         kind TEXT NOT NULL CHECK (kind IN ('remembered', 'revoked')), id TEXT NOT NULL,
         at REAL NOT NULL, body BLOB NOT NULL, UNIQUE (session_id, principal, kind, id)
     )""",
+    "CREATE TABLE votes (number INTEGER PRIMARY KEY, run_id TEXT NOT NULL, question_id TEXT NOT NULL, vote BLOB NOT NULL)",
+    "CREATE INDEX votes_on_a_question ON votes (question_id)",
     """CREATE TABLE tickets (
         run_id TEXT NOT NULL, place TEXT NOT NULL, text TEXT NOT NULL, open INTEGER NOT NULL,
         holder TEXT NOT NULL, held_until REAL NOT NULL, deposit BLOB NOT NULL, PRIMARY KEY (run_id, place)

@@ -259,7 +259,7 @@ def _after(run: RunRecord, last: float | None) -> RunRecord:
 
 def _remove(connection: sqlite3.Connection, run_ids: tuple[str, ...]) -> None:
     marks = ", ".join("?" * len(run_ids))
-    for table in ("entries", "units", "questions", "tickets", "steps", "blob_runs"):
+    for table in ("entries", "units", "questions", "votes", "tickets", "steps", "blob_runs"):
         connection.execute(f"DELETE FROM {table} WHERE run_id IN ({marks})", run_ids)
     connection.execute(
         f"""DELETE FROM decisions WHERE session_id IN (SELECT session_id FROM runs WHERE id IN ({marks}))

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.ids import NewId, random_id
+from handrail.serve.access_log import AccessLog
 from handrail.serve.limits import Limits, Rate
 from handrail.serve.metrics import BYTES_SENT, REQUESTS, Metrics, refuse
 from handrail.serve.principals import Principals
@@ -24,8 +25,8 @@ from handrail.serve.refusals import INCIDENT, RequestRefused, error_response, se
 
 log = logging.getLogger("handrail.serve")
 
-PRINCIPAL, STARTED = "handrail.principal", "handrail.started"
-"""The keys in a request's scope for the principal that sent it and the time it arrived."""
+PRINCIPAL, PERSON, STARTED = "handrail.principal", "handrail.person", "handrail.started"
+"""The keys in a request's scope for the principal that sent it, by name and with roles, and the time it arrived."""
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -75,7 +76,9 @@ class GuardMiddleware:
         stopping: Callable[[], bool] = lambda: False,
         clock: Clock = SYSTEM_CLOCK,
         new_id: NewId = random_id,
+        access: AccessLog | None = None,
     ) -> None:
+        self._access = access
         self._app = app
         self._principals = principals
         self._metrics = metrics
@@ -123,6 +126,21 @@ class GuardMiddleware:
         finally:
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self._metrics.add(REQUESTS, route=_route(scope), method=method, status=str(answer.status))
+            if self._access is not None:
+                self._access.write(self._line(scope, method, answer))
+
+    def _line(self, scope: Scope, method: str, answer: _Sender) -> dict[str, Any]:
+        """Return a request as a line of the access log."""
+        return {
+            "at": self._clock.now().isoformat(),
+            "address": scope["client"][0] if scope.get("client") else "",
+            "who": scope.get(PRINCIPAL, ""),
+            "method": method,
+            "route": _route(scope),
+            "status": answer.status,
+            "bytes": answer.sent,
+            "seconds": round(self._clock.monotonic() - scope[STARTED], 4),
+        }
 
     # The checks.
 
@@ -184,8 +202,9 @@ class GuardMiddleware:
         if method == "OPTIONS" or (method == "HEAD" and not is_static(path)):
             raise _method_refused()
         if not is_open(path):
-            principal = request.scope[PRINCIPAL] = await self._principals.of(request)
-            wait = self._rate.take(principal)
+            person = request.scope[PERSON] = await self._principals.of(request)
+            request.scope[PRINCIPAL] = person.name
+            wait = self._rate.take(person.name)
             if wait:
                 raise RequestRefused(
                     429,
@@ -301,6 +320,7 @@ class _Sender:
         self._more = more
         self.started = False
         self.status = 0
+        self.sent = 0
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -311,6 +331,7 @@ class _Sender:
                 headers.append((b"cache-control", b"no-store"))
             message = {**message, "headers": [*headers, *HEADERS, *self._more]}
         else:
+            self.sent += len(message.get("body", b""))
             self._metrics.add(BYTES_SENT, len(message.get("body", b"")))
         await self._send(message)
 

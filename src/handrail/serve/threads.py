@@ -22,6 +22,7 @@ from handrail.records import OVER, Mark, RunRecord, RunRow, SessionRow
 from handrail.runs import list_runs, show
 from handrail.serve import snapshots
 from handrail.serve.feed import Feed
+from handrail.serve.live_run import Voters
 from handrail.serve.principals import parse_session_id, session_id_of
 from handrail.serve.sources import Source
 from handrail.serve.thread import Setup, Thread
@@ -56,10 +57,13 @@ class Threads:
         clock: Clock = SYSTEM_CLOCK,
         new_id: NewId = random_id,
         ended: Callable[[Mapping[str, Any]], None] | None = None,
+        voters: Voters = lambda role, besides: (),
     ) -> None:
         self.source = source
         self.journal = journal
-        self._setup = Setup(source, journal, park_after, new_id, clock, parked=self._was_parked)
+        self._setup = Setup(
+            source, journal, park_after, new_id, clock, parked=self._was_parked, voters=voters
+        )
         self._ended = ended  # called with every event that ends a leg
         self._most_kept = most_kept
         self._poll_seconds = poll_seconds
@@ -72,6 +76,10 @@ class Threads:
         """The open questions of parked runs, by thread."""
         self._polling: asyncio.Task[None] | None = None
         self._resuming: set[asyncio.Task[None]] = set()
+
+    @property
+    def clock(self) -> Clock:
+        return self._setup.clock
 
     @property
     def stopping(self) -> bool:
@@ -121,7 +129,7 @@ class Threads:
             self.journal, standing=("interrupted", "parked"), limit=_MOST_RESUMED, clock=self._setup.clock
         )
         for line in reversed(standing):  # oldest first
-            key = self._key_of(line.row)
+            key = self.key_of(line.row)
             if key is None:
                 continue
             if line.standing == "parked" and await self._waits(line.row):
@@ -167,7 +175,7 @@ class Threads:
         except Exception:
             log.exception("could not resume the run of thread %s", key[1])
 
-    def _key_of(self, row: RunRow) -> tuple[str, str] | None:
+    def key_of(self, row: RunRow) -> tuple[str, str] | None:
         """Return the principal and the thread id of a run, or None if it is not a run of this app."""
         key = parse_session_id(row.record.session_id)
         if key is None or key[0] != row.record.principal or not self.source.owns(row.record):
