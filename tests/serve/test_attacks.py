@@ -452,6 +452,43 @@ async def _(client: Client) -> str:
     return refused(said, 429, "TooManyRuns")
 
 
+@attack("waiting runs too many", limits=Limits(runs_per_principal=2), park_after=0.001)
+async def _(client: Client) -> str:
+    for name in ("a", "b"):
+        await client.say(name, "call order")
+        await client.asked(name)
+    said = await client.ask("POST", "/threads/c/messages", SAY)
+    for _ in range(6000):
+        if client.app.threads.parked == 2:
+            break
+        await asyncio.sleep(0.01)
+    refused(await client.ask("POST", "/threads/c/messages", SAY), 429, "TooManyRuns")  # parked ones count too
+    assert (await client.ask("POST", "/threads/a/cancel", {})).status == 202
+    return refused(said, 429, "TooManyRuns")
+
+
+@attack("idle connections without end", limits=Limits(idle_per_address=5))
+async def _(client: Client) -> str:
+    streaming = client.stream("GET", "/threads/a/events?follow=1")
+    await client.say("a", "hello")
+    await client.idle("a")
+    async with streaming as stream:
+        events = stream.events()
+        await anext(events)
+        opened = [await client.connect() for _ in range(50)]
+        async with asyncio.timeout(120):
+            for reader, _ in opened[:45]:
+                assert await reader.read() == b"", "the longest idle ones are closed"
+        reader, writer = opened[-1]
+        writer.write(client.head("GET", "/health"))
+        assert (await answer(reader)).status == 200, "the newest ones are served"
+        await client.say("a", "again")
+        await anext(events)  # a connection with a request in progress is not idle
+        for _, writer in opened:
+            writer.close()
+    return "closed"
+
+
 # --- malformed bytes ---
 
 

@@ -7,9 +7,11 @@ import json
 import logging
 import os
 import re
+import ssl
 import stat
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -174,9 +176,9 @@ def real_server(folder: Path, *given: str, **env: str) -> Generator[tuple[Client
     assert process.stdout is not None
     try:
         line = process.stdout.readline()
-        found = re.search(r"http://\S+?/", line)
+        found = re.search(r"https?://\S+?/", line)
         assert found is not None, line
-        yield Client(found[0], None), line  # type: ignore[arg-type]
+        yield Client(found[0].replace("https", "http"), None), line  # type: ignore[arg-type]
     finally:
         process.kill()
         process.wait()
@@ -212,3 +214,35 @@ def test_a_token_comes_from_a_private_file(tmp_path: Path):
     with real_server(tmp_path, "--token-file", "token") as (client, line):
         assert TOKEN not in line
         assert asyncio.run(client.ask("GET", "/about", headers=BEARER)).status == 200
+
+
+def test_over_tls_the_cookie_is_for_tls_and_this_host_only(tmp_path: Path):
+    (tmp_path / "desk.py").write_text(SPYING)
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem",
+            "-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]  # fmt: skip
+    subprocess.run(made, cwd=tmp_path, check=True, capture_output=True)
+    with real_server(tmp_path, "--tls-cert", "cert.pem", "--tls-key", "key.pem") as (client, line):
+        link = line.partition("#link=")[2].split()[0]
+        assert f"https://{client.host}/#link=" in line
+        trusted = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+        data = json.dumps({"link": link}).encode()
+        asked = urllib.request.Request(
+            f"https://{client.host}/login", data, {"Content-Type": "application/json"}
+        )
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusted)
+        )
+        with opener.open(asked, timeout=120) as said:
+            cookie, key = said.headers["set-cookie"], json.loads(said.read())["key"]
+        assert cookie.startswith(f"__Host-handrail-{client.port}=")
+        assert "Secure" in cookie
+        assert "Domain" not in cookie
+        headers = {
+            "Cookie": cookie.partition(";")[0],
+            "Handrail-Key": key,
+            "Origin": f"https://{client.host}",
+        }
+        with opener.open(
+            urllib.request.Request(f"https://{client.host}/about", headers=headers), timeout=120
+        ) as said:
+            assert json.loads(said.read())["principal"] == "local"

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from handrail.errors import DefinitionError
 from handrail.schema.problems import location_of
-from handrail.serve.limits import Limits, Quota, Rate
+from handrail.serve.limits import Limits, Quota, Rate, network_of
 from handrail.serve.metrics import REFUSED
 from handrail.serve.middleware import CSP
 from handrail.serve.pages import Pages
@@ -463,6 +463,21 @@ def test_an_address_for_all_is_shown_as_this_machine_s_own():
         assert is_reachable(listening)
     with listen("127.0.0.1", 0) as listening:
         assert not is_reachable(listening)
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_a_client_with_a_whole_network_is_counted_once(address: str, network: str):
+    assert network_of(address) == network
 
 
 # --- the command ---

@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.requests import Request
 
 from handrail.errors import DefinitionError
 from handrail.serve.limits import Limits
 from handrail.serve.people import SESSION_SECONDS, People
+from handrail.serve.principal_files import PrincipalFiles, folder_name
 from handrail.serve.principals import Principals
 from handrail.serve.refusals import RequestRefused
 from handrail.serve.requests import LoginBody
 from handrail.serve.roles import ACTIONS, ALLOWED, ROLES, Action
-from support.serving import Client, serving, signed_in
+from support.serving import Client, serving, signed_in, source
 
 SECRET = "correct horse battery"
 
@@ -292,3 +295,57 @@ async def test_a_role_that_changed_counts_at_once(tmp_path: Path):
         people._write("UPDATE users SET roles = ?", '["user"]')  # pyright: ignore[reportPrivateUsage]
         await client.say("t", "hi", page)
     people.close()
+
+
+# --- a folder for each ---------------------------------------------------------------------------------
+
+
+def test_folder_names_tell_every_two_principals_apart():
+    names = ["ann", "Ann", "ANN", "a.n", ".ann", "..", ".", "a/b", "a%2fb", "a%2Fb", "a\\b", "ann ", "é", "e\u0301", "x=y", "x%3dy",
+             "b" * 300, "b" * 301, "%" * 100, "local", ".handrail", "~root", "-x", "a\u200bb", "ab"]  # fmt: skip
+    found = {folder_name(name).casefold() for name in names}
+    assert len(found) == len(names)
+    for name in found:
+        assert not name.startswith(".")
+        assert "/" not in name
+        assert 0 < len(name.encode()) <= 200
+    assert folder_name("ann@example.org") == "ann@example.org"
+
+
+@given(st.text(min_size=1, max_size=40), st.text(min_size=1, max_size=40))
+def test_folder_names_are_injective(one: str, other: str):
+    assert (folder_name(one).casefold() == folder_name(other).casefold()) == (one == other)
+
+
+@pytest.mark.parametrize("pattern", ["work", "{principal}/x", "{principal}-{principal}", "none/{principal}"])
+def test_a_pattern_without_one_place_for_the_principal_is_refused(pattern: str):
+    with pytest.raises(DefinitionError):
+        PrincipalFiles(pattern)
+
+
+async def test_each_person_s_tools_change_their_own_folder_and_undo_their_own(tmp_path: Path):
+    people = People(tmp_path / "people.db")
+    for name in ("ann", "bob"):
+        people.add(name, secret=SECRET)
+    people.close()
+    (tmp_path / "work").mkdir()
+    shared = source(tmp_path / "work")
+    shared.files = PrincipalFiles(str(tmp_path / "work" / "u-{principal}"))
+    async with serving(tmp_path, shared) as client:
+        for name in ("ann", "bob"):
+            await client.say("t", f'call write {{"path": "a.txt", "text": "{name}"}}', headers_of(name))
+            await client.idle("t", headers_of(name))
+        assert {name: (tmp_path / "work" / f"u-{name}" / "a.txt").read_text() for name in ("ann", "bob")} == {
+            "ann": "ann",
+            "bob": "bob",
+        }
+        await client.say(
+            "up", 'call write {"path": "../u-ann/a.txt", "text": "bob was here"}', headers_of("bob")
+        )
+        out = await client.idle("up", headers_of("bob"))
+        assert "Done: wrote" not in str(out["messages"])
+        [change] = (await client.ask("GET", "/threads/t/files", headers=headers_of("ann"))).json["changes"]
+        undone = await client.ask("POST", f"/threads/t/calls/{change['call_id']}/undo", {}, headers_of("ann"))
+        assert undone.status == 200
+    assert not (tmp_path / "work" / "u-ann" / "a.txt").exists()
+    assert (tmp_path / "work" / "u-bob" / "a.txt").read_text() == "bob"

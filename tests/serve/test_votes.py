@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,9 @@ from handrail.errors import AnswerRefused, DefinitionError
 from handrail.guard import ask
 from handrail.journal.answers import check_answer
 from handrail.question import Answer, Question, Quorum, Vote
-from handrail.serve.people import People
+from handrail.serve.people import People, people_path
 from handrail.serve.sources import PromptSource
+from support import warm_python
 from support.serving import Client, play, said_by, serving
 
 SECRET = "correct horse battery"
@@ -256,6 +260,59 @@ async def test_other_policies_after_a_restart_ask_anew(tmp_path: Path):
         assert (await vote(client, "fay", question)).status == 409
         assert (await vote(client, "fay", new)).json == {"decided": None}
         assert (await vote(client, "gus", new)).json == {"decided": True}
+
+
+APP = '''
+import json
+from handrail import Adapter, CapabilityPolicy, Prompt, ScriptedModel, ToolCall, ToolContext, tool
+from handrail.guard import ask
+from handrail.messages import ToolMessage
+
+@tool(capabilities={"money"})
+async def pay(amount: int, context: ToolContext) -> str:
+    """Pay somebody."""
+    return f"paid {amount}"
+
+def play(request):
+    last = request.messages[-1]
+    return f"Done: {last.results[-1].text}" if isinstance(last, ToolMessage) else ToolCall("pay", {"amount": 5})
+
+prompt = Prompt("desk", "Help.", tools=[pay], policies=[CapabilityPolicy({"money": ask(approvals=2)})])
+adapter = Adapter(ScriptedModel(play))
+'''
+
+
+@contextmanager
+def killed(folder: Path) -> Generator[Client]:
+    """Run `handrail serve` for the length of the block, then kill it."""
+    program = ["-m", "handrail", "serve", "desk.py", "--port", "0", "--journal", "runs.db"]
+    kept = {name: value for name, value in os.environ.items() if name != "HANDRAIL_TOKEN"}
+    process = warm_python.start(program, cwd=folder, env=kept)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        found = re.search(r"http://\S+?/", line)
+        assert found is not None
+        assert "link" not in line, "people sign in by name"
+        yield Client(found[0], None)  # type: ignore[arg-type]
+    finally:
+        process.close()  # kills the process with SIGKILL
+
+
+async def test_votes_outlive_kill_9(tmp_path: Path):
+    (tmp_path / "desk.py").write_text(APP)
+    people = People(people_path(tmp_path / "runs.db"))
+    for name, roles in TEAM:
+        people.add(name, roles, SECRET)
+    people.close()
+    with killed(tmp_path) as client:
+        question = await asked(client)
+        assert (await vote(client, "fay", question)).json == {"decided": None}
+    with killed(tmp_path) as client:
+        [seen] = await inbox(client, "gus")
+        assert seen["votes"] == ["fay"]
+        assert (await vote(client, "gus", question)).json == {"decided": True}
+        assert await ending(client) == "Done: paid 5"
 
 
 # --- counting -----------------------------------------------------------------------------------------

@@ -175,7 +175,15 @@ class ServeOptions:
         Path | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's private key.")
     ] = None
     model: ModelName = None
-    files: FilesFolder = None
+    files: Annotated[
+        Path | None,
+        typer.Option(
+            "--files",
+            metavar="FOLDER",
+            help="The folder tools may change; 'work/{principal}' gives each person their own. Default: `files` "
+            "beside the worker, if any.",
+        ),
+    ] = None
     journal: JournalFile = None
     approve: Annotated[
         str,
@@ -184,6 +192,12 @@ class ServeOptions:
             help="What happens to calls that need approval. ask: ask on the page; all: approve; strict: deny.",
         ),
     ] = "ask"
+    access_log: Annotated[
+        Path | None,
+        typer.Option(
+            "--access-log", metavar="FILE", help="Append every request to this file, as JSON lines."
+        ),
+    ] = None
     open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False
     hosts: Annotated[
         list[str] | None,

@@ -25,7 +25,9 @@ from handrail.environment.text import escape_line
 if TYPE_CHECKING:
     import socket
 
+    from handrail.resources.directory import DirectoryFilesystem
     from handrail.serve.app import ServedApp
+    from handrail.serve.principal_files import PrincipalFiles
     from handrail.serve.server import Tls
     from handrail.serve.sources import Loaded
 
@@ -54,6 +56,7 @@ def serve(options: ServeOptions) -> int:
                 renderers=loaded.renderers,
                 hosts=options.hosts or (),
                 origins=options.origins or (),
+                access_log=options.access_log,
             )
             asyncio.run(_serve(options, app, _listen(options), tls))
     except Exception as error:
@@ -125,8 +128,16 @@ def _load(options: ServeOptions) -> Loaded:
         str(path) if is_worker else options.app,
         model=find_model(options.model),
         approvals=parse_approvals(options.approve),
-        files=open_files(options.files, folder) if is_worker or options.files is not None else None,
+        files=_open_files(options.files, folder) if is_worker or options.files is not None else None,
     )
+
+
+def _open_files(files: Path | None, folder: Path) -> DirectoryFilesystem | PrincipalFiles | None:
+    from handrail.serve.principal_files import PLACEHOLDER, PrincipalFiles
+
+    if files is not None and PLACEHOLDER in str(files):
+        return PrincipalFiles(str(files))
+    return open_files(files, folder)
 
 
 def _listen(options: ServeOptions) -> socket.socket:

@@ -16,15 +16,27 @@ from handrail.errors import DefinitionError
 if TYPE_CHECKING:
     from handrail.serve.app import ServedApp, asgi
     from handrail.serve.limits import Limits
+    from handrail.serve.people import People
     from handrail.serve.sources import PromptSource, Source, WorkersSource, load
     from handrail.serve.threads import Threads
 
-__all__ = ["Limits", "PromptSource", "ServedApp", "Source", "Threads", "WorkersSource", "asgi", "load"]
+__all__ = [
+    "Limits",
+    "People",
+    "PromptSource",
+    "ServedApp",
+    "Source",
+    "Threads",
+    "WorkersSource",
+    "asgi",
+    "load",
+]
 
 REQUIRED = ("starlette", "uvicorn", "ag_ui")
 """The packages that the `serve` extra installs."""
 _HOMES = {
     "Limits": "limits",
+    "People": "people",
     "PromptSource": "sources",
     "ServedApp": "app",
     "Source": "sources",

@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError
-from handrail.serve.limits import Limits, Rate
+from handrail.serve.limits import Limits, Rate, network_of
 from handrail.serve.people import SESSION_SECONDS, People, Person
 from handrail.serve.refusals import RequestRefused, ThreadNameRefused
 
@@ -233,7 +233,9 @@ class Principals:
 
     def _check_patience(self, request: Request, name: str = "") -> None:
         """Refuse an address that has sent too many wrong secrets, and a name that too many were sent for."""
-        wait = max(self._wrong.wait(address_of(request)), self._wrong_names.wait(name) if name else 0.0)
+        wait = max(
+            self._wrong.wait(network_of(address_of(request))), self._wrong_names.wait(name) if name else 0.0
+        )
         if wait:
             raise RequestRefused(
                 429,
@@ -245,7 +247,7 @@ class Principals:
     def _wrong_secret(self, request: Request, kind: str, message: str, name: str = "") -> RequestRefused:
         """Count and log a failed attempt. A name that nobody has may be a password in the wrong field: it is not kept."""
         address = address_of(request)
-        self._wrong.take(address)
+        self._wrong.take(network_of(address))
         if name:
             self._wrong_names.take(name)
         who = name if name and self.people.find(name) is not None else ""

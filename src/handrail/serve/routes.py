@@ -73,7 +73,7 @@ class Routes:
         self._starting = Quota(
             limits.runs_per_principal,
             "TooManyRuns",
-            "as many runs are active as allowed. Wait for one to end, or cancel it.",
+            "as many runs are active, or wait for an answer, as allowed. Answer or cancel one first.",
             limits.runs,
         )
 
@@ -354,6 +354,8 @@ class Routes:
             raise RequestRefused(
                 422, "MessageEmpty", "the message is empty. Write something.", fields=[("/text", "some text")]
             )
+        if self._threads.unfinished(thread.principal) >= self._limits.runs_per_principal:
+            await self._threads.poll()  # some of them may have been answered or cancelled just now
         with self._run_slot(thread.principal):
             # Shielded, so that the run is recorded completely even if the client disconnects.
             run_id = await asyncio.shield(thread.say(text, **options))
@@ -362,9 +364,8 @@ class Routes:
 
     @contextmanager
     def _run_slot(self, principal: str) -> Generator[None]:
-        active = [each for each in self._threads.running() if each.live is not None and each.live.leg]
-        mine = sum(1 for each in active if each.principal == principal)
-        self._starting.take(principal, beside=mine, beside_total=len(active))
+        active = sum(1 for each in self._threads.running() if each.live is not None and each.live.leg)
+        self._starting.take(principal, beside=self._threads.unfinished(principal), beside_total=active)
         try:
             yield
         finally:

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from handrail.errors import DefinitionError
 from handrail.serve.app import ServedApp
-from handrail.serve.limits import Limits
+from handrail.serve.limits import Limits, network_of
 from handrail.serve.metrics import Metrics, refuse
 from handrail.serve.middleware import HEADERS
 from handrail.serve.refusals import error_body
@@ -166,6 +166,8 @@ class Connections:
         self.limits = limits
         self.metrics = metrics
         self._open: dict[tuple[str, int], Connection] = {}
+        self._idle: dict[str, dict[Connection, None]] = {}
+        """The connections without a request in progress, by address, longest idle first."""
 
     def open(self, **options: Any) -> Connection:
         """Create the protocol for a new connection, for uvicorn's `http` option."""
@@ -173,10 +175,30 @@ class Connections:
 
     def add(self, connection: Connection) -> None:
         self._open[connection.client] = connection
+        self.rest(connection)
 
     def discard(self, connection: Connection) -> None:
+        self.use(connection)
         if self._open.get(connection.client) is connection:
             del self._open[connection.client]
+
+    def rest(self, connection: Connection) -> None:
+        """Note that a connection has no request in progress. If its address has too many, close the longest idle."""
+        idle = self._idle.setdefault(network_of(connection.client[0]), {})
+        idle[connection] = None
+        if len(idle) > self.limits.idle_per_address:
+            oldest = next(iter(idle))
+            del idle[oldest]
+            refuse(self.metrics, "TooManyIdle")
+            oldest.transport.close()
+
+    def use(self, connection: Connection) -> None:
+        """Note that a connection has a request in progress, or is closed."""
+        address = network_of(connection.client[0])
+        idle = self._idle.get(address, {})
+        idle.pop(connection, None)
+        if not idle:
+            self._idle.pop(address, None)
 
     @contextlib.contextmanager
     def request(self, scope: Scope) -> Generator[None]:
@@ -238,10 +260,13 @@ class Connection(asyncio.Protocol):
 
     def start_request(self) -> None:
         self._requests += 1
+        self._connections.use(self)
         self._headers = _cancel(self._headers)
 
     def end_request(self) -> None:
         self._requests -= 1
+        if not self._requests and not self.transport.is_closing():
+            self._connections.rest(self)
 
     def pause_writing(self) -> None:
         self._inner.pause_writing()

@@ -193,7 +193,7 @@ class Thread:
                     self._journal,
                     unit.run_id,
                     call_id,
-                    self._source.files,
+                    self._source.files_of(self.principal),
                     session=self._session,
                     clock=self._setup.clock,
                 )

@@ -111,6 +111,11 @@ class Threads:
         """Return the threads that have a run in this process."""
         return [thread for thread in list(self._known.values()) if thread.live is not None]
 
+    def unfinished(self, principal: str) -> int:
+        """Return the number of a principal's runs that are active, or wait for an answer in memory or parked."""
+        active = {(each.principal, each.id) for each in self.running()}
+        return sum(1 for key in active | self._waiting.keys() if key[0] == principal)
+
     def kept(self) -> int:
         """Return the number of threads that are kept in memory."""
         return len(self._kept)
