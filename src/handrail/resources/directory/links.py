@@ -11,7 +11,6 @@ taken from its output.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 from collections import deque
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from handrail.errors import Conflict, PathRefused
+from handrail.patterns import is_plain
 from handrail.protocols import FileInfo, Match
 from handrail.resources.directory.area import Area
 from handrail.resources.directory.content import Held, OnDisk, is_link
@@ -210,7 +210,7 @@ class Linked(Layer):
     def grep(self, pattern: str, /, *, glob: str = "**") -> Sequence[Match]:
         line_pattern(pattern)
         paths = self.glob(glob)
-        text = plain_text(pattern) if len(paths) >= WORTH else None
+        text = pattern if len(paths) >= WORTH and is_plain(pattern) else None
         without = frozenset[str]() if text is None else self._without(text, paths)
         return sorted_matches(pattern, self._contents_of(path for path in paths if path not in without))
 
@@ -287,17 +287,10 @@ def _can_be_said(path: str) -> bool:
         return False
 
 
-_PLAIN = re.compile(r"[^\\.^$*+?{}\[\]|()\x00-\x1f]+\Z")
-"""Patterns without special characters: every matching line contains the pattern literally."""
 _AT_ONCE = 500
 """Files per ripgrep process, so that their names fit on a command line."""
 WORTH = 32
 """Number of files from which ripgrep is faster."""
-
-
-def plain_text(pattern: str) -> str | None:
-    """Return the text that every matching line contains, or None if the pattern is not plain text."""
-    return pattern if _PLAIN.match(pattern) else None
 
 
 def files_holding(root: Path, text: str, paths: Sequence[str]) -> set[str] | None:
