@@ -580,6 +580,12 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path):
         (["desk.py", "--token", "a-long-token-in-arguments"], "No such option: --token"),
         (["desk.py", "--token-file", "desk.py"], "others may read it. Run: chmod 600 desk.py"),
         (["desk.py", "--token-file", "none"], "Give a file with the token in it"),
+        (["desk.py", "--token-file", "token", "--files", "."], "which tools may read and change"),
+        (
+            ["desk.py", "--tls-key", "work/x/key", "--files", "work/{principal}"],
+            "which tools may read and change",
+        ),
+        (["desk.py", "--files", "work/{principal}"], "'work' is not a folder"),
         (["desk.py", "--tls-cert", "desk.py"], "Give both"),
         (["desk.py", "--tls-cert", "desk.py", "--tls-key", "desk.py"], "not a certificate and its key"),
         (["desk.py", "--host", "no.such.host.invalid"], "can't listen on no.such.host.invalid"),

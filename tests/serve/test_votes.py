@@ -11,13 +11,24 @@ from typing import Any
 
 import pytest
 
-from handrail import Adapter, CapabilityPolicy, Prompt, ScriptedModel, SqliteJournal, ToolContext, tool
+from handrail import (
+    Adapter,
+    CapabilityPolicy,
+    PolicyDecision,
+    Prompt,
+    ScriptedModel,
+    SqliteJournal,
+    ToolContext,
+    open_gate,
+    tool,
+)
 from handrail.errors import AnswerRefused, DefinitionError
 from handrail.guard import ask
 from handrail.journal.answers import check_answer
 from handrail.question import Answer, Question, Quorum, Vote
 from handrail.serve.people import People, people_path
 from handrail.serve.sources import PromptSource
+from handrail.testing import Person
 from support import warm_python
 from support.serving import Client, play, said_by, serving
 
@@ -362,3 +373,34 @@ def test_what_is_no_quorum_is_refused_where_it_is_written():
     with pytest.raises(DefinitionError, match="ask\\(role"):
         CapabilityPolicy({"money": "finance"})  # type: ignore[dict-item]
     assert ask(role="approver") == ask()
+
+
+@pytest.mark.parametrize("approvals", [None, "interactive", "approve_all"])
+def test_a_person_at_a_terminal_can_not_approve_for_others(approvals: Any):
+    """Wherever there are no people to vote, the call is denied at once, and the person who is there is not asked."""
+    there = Person(approve=True)
+    gate = open_gate(
+        [pay], policies=[CapabilityPolicy({"money": FINANCE})], environment=there, approvals=approvals
+    )
+    said = gate.invoke("pay", {"amount": 5}).wait().render()
+    assert "1 person with the role 'finance'" in said
+    assert "It did not run." in said
+
+
+def test_a_rule_that_asks_for_more_people_at_a_second_look_is_not_passed_with_the_first_approval():
+    """The policies are asked again after the approval. What they ask for then was not approved by these people."""
+
+    class Moody:
+        name = "moody"
+
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def check(self, tool: Any, params: Any, *, context: ToolContext) -> PolicyDecision:
+            self.asked += 1
+            return PolicyDecision.ask("pays") if self.asked == 1 else PolicyDecision.ask("pays", FINANCE)
+
+        def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None: ...
+
+    gate = open_gate([pay], policies=[Moody()], environment=Person(approve=True))
+    assert "needs the approval of other people" in gate.invoke("pay", {"amount": 5}).wait().render()

@@ -36,6 +36,7 @@ def serve(options: ServeOptions) -> int:
     """Serve until told to stop, and return the exit code."""
     try:
         token = read_token(options.token_file)  # first, before anything of the app runs
+        _check_apart(options)
         _check_extra()
         from handrail.serve.app import asgi
         from handrail.serve.people import People, people_path
@@ -96,6 +97,22 @@ async def _serve(options: ServeOptions, app: ServedApp, listening: socket.socket
         await run(app, listening, tls=tls, ready=ready, stopping=stopping)
     finally:
         browser.remove()
+
+
+def _check_apart(options: ServeOptions) -> None:
+    """Refuse a token, a key or a log that lies in the folder that tools may change."""
+    if options.files is None:
+        return
+    folder = Path(str(options.files).partition("{")[0] or ".").resolve()
+    for name, path in (
+        ("--token-file", options.token_file),
+        ("--tls-key", options.tls_key),
+        ("--access-log", options.access_log),
+    ):
+        if path is not None and path.resolve().is_relative_to(folder):
+            raise UsageError(
+                f"{name} {path} lies in {folder}, which tools may read and change. Move it elsewhere."
+            )
 
 
 def _tls(options: ServeOptions) -> Tls | None:
