@@ -149,8 +149,17 @@ def serve() -> str:
     return f"the page came, with {asyncio.run(visit())} scripts"
 
 
+def oidc() -> str:
+    """Check that people can sign in with a provider."""
+    from handrail.serve import OidcProvider
+
+    OidcProvider("https://login.example.org", "handrail", "secret")
+    import_module("authlib.integrations.httpx_client")
+    return "a provider can be named"
+
+
 USES: dict[str, Callable[[], str]] = {
-    use.__name__: use for use in (models, local, prices, bridge, workers, cli, serve)
+    use.__name__: use for use in (models, local, prices, bridge, workers, cli, serve, oidc)
 }
 
 

@@ -372,7 +372,7 @@ async def _(client: Client) -> str:
 
 @attack(
     "1,000 connections against a limit of 100",
-    limits=Limits(connections=100, streams=2000, burst=5000, header_seconds=50),
+    limits=Limits(connections=100, streams=2000, burst=5000, header_seconds=50, idle_per_address=2000),
 )
 async def _(client: Client) -> str:
     await client.say("a", "hello")

@@ -192,6 +192,20 @@ class ServeOptions:
             help="What happens to calls that need approval. ask: ask on the page; all: approve; strict: deny.",
         ),
     ] = "ask"
+    oidc_issuer: Annotated[
+        str | None,
+        typer.Option(
+            "--oidc-issuer",
+            metavar="URL",
+            help="Let users sign in with this OpenID Connect provider; they are named by their email address.",
+        ),
+    ] = None
+    oidc_client: Annotated[
+        str | None,
+        typer.Option(
+            "--oidc-client", metavar="ID", help="The client id there. Its secret: $HANDRAIL_OIDC_SECRET."
+        ),
+    ] = None
     access_log: Annotated[
         Path | None,
         typer.Option(

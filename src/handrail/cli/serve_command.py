@@ -19,7 +19,7 @@ from handrail.cli.command_options import (
     parse_approvals,
 )
 from handrail.cli.outcome import DONE, UsageError, divert_stdout, fail, journal_path
-from handrail.cli.server_token import BrowserFile, read_token
+from handrail.cli.server_token import BrowserFile, read_token, take_variable
 from handrail.environment.text import escape_line
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from handrail.resources.directory import DirectoryFilesystem
     from handrail.serve.app import ServedApp
+    from handrail.serve.oidc import OidcProvider
     from handrail.serve.principal_files import PrincipalFiles
     from handrail.serve.server import Tls
     from handrail.serve.sources import Loaded
@@ -36,6 +37,7 @@ def serve(options: ServeOptions) -> int:
     """Serve until told to stop, and return the exit code."""
     try:
         token = read_token(options.token_file)  # first, before anything of the app runs
+        secret = take_variable("HANDRAIL_OIDC_SECRET")
         _check_apart(options)
         _check_extra()
         from handrail.serve.app import asgi
@@ -53,6 +55,7 @@ def serve(options: ServeOptions) -> int:
                 journal=journal,
                 authenticate=loaded.authenticate,
                 people=people,
+                oidc=_oidc(options, secret),
                 token=token,
                 renderers=loaded.renderers,
                 hosts=options.hosts or (),
@@ -97,6 +100,19 @@ async def _serve(options: ServeOptions, app: ServedApp, listening: socket.socket
         await run(app, listening, tls=tls, ready=ready, stopping=stopping)
     finally:
         browser.remove()
+
+
+def _oidc(options: ServeOptions, secret: str | None) -> OidcProvider | None:
+    from handrail.serve.oidc import OidcProvider
+
+    if options.oidc_issuer is None and options.oidc_client is None:
+        return None
+    if not (options.oidc_issuer and options.oidc_client and secret):
+        raise UsageError(
+            "OpenID Connect needs an issuer, a client and its secret. Give --oidc-issuer URL --oidc-client ID, and set "
+            "$HANDRAIL_OIDC_SECRET."
+        )
+    return OidcProvider(options.oidc_issuer, options.oidc_client, secret)
 
 
 def _check_apart(options: ServeOptions) -> None:

@@ -21,8 +21,7 @@ VARIABLE = "HANDRAIL_TOKEN"
 
 def read_token(file: Path | None) -> str | None:
     """Return the token in a file, or in $HANDRAIL_TOKEN, which is removed from this process's environment."""
-    from_environment = os.environ.pop(VARIABLE, None) or None
-    _erase(VARIABLE)
+    from_environment = take_variable(VARIABLE)
     if file is None:
         return from_environment
     if from_environment is not None:
@@ -35,6 +34,13 @@ def read_token(file: Path | None) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(f"--token-file {file}: {reason}. Give a file with the token in it.") from None
+
+
+def take_variable(variable: str) -> str | None:
+    """Return the value of an environment variable, and remove every trace of it from this process's environment."""
+    value = os.environ.pop(variable, None) or None
+    _erase(variable)
+    return value
 
 
 def _erase(variable: str) -> None:

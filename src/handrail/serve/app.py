@@ -15,6 +15,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
+from handrail.errors import DefinitionError
 from handrail.journals import Journal
 from handrail.serve.access_log import AccessLog
 from handrail.serve.feed import Streams
@@ -22,6 +23,7 @@ from handrail.serve.inbox import Inbox
 from handrail.serve.limits import Limits
 from handrail.serve.metrics import PrometheusMetrics, end_leg, refuse
 from handrail.serve.middleware import GuardMiddleware
+from handrail.serve.oidc import OidcProvider
 from handrail.serve.people import People
 from handrail.serve.principals import Authenticate, Principals
 from handrail.serve.refusals import exception_handlers
@@ -50,6 +52,7 @@ class ServedApp:
         journal: Journal,
         authenticate: Authenticate | None = None,
         people: People | None = None,
+        oidc: OidcProvider | None = None,
         token: str | None = None,
         renderers: Path | None = None,
         hosts: Iterable[str] = (),
@@ -77,6 +80,10 @@ class ServedApp:
             self.people, key=journal.key, token=token, authenticate=authenticate, limits=self.limits
         )
         self._logs_link = token is None
+        if oidc is not None and not principals.has_people:
+            raise DefinitionError(
+                "people sign in with OpenID Connect, but the server has no users. Add one: handrail users add NAME."
+            )
         self.routes = routes = Routes(
             self.threads,
             principals=principals,
@@ -85,9 +92,10 @@ class ServedApp:
             limits=self.limits,
             renderers=renderers,
             inbox=self.inbox,
+            has_oidc=oidc is not None,
         )
         app = Starlette(
-            routes=routes.list(),
+            routes=[*routes.list(), *(() if oidc is None else oidc.routes(principals))],
             lifespan=self._lifespan,
             exception_handlers=exception_handlers(partial(refuse, self.metrics)),
         )

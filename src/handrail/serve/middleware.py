@@ -28,6 +28,8 @@ log = logging.getLogger("handrail.serve")
 PRINCIPAL, PERSON, STARTED = "handrail.principal", "handrail.person", "handrail.started"
 """The keys in a request's scope for the principal that sent it, by name and with roles, and the time it arrived."""
 
+CALLBACK = "/oidc/callback"
+"""Where a sign-in provider sends a browser back to. It is the only address that another site may lead to."""
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -58,7 +60,7 @@ def is_static(path: str) -> bool:
 
 def is_open(path: str) -> bool:
     """Return whether a path is served without authentication."""
-    return is_static(path) or path in ("/health", "/login")
+    return is_static(path) or path in ("/health", "/login", "/oidc/login", CALLBACK)
 
 
 class GuardMiddleware:
@@ -179,7 +181,8 @@ class GuardMiddleware:
             raise _method_refused()
 
     def _check_origin(self, request: Request) -> None:
-        if is_static(request.scope["path"]) and request.method in _SAFE:
+        path = request.scope["path"]
+        if (is_static(path) or path == CALLBACK) and request.method in _SAFE:
             return
         origin = request.headers.get("origin")
         if origin is not None and not self._is_allowed_origin(request, origin):

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import inspect
 import logging
+import math
 import re
 import secrets
 from collections.abc import Awaitable, Callable
@@ -38,6 +39,7 @@ MAX_PRINCIPAL = 256
 KEY_HEADER = "handrail-key"
 _NO_KEY = "/app/renderers.js"
 """The only address that a cookie opens without its key: the page imports it, and imports can't send headers."""
+_HANDOVER_SECONDS = 60.0
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 _HINT = "Send it as `Authorization: Bearer TOKEN`, or open the link that the server printed."
 _NAMED_HINT = "Send `Authorization: Bearer NAME:TOKEN`, or sign in on the page."
@@ -91,7 +93,9 @@ class Principals:
         ):  # a session ends with the token it was made by; without one it is the operator's
             mark = b"" if token is None else hmac.digest(key, b"handrail issuer" + token.encode(), "sha256")
             self._issuer = f"token {mark.hex()}" if mark else "link"
-        self._links: set[bytes] = set()
+        self._links: dict[bytes, tuple[str, float]] = {}
+        """Whom each link signs in, and until when it does, by the digest of its code."""
+        self._clock = clock
         self.link_used: Callable[[], None] = lambda: None
         """Called after a link was used, so that the operator can be given the next one."""
         self._wrong = Rate(1 / 6, limits.wrong_tokens, clock=clock)
@@ -102,11 +106,23 @@ class Principals:
         """Whether the page is entered by a link, because nobody signs in by name or by a hook."""
         return self._authenticate is None and not self.has_people
 
-    def new_link(self) -> str:
-        """Return the code of a link to the page. It works once, and ends with this process."""
+    def new_link(self, name: str = LOCAL, seconds: float = math.inf) -> str:
+        """Return the code of a link that signs somebody in. It works once, and ends with this process at the latest."""
         code = secrets.token_urlsafe(32)
-        self._links.add(_digest(code))
+        self._links[_digest(code)] = (name, self._clock.monotonic() + seconds)
         return code
+
+    def link_for(self, name: str, request: Request) -> str:
+        """Return the code of a link for a user whom an OpenID Connect provider has named. Raises `RequestRefused`."""
+        if self.people.find(name) is None:
+            log.warning("a sign-in from %s was refused (UserUnknown)", address_of(request))
+            self.people.note("", "sign-in refused", address_of(request), kind="UserUnknown")
+            raise RequestRefused(
+                403,
+                "UserUnknown",
+                f"{name} is not a user of this server. Ask who runs it: handrail users add {name}.",
+            )
+        return self.new_link(name, _HANDOVER_SECONDS)
 
     async def of(self, request: Request) -> Person:
         """Return who sent a request. Raises `RequestRefused`: 401, or 429 after many wrong secrets."""
@@ -133,11 +149,13 @@ class Principals:
             raise RequestRefused(404, "NotFound", "this server does not sign people in itself")
         if not self._is_own_origin(request):
             raise RequestRefused(403, "OriginRefused", "sign in on the server's own page")
-        if self.has_people:
+        if body.link:
+            name = self._take_link(request, body.link)
+            if self.has_people and self.people.find(name) is None:
+                raise self._wrong_secret(request, "SignInWrong", "you are no longer a user of this server")
+            person = self._person(name)
+        elif self.has_people:
             person = await self._check_secret(request, body.name, body.password or body.token)
-        elif body.link:
-            self._take_link(request, body.link)
-            person = self._person(LOCAL)
         else:
             self._check_token(request, body.token)
             person = self._person(LOCAL)
@@ -145,7 +163,7 @@ class Principals:
             person.name, host=_host(request), issuer=self._issuer, address=address_of(request)
         )
         self.people.note(person.name, "signed in", address_of(request), session=made.id)
-        if body.link:
+        if body.link and self.has_links:
             self.link_used()
         return Cookie(cookie_name(request), made.secret, SESSION_SECONDS, made.key, person.name)
 
@@ -211,16 +229,17 @@ class Principals:
         if not hmac.compare_digest(_digest(token), _digest(self._token)):
             raise self._wrong_secret(request, "TokenWrong", f"this is not the server's token. {_HINT}")
 
-    def _take_link(self, request: Request, code: str) -> None:
+    def _take_link(self, request: Request, code: str) -> str:
+        """Return whom a link signs in, and make it useless."""
         self._check_patience(request)
-        digest = _digest(code)
-        if digest not in self._links:
+        name, until = self._links.pop(_digest(code), ("", 0.0))
+        if not name or self._clock.monotonic() > until:
             raise self._wrong_secret(
                 request,
                 "LinkUsed",
                 "this link was used already, or is another server's. Open the newest link that the server printed.",
             )
-        self._links.discard(digest)
+        return name
 
     async def _check_secret(self, request: Request, name: str, secret: str) -> Person:
         self._check_patience(request, name)

@@ -57,6 +57,7 @@ class Routes:
         limits: Limits,
         renderers: Path | None,
         inbox: Inbox,
+        has_oidc: bool = False,
     ) -> None:
         self._threads = threads
         self._journal = threads.journal
@@ -68,6 +69,7 @@ class Routes:
         self._renderers = renderers
         self._thread_list = ThreadList(threads)
         self._inbox = inbox
+        self._has_oidc = has_oidc
         self._seen: set[tuple[str, str]] = set()
         """Who has been shown which question of others, so that the audit log says it once."""
         self._starting = Quota(
@@ -207,6 +209,8 @@ class Routes:
         """Report whether the server is up. Only authenticated clients get the numbers."""
         stopping = self._threads.stopping
         health: dict[str, Any] = {"status": "stopping" if stopping else "ok"}
+        if self._has_oidc:
+            health["sign_in"] = "/oidc/login"
         try:
             await self._principals.of(request)
         except RequestRefused:

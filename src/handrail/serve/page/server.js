@@ -57,6 +57,8 @@ export const login = async (given) => {
   const { key } = await json("login", sent("POST", given));
   localStorage.setItem(KEY, key);
 };
+/** Where people sign in with a provider; null if they sign in here. */
+export const signInAddress = () => json("health").then((told) => told.sign_in ?? null, () => null);
 export const logout = async () => {
   await json("logout", sent("POST"));
   localStorage.removeItem(KEY);

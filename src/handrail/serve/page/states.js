@@ -1,5 +1,6 @@
 // The page without content: loading, failed, or signed out.
 
+import { signInAddress } from "./server.js";
 import { html, useEffect, useRef, useState } from "./vendor/standalone.js";
 
 export function Loading({ words, whole = false }) {
@@ -21,6 +22,8 @@ export function SignIn({ enter, refused, problem }) {
   const [name, setName] = useState("");
   const [secret, setSecret] = useState("");
   const [busy, setBusy] = useState(false);
+  const [provider, setProvider] = useState(null);
+  useEffect(() => void signInAddress().then(setProvider), []);
   const field = useRef(null);
   useEffect(() => {
     setBusy(false);
@@ -37,6 +40,7 @@ export function SignIn({ enter, refused, problem }) {
     <form class="signin" onSubmit=${submit}>
       <h1>Sign in</h1>
       <p>Open the newest link that <code>handrail serve</code> printed. If the server has users, sign in with your name; if it was started with a token, with that.</p>
+      ${provider && html`<p><a class="button primary" href=${provider}>Sign in with your organisation</a></p>`}
       <label for="name">Name</label>
       <input id="name" autocomplete="username" spellcheck=${false} value=${name} onInput=${(event) => setName(event.target.value)} />
       <label for="token">Password or token</label>
