@@ -33,7 +33,7 @@ CLAIMS = [
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *given: Any) -> None:
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
         return None
 
 

@@ -108,13 +108,9 @@ class OidcProvider:
 
     async def begin(self, redirect: str) -> tuple[str, str]:
         """Return the address to send a browser to, and a secret for a cookie that binds the sign-in to the browser."""
-        from authlib.integrations.httpx_client import AsyncOAuth2Client
-
         metadata = await self._read_metadata()
         browser, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
-        async with AsyncOAuth2Client(
-            self._client_id, scope="openid email profile", redirect_uri=redirect, code_challenge_method="S256"
-        ) as client:
+        async with self._client(redirect) as client:
             address, state = client.create_authorization_url(
                 metadata["authorization_endpoint"], nonce=nonce, code_verifier=verifier
             )
@@ -149,17 +145,15 @@ class OidcProvider:
 
     async def _exchange(self, metadata: dict[str, Any], pending: _Pending, code: str) -> dict[str, Any]:
         """Exchange a code for an ID token, and return its claims, checked."""
-        from authlib.integrations.httpx_client import AsyncOAuth2Client
         from joserfc import jwt
         from joserfc.jwk import KeySet
 
-        async with AsyncOAuth2Client(
-            self._client_id, self._client_secret, redirect_uri=pending.redirect
-        ) as client:
+        async with self._client(pending.redirect) as client:
             token = await client.fetch_token(
                 metadata["token_endpoint"], code=code, code_verifier=pending.verifier
             )
-        keys = KeySet.import_key_set(await self._fetch(metadata["jwks_uri"]))
+        published: Any = await self._fetch(metadata["jwks_uri"])
+        keys = KeySet.import_key_set(published)
         claims = jwt.decode(token["id_token"], keys, algorithms=_ALGORITHMS).claims
         now = int(self._clock.now().timestamp())
         jwt.JWTClaimsRegistry(
@@ -171,6 +165,18 @@ class OidcProvider:
             nonce={"essential": True, "value": pending.nonce},
         ).validate(claims)
         return claims
+
+    def _client(self, redirect: str) -> Any:
+        """Return authlib's client, which has no types."""
+        from authlib.integrations.httpx_client import AsyncOAuth2Client
+
+        return AsyncOAuth2Client(
+            self._client_id,
+            self._client_secret,
+            scope="openid email profile",
+            redirect_uri=redirect,
+            code_challenge_method="S256",
+        )
 
     async def _read_metadata(self) -> dict[str, Any]:
         if self._metadata is None:

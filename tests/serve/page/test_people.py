@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def desk(folder: Path) -> PromptSource:
 
 
 @contextmanager
-def windows(browser: Browser, server: Served, *names: str) -> Iterator[list[Page]]:
+def windows(browser: Browser, server: Served, *names: str) -> Generator[list[Page]]:
     """Open a browser context for each person, who signs in on the page."""
     contexts: list[BrowserContext] = []
     pages: list[Page] = []
