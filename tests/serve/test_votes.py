@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from handrail import (
@@ -255,6 +257,30 @@ async def test_a_vote_that_was_recorded_but_not_counted_is_counted_at_the_start(
     journal.close()
     async with serving(tmp_path, desk(money=TWO)) as client:
         assert await ending(client) == "Done: paid 5"
+
+
+async def test_a_forged_vote_is_refused(tmp_path: Path):
+    """A program that can write to the journal's file adds the vote that is missing."""
+    people_in(tmp_path, *TEAM)
+    async with serving(tmp_path, desk(money=TWO)) as client:
+        question = await asked(client)
+        await vote(client, "fay", question)
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as database, database:
+        last = Vote(
+            question_id=question["id"],
+            digest=question["digest"],
+            by="gus",
+            roles=("approver",),
+            approved=True,
+        )
+        copied = "SELECT max(number) + 1, chain, max(link) + 1, kind, key, at, session_id, ?, mac, state FROM records"
+        database.execute(f"INSERT INTO records {copied} WHERE kind = 'vote'", (msgspec.msgpack.encode(last),))
+        database.execute("UPDATE chains SET links = links + 1 WHERE chain LIKE 'outside %'")
+    async with serving(tmp_path, desk(money=TWO)) as client:
+        said = await vote(client, "lea", question)
+        assert said.status >= 400
+        assert (await client.ask("GET", "/runs", headers=by("ann"))).status >= 400
+        assert client.app.threads.find("ann", "t").live is None  # type: ignore[union-attr]
 
 
 async def test_other_policies_after_a_restart_ask_anew(tmp_path: Path):

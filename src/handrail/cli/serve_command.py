@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 def serve(options: ServeOptions) -> int:
     """Serve until told to stop, and return the exit code."""
     try:
-        token = read_token(options.token_file)  # first, before anything of the app runs
-        secret = take_variable("HANDRAIL_OIDC_SECRET")
         _check_apart(options)
+        token = read_token(options.token_file)  # before anything of the app runs
+        secret = take_variable("HANDRAIL_OIDC_SECRET")
         _check_extra()
         from handrail.serve.app import asgi
         from handrail.serve.people import People, people_path
@@ -47,7 +47,7 @@ def serve(options: ServeOptions) -> int:
         with divert_stdout():
             loaded = _load(options)
         with (
-            contextlib.closing(open_journal(options.journal)) as journal,
+            contextlib.closing(open_journal(options.journal, loaded.source.files)) as journal,
             contextlib.closing(People(people_path(journal_path(options.journal)))) as people,
         ):
             app = asgi(

@@ -47,21 +47,22 @@ class PrincipalFiles:
             raise DefinitionError(
                 f"{str(path.parent)!r} is not a folder. Create it first, or give another one."
             )
-        self.parent = path.parent.resolve()
+        self.root = path.parent.resolve()
+        """The folder that all of them are in."""
         self._before, _, self._after = name.partition(PLACEHOLDER)
         self._open: dict[Path, DirectoryFilesystem] = {}
 
     def of(self, principal: str) -> DirectoryFilesystem:
         """Return the files of one principal."""
-        path = self.parent / f"{self._before}{folder_name(principal)}{self._after}"
+        path = self.root / f"{self._before}{folder_name(principal)}{self._after}"
         path.mkdir(mode=0o700, exist_ok=True)
         return self._at(path)
 
     async def recover(self, journal: Journal, /) -> None:
         """Finish the commits that an earlier process left, in every principal's folder."""
-        for path in sorted(self.parent.iterdir()):
+        for path in sorted(self.root.iterdir()):
             inside = path.name.startswith(self._before) and path.name.endswith(self._after)
-            if inside and path.is_dir() and not path.is_symlink():
+            if inside and not path.name.startswith(".") and path.is_dir() and not path.is_symlink():
                 await self._at(path).recover(journal)
 
     def _at(self, path: Path) -> DirectoryFilesystem:
