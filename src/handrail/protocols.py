@@ -410,9 +410,7 @@ class Environment(ABC):
 
     @abstractmethod
     async def ask(self, question: Question, /) -> Answer | None:
-        """Ask a question and return the answer, or None to leave it open.
-
-        The answer to an open question comes through the journal, and the run may be parked meanwhile."""
+        """Ask a question and return the answer, or None to leave it open: its answer comes through the journal."""
 
     def voters(self, quorum: Quorum, principal: str, /) -> Sequence[str]:
         """Return the names of the people who could vote in a quorum on a run of this principal. By default nobody."""

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from handrail.adapter.run_record import decode_begin
 from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.errors import JournalAltered
 from handrail.ids import NewId, random_id
 from handrail.journals import Journal
 from handrail.messages import Usage
@@ -137,9 +138,14 @@ class Threads:
             key = self.key_of(line.row)
             if key is None:
                 continue
-            if line.standing == "parked" and await self._waits(line.row):
-                waits = await self.journal.questions.open(line.id)
-                self._waiting[key] = {each.id: each for each in waits}
+            try:
+                waits = line.standing == "parked" and await self._waits(line.row)
+            except JournalAltered:
+                log.exception("the run of thread %s is left alone", key[1])
+                continue
+            if waits:
+                questions = await self.journal.questions.open(line.id)
+                self._waiting[key] = {each.id: each for each in questions}
             else:
                 await self._go_on(key)
         if self._poll_seconds is not None:
@@ -278,7 +284,10 @@ class ThreadList:
             key = (row.record.id, row.changed_at)
             found = self._costs.get(key)
             if found is None:
-                tree = await show(self._journal, row.record.id)
+                try:
+                    tree = await show(self._journal, row.record.id)
+                except JournalAltered:  # it is listed all the same, so that it can be looked for
+                    continue
                 found = (tree.usage, tree.cost)
                 if row.status in OVER:
                     self._costs[key] = found
