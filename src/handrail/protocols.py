@@ -62,6 +62,7 @@ class Slice(Protocol[T_co]):
     def __len__(self) -> int: ...
 
 
+@runtime_checkable
 class EventBus(Protocol):
     """Where facts are published. Subscribers can't affect each other or the run."""
 
@@ -148,8 +149,7 @@ class DurableFork(Fork, Protocol):
 
     Other processes can't be locked out: after `prepare` has checked everything, somebody may still change
     a file, and a disk may be full. So durable forks are applied before those in memory, and may still
-    fail. What they are about to do is written down first, so that a process that starts after a crash can
-    finish it.
+    fail. Their changes are written down first, so that the next process can finish them after a crash.
     """
 
     __slots__ = ()
@@ -373,6 +373,7 @@ class ApprovalController(Protocol):
         ...
 
 
+@runtime_checkable
 class ApprovalBroker(Protocol):
     """Decides, at the root of a run, the requests that policies make.
 
