@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import nodes
-from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_TESTS
+from jinja2.filters import FILTERS as DEFAULT_FILTERS
+from jinja2.tests import TESTS as DEFAULT_TESTS
 
 from handrail import MemoryFilesystem, ScriptedModel, ToolCall
 from handrail.errors import WorkerError
