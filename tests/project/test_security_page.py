@@ -9,25 +9,24 @@ from support import ROOT
 
 PAGE = ROOT / "docs" / "security.md"
 TESTS = ROOT / "tests"
-HEADER = "| attack | defence | not covered | test |"
 
 
 def rows() -> Iterator[tuple[str, list[str]]]:
-    """Yield each row of a table with its section."""
+    """Yield each row of a table with its section, without the headers."""
     section = ""
-    for line in PAGE.read_text().splitlines():
+    lines = PAGE.read_text().splitlines()
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
         if line.startswith("## "):
             section = line[3:]
-        elif line.startswith("|") and line != HEADER and not line.startswith("| ---"):
+        elif line.startswith("|") and not line.startswith("| ---") and not following.startswith("| ---"):
             yield section, [cell.strip() for cell in line[1:-1].split("|")]
 
 
 ROWS = list(rows())
 
 
-def test_every_table_has_the_same_columns() -> None:
+def test_every_row_is_complete() -> None:
     """Each attack has a defence, what that does not cover, and a test."""
-    assert PAGE.read_text().count("| --- |") == PAGE.read_text().count(HEADER)
     assert len(ROWS) > 20
     for _, cells in ROWS:
         assert len(cells) == 4, cells[0]
