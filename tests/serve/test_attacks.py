@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 
-from support.serving import TOKEN, Client, Limits, Said, answer, serving, source
+from support.serving import BEARER, TOKEN, Client, Limits, Said, answer, serving, signed_in, source
 
 pytestmark = pytest.mark.once  # sockets, processes and limits do not depend on the Python version
 
-BEARER = {"Authorization": f"Bearer {TOKEN}"}
 SAY = {"text": "hello"}
 
 
@@ -33,7 +32,7 @@ class Attack:
     options: dict[str, Any]
     files: bool
     alone: bool
-    """Whether the row itself shows that the server still works, so that no further check is made."""
+    """Whether the attack itself shows that the server still works, so that no further check is needed."""
 
     def __str__(self) -> str:
         return self.name
@@ -45,7 +44,7 @@ ATTACKS: list[Attack] = []
 def attack(
     name: str, *, files: bool = False, alone: bool = False, **options: Any
 ) -> Callable[[Callable[[Client], Any]], None]:
-    """Add a row to the table. The decorated function returns a description of the response."""
+    """Add a row to the table. The decorated function makes the attack and returns a description of the response."""
 
     def add(do: Callable[[Client], Any]) -> None:
         ATTACKS.append(Attack(name, do, options, files, alone))
@@ -179,18 +178,17 @@ async def _(client: Client) -> str:
 
 @attack("wrong tokens, and many of them", alone=True, token=TOKEN, limits=Limits(wrong_tokens=3))
 async def _(client: Client) -> str:
-    signed = await client.ask("POST", "/login", {"token": TOKEN})
-    cookie = {"Cookie": signed.headers["set-cookie"].partition(";")[0]}
+    signed = await signed_in(client, token=TOKEN)
     for wrong in (TOKEN[:-1], TOKEN + "x", "\xff\xfe"):
         refused(
             await client.ask("GET", "/about", headers={"Authorization": f"Bearer {wrong}"}), 401, "TokenWrong"
         )
     said = await client.ask("GET", "/about", headers={"Authorization": f"Bearer {TOKEN[:-2]}zz"})
     assert int(said.headers["retry-after"]) >= 1
-    # A correct token is refused too, else every guess would get an answer. Users who are signed in are not
-    # affected.
+    # A correct token is refused too: otherwise a guess would still show whether it is right. Users who are signed in
+    # are not affected.
     refused(await client.ask("POST", "/login", {"token": TOKEN}), 429, "TooManyWrongTokens")
-    await client.serves(cookie)
+    await client.serves(signed)
     return refused(said, 429, "TooManyWrongTokens")
 
 
@@ -201,24 +199,44 @@ async def _(client: Client) -> str:
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
     assert TOKEN not in cookie
-    good = cookie.partition(";")[0]
-    assert (await client.ask("GET", "/about", headers={"Cookie": good})).status == 200
-    name, _, value = good.partition("=")
-    version, until, nonce, signature = value.split(".")
-    forged = [
-        f"{version}.{int(until) + 1}.{nonce}.{signature}",
-        f"{version}.{until}.{nonce}.",
-        f"{version}.{until}.{nonce}.{'A' * len(signature)}",
-        "",
-        "...",
-        "1.9999999999.x",
-        "\xff",
-        TOKEN,
-    ]
-    for each in forged:
-        said = await client.ask("GET", "/about", headers={"Cookie": f"{name}={each}"})
+    name, _, value = cookie.partition(";")[0].partition("=")
+    key = {"Handrail-Key": signed.json["key"]}
+    assert (await client.ask("GET", "/about", headers={"Cookie": f"{name}={value}", **key})).status == 200
+    for each in (value[:-1], value + "A", value.swapcase(), "", "...", "1.9999999999.x", "\xff", TOKEN):
+        said = await client.ask("GET", "/about", headers={"Cookie": f"{name}={each}", **key})
         refused(said, 401, "TokenMissing")
     return "401 TokenMissing"
+
+
+@attack("a cookie that another port of the host was sent", token=TOKEN)
+async def _(client: Client) -> str:
+    signed = await signed_in(client, token=TOKEN)
+    for key in ("-", "", "x" * 43, signed["Cookie"].partition("=")[2]):
+        said = await client.ask("GET", "/about", headers={**signed, "Handrail-Key": key})
+        refused(said, 401, "TokenMissing")
+    return refused(
+        await client.ask("POST", "/threads/a/messages", SAY, {**signed, "Handrail-Key": "-"}),
+        401,
+        "TokenMissing",
+    )
+
+
+@attack(
+    "a session used from an allowed origin, or at another host name",
+    token=TOKEN,
+    origins=["http://chat.example"],
+    hosts=["desk.example"],
+)
+async def _(client: Client) -> str:
+    signed = await signed_in(client, token=TOKEN)
+    for more in (
+        {"Origin": "http://chat.example"},
+        {"Host": "desk.example"},
+        {"Host": f"localhost:{client.port}"},
+    ):
+        refused(await client.ask("GET", "/about", headers={**signed, **more}), 401, "TokenMissing")
+    said = await client.ask("POST", "/login", {"token": TOKEN}, {"Origin": "http://chat.example"})
+    return refused(said, 403, "OriginRefused")
 
 
 # --- other principals ---
@@ -255,7 +273,7 @@ async def _(client: Client) -> str:
     refused(answered, 409, "AnswerRefused")
     undone = await client.ask("POST", f"/threads/mine/calls/{call}/undo", {}, by("eve"))
     refused(undone, 409, "UndoRefused")
-    await client.say("mine", "hello", by("eve"))  # her own thread, which has the same name
+    await client.say("mine", "hello", by("eve"))  # Eve's own thread has the same name
     hers = await client.idle("mine", by("eve"))
     assert hers["runs"][0]["id"] != run
     assert len(hers["messages"]) == 2
@@ -273,7 +291,7 @@ async def _(client: Client) -> str:
 
 
 def hook_with_defects(request: Any) -> Any:
-    """Return the principal that the header names, valid or not; raise KeyError without the header."""
+    """Return the principal named by the header, even an invalid one; raise KeyError without the header."""
     return {"nobody": None, "number": 7, "line": "a\nb", "long": "x" * 300}.get(
         request.headers["x-who"], "zoe"
     )
@@ -287,7 +305,7 @@ async def _(client: Client) -> str:
     return "500 ServerError, " + refused(await client.ask("GET", "/about"), 401, "NotSignedIn")
 
 
-# --- too much ---
+# --- overload ---
 
 
 @attack("a body too large, declared", limits=Limits(body_bytes=1000))
@@ -334,7 +352,7 @@ async def _(client: Client) -> str:
     dripping = asyncio.create_task(drip())
     async with asyncio.timeout(120):
         said = await answer(reader)
-        assert dripped < 100, "it was answered while headers still came"
+        assert dripped < 100, "the server waited for all headers before it answered"
         assert await reader.read() == b""
     dripping.cancel()
     writer.close()
@@ -354,7 +372,7 @@ async def _(client: Client) -> str:
 
 @attack(
     "1,000 connections against a limit of 100",
-    limits=Limits(connections=100, streams=2000, burst=5000, header_seconds=50),
+    limits=Limits(connections=100, streams=2000, burst=5000, header_seconds=50, idle_per_address=2000),
 )
 async def _(client: Client) -> str:
     await client.say("a", "hello")
@@ -371,7 +389,7 @@ async def _(client: Client) -> str:
     assert all(b"\r\nretry-after: 5\r\n" in head for head in full)
     assert (await client.ask("GET", "/health")).json["status"] == "ok"
     refused(await client.ask("GET", "/about"), 503, "TooManyConnections")
-    await client.app.threads.thread("local", "a").say("again")  # requests in progress continue
+    await client.app.threads.thread("local", "a").say("again")  # runs in progress continue
     for at in served:
         async with asyncio.timeout(120):
             await opened[at][0].readuntil(b"You said")
@@ -413,7 +431,7 @@ async def _(client: Client) -> str:
             stream = await stack.enter_async_context(client.stream("GET", "/threads/a/events?follow=1"))
             assert stream.status == 200
         said = await client.ask("GET", "/threads/a/events?follow=1")
-    for _ in range(100):  # their places are free as soon as they disconnect
+    for _ in range(100):  # a stream's place is free as soon as its client disconnects
         if not client.app.streams.count:
             break
         await asyncio.sleep(0.02)
@@ -432,6 +450,43 @@ async def _(client: Client) -> str:
     for name in ("a", "b"):
         assert (await client.ask("POST", f"/threads/{name}/cancel", {})).status == 202
     return refused(said, 429, "TooManyRuns")
+
+
+@attack("waiting runs too many", limits=Limits(runs_per_principal=2), park_after=0.001)
+async def _(client: Client) -> str:
+    for name in ("a", "b"):
+        await client.say(name, "call order")
+        await client.asked(name)
+    said = await client.ask("POST", "/threads/c/messages", SAY)
+    for _ in range(6000):
+        if client.app.threads.parked == 2:
+            break
+        await asyncio.sleep(0.01)
+    refused(await client.ask("POST", "/threads/c/messages", SAY), 429, "TooManyRuns")  # parked ones count too
+    assert (await client.ask("POST", "/threads/a/cancel", {})).status == 202
+    return refused(said, 429, "TooManyRuns")
+
+
+@attack("idle connections without end", limits=Limits(idle_per_address=5))
+async def _(client: Client) -> str:
+    streaming = client.stream("GET", "/threads/a/events?follow=1")
+    await client.say("a", "hello")
+    await client.idle("a")
+    async with streaming as stream:
+        events = stream.events()
+        await anext(events)
+        opened = [await client.connect() for _ in range(50)]
+        async with asyncio.timeout(120):
+            for reader, _ in opened[:45]:
+                assert await reader.read() == b"", "the longest idle ones are closed"
+        reader, writer = opened[-1]
+        writer.write(client.head("GET", "/health"))
+        assert (await answer(reader)).status == 200, "the newest ones are served"
+        await client.say("a", "again")
+        await anext(events)  # a connection with a request in progress is not idle
+        for _, writer in opened:
+            writer.close()
+    return "closed"
 
 
 # --- malformed bytes ---
@@ -496,7 +551,7 @@ async def _(client: Client) -> str:
     assert (await client.asked("a"))["id"] == asked["id"]
     assert (await client.ask("POST", path, good)).status == 200
     await client.idle("a")
-    assert (await client.ask("POST", path, good)).status == 200  # a repeat is harmless
+    assert (await client.ask("POST", path, good)).status == 200  # a repeated answer is harmless
     over = await client.ask("POST", path, {**good, "value": {"seats": 3, "name": "Eve"}})
     return "422 BodyUnfit, 422 AnswerRefused, " + refused(over, 409, "AnswerRefused")
 
@@ -663,7 +718,7 @@ async def _(client: Client) -> str:
 
 @attack("a broken chunk while the answer is being sent", limits=Limits(body_bytes=1000))
 async def _(client: Client) -> str:
-    """uvicorn would send a 400 in the middle of the response, which fails, so the connection is closed."""
+    """A broken chunk during the response closes the connection, since uvicorn can't send a 400 in the middle of it."""
     reader, writer = await client.connect()
     writer.write(
         client.head("POST", "/threads/a/messages", {"Content-Length": "-", "Transfer-Encoding": "chunked"})
@@ -690,7 +745,7 @@ async def _(client: Client) -> str:
 
 
 def headers_of(row: Attack) -> dict[str, str]:
-    return BEARER if "token" in row.options else by("zoe")
+    return by("zoe") if "authenticate" in row.options else BEARER
 
 
 async def carried_out(row: Attack, folder: Path) -> str:

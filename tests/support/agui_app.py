@@ -1,4 +1,4 @@
-"""The app that the AG-UI clients are tested with. It runs in its own process when a test kills it.
+"""The app that AG-UI clients are tested against, which runs in its own process when a test kills it.
 
 python agui_app.py FOLDER PORT
 """
@@ -19,6 +19,7 @@ from handrail.models.scripted import Reply, Scripted
 from handrail.serve.app import asgi
 from handrail.serve.sources import PromptSource
 from support.served import PLAYS, PROMPT, Booking, PlayedModel, said, source_in
+from support.serving import TOKEN
 
 PLANS: Mapping[str, Sequence[Scripted]] = {
     **PLAYS,
@@ -52,7 +53,7 @@ class FlakyModel(PlayedModel):
 
 
 def source_of(folder: Path) -> PromptSource:
-    """Return the page tests' app with more plays and a `FlakyModel`."""
+    """Return the page tests' app with further plays and a `FlakyModel`."""
     source_in(folder)
     adapter = Adapter(
         FlakyModel(PLANS), filesystem=DirectoryFilesystem(folder / "work"), retry=Retry(first_wait=0.0)
@@ -61,7 +62,7 @@ def source_of(folder: Path) -> PromptSource:
 
 
 def main(folder: Path, port: int) -> None:
-    app = asgi(source_of(folder), journal=SqliteJournal(folder / "runs.db"))
+    app = asgi(source_of(folder), journal=SqliteJournal(folder / "runs.db"), token=TOKEN)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
 
 

@@ -1,4 +1,4 @@
-"""Worker files: all problems are reported at once with file, line and fix, and no content does harm."""
+"""Worker files: all problems are reported at once, with file, line and fix, and no content does harm."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2 import nodes
+from jinja2.filters import FILTERS as DEFAULT_FILTERS
+from jinja2.tests import TESTS as DEFAULT_TESTS
 
 from handrail import MemoryFilesystem, ScriptedModel, ToolCall
 from handrail.errors import WorkerError
 from handrail.workers import WORKER_SCHEMA
 from handrail.workers.front_matter import Finder, FrontMatter, parse_file, schema_text
-from handrail.workers.instructions import MOST_OUTPUT, Instructions
+from handrail.workers.instructions import ALLOWED, FILTERS, MOST_OUTPUT, TESTS, Instructions
 from handrail.workers.output_schema import output_type
 from support.worker_folders import PLAIN, folder, sound
 
 
 def test_the_shipped_schema_is_that_of_the_model() -> None:
-    """worker.schema.json is generated from the types; `WORKER_SCHEMA` is its path."""
+    """worker.schema.json is the schema generated from the types, and `WORKER_SCHEMA` is its path."""
     assert WORKER_SCHEMA.read_text() == schema_text(), (
-        "worker.schema.json is old. Write it anew: .venv/bin/python -c "
+        "worker.schema.json is out of date. Write it again with: .venv/bin/python -c "
         '"from handrail.workers.front_matter import *; SCHEMA_FILE.write_text(schema_text())"'
     )
     schema = json.loads(schema_text())
@@ -71,6 +74,18 @@ WRONG: list[tuple[str, str, list[tuple[int, str]]]] = [
     ("template set", "---\n---\n{% set a = input %}", [(3, "'Assign'")]),
     ("template filter", "---\n---\n{{ input|replace('', input) }}", [(3, "the filter 'replace'")]),
     ("template maths", "---\n---\n{{ 'x' * 1000000000 }}", [(3, "'Mul'")]),
+    ("template range in", "---\n---\n{{ 'a' in range(999999999999) }}", [(3, "calls something")]),
+    ("template range is in", "---\n---\n{{ 'a' is in range(999999999999) }}", [(3, "calls something")]),
+    ("template range value", "---\n---\n{{ range(999999999999)|tojson }}", [(3, "calls something")]),
+    ("template range star", "---\n---\n{% for a in range(*attachments) %}{% endfor %}", [(3, "calls something")]),
+    ("template power", "---\n---\n{{ 10 ** 10 ** 10 }}", [(3, "'Pow'")]),
+    ("template list times", "---\n---\n{{ [0] * 10000000000 }}", [(3, "'Mul'")]),
+    ("template width", "---\n---\n{{ '%9999999999d' % 1 }}", [(3, "'Mod'")]),
+    ("template concatenation", "---\n---\n{{ input ~ input }}", [(3, "'Concat'")]),
+    ("template macro", "---\n---\n{% macro m() %}{{ m() }}{% endmacro %}", [(3, "'Macro'")]),
+    ("template recursion", "---\n---\n{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}", [(3, "nested more than"), (3, "calls something")]),
+    ("template number", "---\n---\n{{ " + "9" * 5000 + " }}", [(3, "can't be read")]),
+    ("template size", "---\n---\n{{ [" + "1," * 6000 + "] }}", [(3, "more than 10000 words")]),
     ("template loop", "---\n---\n{% for a in input %}{% endfor %}", [(3, "something large")]),
     ("template shadow", "---\n---\n{% for attachments in ['a'] %}{% for b in attachments %}{% endfor %}{% endfor %}", [(3, "'attachments'")]),
     ("template list", "---\n---\n{% for a in [[1, 2], [input]] %}{{ a }}{% endfor %}", [(3, "else than constants")]),
@@ -95,7 +110,7 @@ def _hidden() -> None:
 def test_problems_are_reported_with_file_line_and_fix(
     tmp_path: Path, text: str, wanted: list[tuple[int, str]]
 ) -> None:
-    """Each problem of the table is reported at its line; the worker is unavailable, the others are not."""
+    """Each problem of the table is reported at its line, and only its worker is unavailable."""
     registry = folder(tmp_path, TOOLS, wrong=text, main=PLAIN)
     found = registry.check()
     assert [problem.line for problem in found] == [line for line, _ in wanted]
@@ -113,7 +128,7 @@ def test_problems_are_reported_with_file_line_and_fix(
 
 
 def test_names_that_collide_are_refused_with_both_files(tmp_path: Path) -> None:
-    """Files or functions with the same worker name are refused, and each problem names the other place."""
+    """Files or functions with the same worker name are refused, and each problem names the other's place."""
     registry = folder(
         tmp_path, TOOLS, one="---\nname: same\n---\nGo.", two="---\nname: same\n---\nGo.", hello=PLAIN
     )
@@ -142,7 +157,7 @@ def test_names_that_collide_are_refused_with_both_files(tmp_path: Path) -> None:
 def test_errors_in_tools_py_name_the_file_and_the_line(
     tmp_path: Path, tools: str, line: int, said: str
 ) -> None:
-    """Errors that prevent tools.py from loading, or a listed function from being a tool, have file and line."""
+    """Errors in loading tools.py, or in making a tool of a listed function, are reported with file and line."""
     registry = folder(tmp_path, tools, main="---\ntools: [hello]\n---\nGo.", plain=PLAIN)
     (problem,) = registry.check()
     assert (problem.file, problem.line) == (str(tmp_path / "tools.py"), line)
@@ -153,7 +168,7 @@ def test_errors_in_tools_py_name_the_file_and_the_line(
 
 
 async def test_tools_py_is_loaded_once_and_is_a_module_of_its_own(tmp_path: Path) -> None:
-    """tools.py is loaded once, as a module of its own: two folders stay separate, and its classes resolve."""
+    """tools.py is loaded once, as a module of its own, so two folders stay separate and its classes resolve."""
     text = '''
     from __future__ import annotations
     from dataclasses import dataclass
@@ -193,7 +208,7 @@ async def test_tools_py_is_loaded_once_and_is_a_module_of_its_own(tmp_path: Path
 
 
 def test_which_files_are_workers(tmp_path: Path) -> None:
-    """Hidden files, folders and a README without front matter are not workers; one with front matter is."""
+    """Hidden files, folders and a README without front matter are not workers, but one with front matter is."""
     (tmp_path / "folder.md").mkdir(parents=True)
     (tmp_path / ".hidden.md").write_text(PLAIN)
     (tmp_path / "README.md").write_text("# Read me\n")
@@ -204,7 +219,7 @@ def test_which_files_are_workers(tmp_path: Path) -> None:
 
 
 def test_bytes_that_are_no_text_and_files_too_large(tmp_path: Path) -> None:
-    """Bytes that are not text and files that are too large are reported; Windows line ends are accepted."""
+    """A file that is not UTF-8 or too large is reported, and Windows line ends are accepted."""
     (tmp_path / "bad.md").write_bytes(b"---\n---\n\xff")
     (tmp_path / "big.md").write_bytes(b"---\n---\n" + b"x" * 300_000)
     (tmp_path / "windows.md").write_bytes("\ufeff---\r\nlocked: true\r\n---\r\nHello\r\nyou".encode())
@@ -218,7 +233,7 @@ def test_bytes_that_are_no_text_and_files_too_large(tmp_path: Path) -> None:
 
 
 async def test_files_and_shell_as_built_in_tools(tmp_path: Path) -> None:
-    """`files` has its read-before-write rule, `files.read` can't write, and `shell` has its commands."""
+    """`files` has its read-before-write policy, `files.read` can't write, and `shell` has its commands."""
     registry = sound(
         tmp_path, full="---\ntools: [files, shell: [[ls, '...']]]\n---\nGo.", reads="---\ntools: [files.read]\n---\nGo.",
         bare="---\ntools: [files]\npolicies: []\n---\nGo.",
@@ -246,7 +261,7 @@ def rendered(text: str, **values: Any) -> str:
 
 
 def test_templates_say_what_they_are_given() -> None:
-    """Templates have values, conditions, loops and filters; inserted text is never treated as a template."""
+    """Templates have values, conditions, loops and filters, and inserted text is never treated as a template."""
     assert rendered("{{ worker }}: {{ input|upper }}") == "main: IN"
     assert rendered("{{ input }}", input="{{ 7 * 7 }} $x") == "{{ 7 * 7 }} $x"
     text = "{% for a in attachments %}{{ loop.index }}. {{ a }}\n{% else %}none{% endfor %}"
@@ -283,16 +298,50 @@ def test_templates_say_what_they_are_given() -> None:
             "{% for a in range(9000) %}{% if 'y' is in input %}{% endif %}{% endfor %}x",
             "goes through more than",
         ),
-        (f"{{{{ [{'1,' * 30_000}]|join(input)|length }}}}", "goes through more than"),
+        (f"{{{{ [{'1,' * 4000}]|join(input)|length }}}}", "goes through more than"),
+        ("{% for a in range(9000) if input|truncate(1) == 'x' %}{% endfor %}x", "goes through more than"),
+        (
+            f"{{% for a in range(9000) if 'x' in [{'1,' * 2000}] %}}{{% endfor %}}x",
+            "goes through more than",
+        ),
+        ("{% for a in range(99999999999999) %}{% if loop.length %}{% endif %}{% endfor %}x", "rounds"),
+        ("{{ '%9999999999d' is odd }}", "test whole numbers"),
+        ("{{ '%9999999999d' is even }}", "test whole numbers"),
+        ("{{ 1 in 3 }}", "looks into a text or a list"),
         (f"{{% for a in range(9000) %}}{'{% if worker %}{% endif %}' * 900}{{% endfor %}}x", "goes through"),
     ],
 )
 def test_templates_fail_with_their_line_and_are_bounded(text: str, said: str) -> None:
-    """Missing values, unsafe expressions and templates that take too long or produce too much are errors."""
+    """A missing value, an unsafe expression, and a template that takes too long or produces too much are errors."""
     with pytest.raises(WorkerError) as raised:
-        rendered(text, input="x" * 3000)
+        rendered(text, input="x" * 6000)
     assert said in str(raised.value)
     assert raised.value.problems[0].file == "x.md"
+
+
+def test_only_listed_parts_of_the_template_language_are_taken() -> None:
+    """Every other filter and test of Jinja, and everything that calculates, is refused, with its name."""
+    for kind, names in (("filter", DEFAULT_FILTERS), ("test", DEFAULT_TESTS)):
+        taken = FILTERS if kind == "filter" else TESTS
+        for name in set(names) - taken:
+            find = Finder("x.md")
+            sign = "|" if kind == "filter" else " is "
+            Instructions(f"{{{{ input{sign}{name} }}}}", "x.md", 1).check(find)
+            assert len(find.problems) == 1, name
+    calculating = {each.__name__ for each in nodes.BinExpr.__subclasses__()} - {"And", "Or"}
+    assert calculating >= {"Add", "Mul", "Pow", "Mod"}
+    assert not calculating & ALLOWED
+
+
+@pytest.mark.parametrize("name", sorted(FILTERS))
+def test_every_filter_is_metered_or_takes_one_step(name: str) -> None:
+    """In a loop, a filter either counts the text it goes through or is as quick for a long one as for a short one."""
+    text = f"{{% for a in range(9000) %}}{{% if input|{name} is none %}}{{% endif %}}{{% endfor %}}x"
+    if name in ("length", "count", "first", "last", "default"):
+        assert rendered(text, input="x" * 6000) == "x"
+    else:
+        with pytest.raises(WorkerError, match=r"goes through more than|takes a list"):
+            rendered(text, input="x" * 6000)
 
 
 PIECES = st.sampled_from(

@@ -38,7 +38,7 @@ class Shell:
     and libraries, the interpreter that runs Handrail, and an empty home and `/tmp`, which are discarded
     afterwards; nothing else of the host but what `expose` names, read-only. It sees no other processes,
     no environment variables but those it is given, no network unless `network` is set, and nothing at
-    the paths in `hidden`. When `run` returns or raises, everything the command started has ended.
+    the paths in `hidden`. It is ended if it uses more than `limits`. When `run` returns or raises, everything the command started has ended.
     `docs/security.md` says what this does not cover.
 
     `backend`: `overlay` mounts an overlay, which costs the same for a folder of any size; `copy`
@@ -63,15 +63,15 @@ class Shell:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         if backend not in ("auto", "overlay", "copy"):
-            raise DefinitionError(f"a shell's backend is {backend!r}. Give 'auto', 'overlay' or 'copy'.")
+            raise DefinitionError(f"a shell's backend is {backend!r}. Pass 'auto', 'overlay' or 'copy'.")
         if output_limit < 2:
-            raise DefinitionError(f"a shell's output_limit is {output_limit!r}. Give at least 2 bytes.")
+            raise DefinitionError(f"a shell's output_limit is {output_limit!r}. Pass at least 2 bytes.")
         given = dict(environment or {})
         for name, value in given.items():
             if not name or "=" in name or "\0" in name + value:
                 raise DefinitionError(
                     f"a shell's environment has {name!r}, whose name or value no variable can have. "
-                    "Give a name without '=', and no NUL in either."
+                    "Pass a name without '=', and no NUL in either."
                 )
         self.rules = Rules(rules)
         self.timeout = _checked_timeout(timeout)
@@ -155,5 +155,5 @@ class Shell:
 
 def _checked_timeout(seconds: float) -> float:
     if not (seconds > 0 and math.isfinite(seconds)):
-        raise DefinitionError(f"a command's timeout is {seconds!r}. Give a number of seconds above zero.")
+        raise DefinitionError(f"a command's timeout is {seconds!r}. Pass a number of seconds above zero.")
     return float(seconds)

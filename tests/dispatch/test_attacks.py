@@ -1,0 +1,684 @@
+"""Attacks on the gate that once succeeded, each of which must now fail."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import anyio
+import pytest
+
+from handrail import (
+    CapabilityPolicy,
+    PathArg,
+    ReadBeforeWritePolicy,
+    ToolContext,
+    ToolResult,
+    TransientError,
+    tool,
+)
+from handrail.dispatch import Gate, open_gate
+from handrail.dispatch.transaction import commit_lock_of
+from handrail.errors import DefinitionError, PromptEvaluationError
+from handrail.events import ToolInvoked, ToolRolledBack, ToolStarted
+from handrail.journal.sqlite import MemoryJournal
+from handrail.protocols import PolicyDecision
+from handrail.records import CommitUnit
+from handrail.session import Dispatcher, Session
+from handrail.testing import Person, run_virtual
+from handrail.timers import timers_of
+from support.rig import Note, Rig, leave_traces, nothing, staged
+
+
+def test_a_handled_failure_in_a_task_group_is_no_cancellation() -> None:
+    """Handling a failed task group is not a cancellation, despite the cancel count it leaves before Python 3.13."""
+
+    @tool(effect="staged")
+    async def outer(context: ToolContext) -> str:
+        """Handle an error raised by a member of a group."""
+
+        async def bad() -> None:
+            await asyncio.sleep(0)
+            raise ValueError
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(bad())
+        except* ValueError:
+            pass
+        context.session.dispatch(Note("kept"))
+        return "handled"
+
+    async def main() -> None:
+        rig = Rig([outer])
+        assert (await rig.call("outer")).value == "handled"
+        assert rig.notes == ["kept"]
+        hanging = asyncio.ensure_future(rig.call("outer"))
+        await asyncio.sleep(0)
+        hanging.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await hanging
+        rig.assert_paired()
+
+    run_virtual(main)
+
+
+def test_an_error_that_can_not_describe_itself_still_ends_the_call() -> None:
+    """A call whose error raises in `__str__` still has its result and its end, and leaves no changes."""
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    async def fails(text: str, context: ToolContext) -> None:
+        raise Mute
+
+    async def main() -> None:
+        rig = Rig([staged(fails)])
+        result = await rig.call("work", text="a")
+        assert result.message == "work failed: Mute"
+        assert rig.gate.frame.live == {}
+        rig.assert_untouched()
+        rig.assert_paired()
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("how", ["cancels itself", "run cancelled"])
+def test_every_compensation_gets_its_turn(how: str) -> None:
+    """If one compensation fails or is cancelled, the others still run and the end event is published."""
+
+    async def main() -> None:
+        undone: list[str] = []
+
+        async def unbook(params: Any, value: Any, *, context: ToolContext) -> None:
+            if how == "cancels itself" and params.what == "b":
+                raise asyncio.CancelledError
+            await context.call("note", what=params.what)
+            undone.append(params.what)
+
+        @tool(effect="compensable", compensate=unbook)
+        async def book(what: str) -> None:
+            """Book."""
+
+        @tool(effect="irreversible")
+        async def note(what: str) -> None:
+            """Note it."""
+
+        @tool(effect="irreversible")
+        async def trip(context: ToolContext) -> None:
+            """Book three, then fail."""
+            for what in "abc":
+                await context.call("book", what=what)
+            if how == "run cancelled":
+                await asyncio.sleep(60)
+            raise RuntimeError("no")
+
+        rig = Rig([book, note, trip])
+        call = asyncio.ensure_future(rig.call("trip"))
+        if how == "run cancelled":
+            await asyncio.sleep(1)
+            rig.gate.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            assert undone == ["c", "b", "a"]
+        else:
+            assert "book (compensating it failed: CancelledError)" in (await call).message
+            assert undone == ["c", "a"]
+        rig.assert_paired()
+        assert rig.gate.frame.live == {}
+
+    run_virtual(main)
+
+
+def test_once_is_once_although_the_call_was_asked_about_the_first_time() -> None:
+    """A retry finds what the first attempt settled with `once`, even if the call was asked about in between."""
+
+    async def main() -> None:
+        paid: list[int] = []
+        tries: list[int] = []
+
+        @tool(effect="idempotent")
+        async def pay(context: ToolContext) -> None:
+            """Pay."""
+            await context.once("pay", lambda: paid.append(1))
+
+        @tool(effect="idempotent", capabilities={"net"})
+        async def order(context: ToolContext) -> None:
+            """Order, and fail once after paying."""
+            await context.call("pay")
+            tries.append(1)
+            if len(tries) == 1:
+                raise TransientError(retry_after=0)
+
+        policy = CapabilityPolicy({"net": "ask"}, effects={"idempotent": "allow"})
+        rig = Rig([pay, order], policies=[policy], approvals="approve_all")
+        assert (await rig.call("order")).success
+        assert len(tries) == 2
+        assert paid == [1]
+
+    run_virtual(main)
+
+
+def test_two_compensations_have_two_keys() -> None:
+    """Two compensations that use the same `once` key each settle it separately."""
+
+    async def main() -> None:
+        refunds: list[str] = []
+
+        async def refund(params: Any, value: Any, *, context: ToolContext) -> None:
+            await context.once("refund", lambda: refunds.append(params.number))
+
+        @tool(effect="compensable", compensate=refund)
+        async def pay(number: str) -> None:
+            """Pay."""
+
+        @tool(effect="irreversible")
+        async def middle(context: ToolContext) -> None:
+            """Pay twice and fail."""
+            await context.call("pay", number="1")
+            await context.call("pay", number="2")
+            raise RuntimeError("no")
+
+        @tool(effect="irreversible")
+        async def top(context: ToolContext) -> str:
+            """Call the middle tool."""
+            return (await context.call("middle")).message
+
+        rig = Rig([pay, middle, top])
+        assert (await rig.call("top")).success
+        assert refunds == ["2", "1"]
+
+    run_virtual(main)
+
+
+def test_an_approval_is_not_replayed_when_an_id_is_used_again() -> None:
+    """Each call is asked about separately, even if the provider reuses the id of an earlier call."""
+
+    async def main() -> None:
+        ran: list[int] = []
+        answers = [True, False, True]
+
+        @tool
+        async def pay(number: int) -> None:
+            """Pay."""
+            ran.append(number)
+
+        person = Person(lambda question: answers.pop(0))
+        rig = Rig([pay], policies=[CapabilityPolicy()], environment=person)
+        for number in (1, 2, 3):
+            await rig.gate.invoke("pay", {"number": number}, call_id="call_0")
+        assert ran == [1, 3]
+        assert len({question.id for question in person.questions}) == 3
+
+    run_virtual(main)
+
+
+@dataclass(frozen=True)
+class Count:
+    """A counter that must not lose an update."""
+
+    number: int
+
+
+class SlowJournal(MemoryJournal):
+    """A journal whose commits are slow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        commit = self.calls.commit
+
+        async def slow(unit: CommitUnit, /) -> None:
+            await asyncio.sleep(0.05)
+            await commit(unit)
+
+        self.calls.commit = slow
+
+
+@tool(effect="staged")
+async def increment(context: ToolContext) -> int:
+    """Count one further."""
+    latest = context.session[Count].latest()
+    number = 1 if latest is None else latest.number + 1
+    context.session.dispatch(Count(number))
+    return number
+
+
+def test_journaled_commits_of_several_gates_are_one_after_another() -> None:
+    """Commits of several gates on one session are serialised, since the lock belongs to the session."""
+
+    async def main() -> None:
+        session, journal = Session(), SlowJournal()
+        gates = [open_gate([increment], session=session, journal=journal) for _ in range(3)]
+        results = await asyncio.gather(*[gate.invoke("increment") for gate in gates])
+        assert sorted(result.value for result in results) == [1, 2, 3]
+
+    run_virtual(main)
+
+
+def test_one_session_serves_two_event_loops() -> None:
+    """Commits of two event loops on one session wait for each other, even with a journal."""
+    session = Session()
+    results: list[int] = []
+
+    def one_loop() -> None:
+        async def main() -> None:
+            gate = open_gate([increment], session=session, journal=SlowJournal())
+            results.append((await gate.invoke("increment")).value)
+
+        asyncio.run(main())
+
+    async def both() -> None:
+        async with anyio.create_task_group() as group:
+            for _ in range(2):
+                group.start_soon(asyncio.to_thread, one_loop)
+
+    asyncio.run(both())
+    assert sorted(results) == [1, 2]
+
+
+@pytest.mark.parametrize("where", ["on_result", "swallowed timeout"])
+def test_a_finished_call_that_can_not_commit_is_compensated(where: str) -> None:
+    """If a finished call can't be committed for any reason, its work is compensated or reported."""
+
+    async def main() -> None:
+        undone: list[str] = []
+
+        async def unbook(params: Any, value: str, *, context: ToolContext) -> None:
+            undone.append(value)
+
+        @tool(effect="compensable", compensate=unbook, timeout=5)
+        async def book() -> str:
+            """Book, whatever happens."""
+            if where == "swallowed timeout":
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    return "seat 3"
+            return "seat 3"
+
+        class Slow:
+            name = "slow"
+
+            def check(self, tool: Any, params: Any, *, context: ToolContext) -> PolicyDecision:
+                return PolicyDecision.allow()
+
+            async def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None:
+                await asyncio.sleep(60)
+
+        rig = Rig([book], policies=[Slow()] if where == "on_result" else [])
+        call = asyncio.ensure_future(rig.call("book"))
+        if where == "on_result":
+            await asyncio.sleep(1)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+        else:
+            assert not (await call).success
+        assert undone == ["seat 3"]
+        rig.assert_paired()
+
+    run_virtual(main)
+
+
+def test_a_failed_call_does_not_keep_what_its_handler_held() -> None:
+    """The recorded error has the traceback's lines but not its locals, so a dropped session is freed."""
+
+    class Large:
+        pass
+
+    async def main() -> None:
+        seen: list[weakref.ref[Any]] = []
+
+        async def fails(text: str, context: ToolContext) -> None:
+            large = Large()
+            seen.append(weakref.ref(large))
+            raise RuntimeError("no")
+
+        rig = Rig([staged(fails)])
+        await rig.call("work", text="a")
+        (ended,) = rig.of(ToolInvoked)
+        assert ended.error is not None
+        assert ended.error.__traceback__ is not None
+        gc.collect()
+        assert seen[0]() is None
+
+    run_virtual(main)
+
+
+def test_a_loop_is_freed_with_its_timers() -> None:
+    """A loop's timers do not keep it alive."""
+
+    async def main() -> weakref.ref[Any]:
+        loop = asyncio.get_running_loop()
+        timers_of(loop)
+        return weakref.ref(loop)
+
+    loop = asyncio.run(main())
+    gc.collect()
+    assert loop() is None
+
+
+def test_a_loop_is_freed_although_a_session_it_committed_to_lives_on() -> None:
+    """A session's commit lock does not keep ended event loops alive, including those that waited for the lock."""
+    lock = commit_lock_of(session := Session())
+
+    async def main() -> weakref.ref[Any]:
+        async def commit() -> None:
+            async with lock:
+                await asyncio.sleep(0)
+
+        await asyncio.gather(commit(), commit())
+        return weakref.ref(asyncio.get_running_loop())
+
+    first, _ = asyncio.run(main()), asyncio.run(main())
+    gc.collect()
+    assert first() is None
+    assert commit_lock_of(session) is lock
+
+
+def test_uncancelling_does_not_save_a_handler_from_a_cancelled_run() -> None:
+    """A handler that calls `uncancel` on its task is still rolled back when the run is cancelled."""
+
+    async def main() -> None:
+        async def stubborn(text: str, context: ToolContext) -> str:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                assert task is not None
+                task.uncancel()
+            return "ok"
+
+        rig = Rig([staged(stubborn)])
+        call = asyncio.ensure_future(rig.call("work", text="a"))
+        await asyncio.sleep(1)
+        rig.gate.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert rig.status("work") == "cancelled"
+        rig.assert_untouched()
+
+    run_virtual(main)
+
+
+def test_a_cancelled_call_is_not_tried_again() -> None:
+    """A call that is cancelled while its first attempt is rolled back is not retried."""
+
+    async def main() -> None:
+        runs: list[int] = []
+        undone: list[int] = []
+
+        async def slowly(params: Any, value: Any, *, context: ToolContext) -> None:
+            await asyncio.sleep(5)
+            undone.append(1)
+
+        @tool(effect="compensable", compensate=slowly)
+        async def book() -> None:
+            """Book."""
+
+        @tool(effect="idempotent")
+        async def outer(context: ToolContext) -> None:
+            """Book and fail for a moment."""
+            runs.append(1)
+            await context.call("book")
+            raise TransientError(retry_after=0)
+
+        rig = Rig([book, outer])
+        call = asyncio.ensure_future(rig.call("outer"))
+        await asyncio.sleep(1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert runs == [1]
+        assert undone == [1]
+        rig.assert_paired()
+
+    run_virtual(main)
+
+
+def test_an_operation_of_a_call_is_refused_on_another_loop() -> None:
+    """Awaiting a call's operation on another loop is refused, since it could not be cancelled there."""
+
+    @tool(effect="irreversible")
+    def outer(context: ToolContext) -> str:
+        """Await on another loop."""
+
+        async def go() -> Any:
+            return await context.call("inner")
+
+        return str(asyncio.run(go()))
+
+    @tool(effect="read")
+    async def inner() -> None:
+        """Be called."""
+
+    async def main() -> None:
+        rig = Rig([outer, inner])
+        result = await rig.call("outer")
+        assert "another event loop than its call's" in result.message
+        rig.assert_paired()
+
+    asyncio.run(main())
+
+
+def test_what_a_failed_inner_call_read_counts_for_the_outer_one() -> None:
+    """If each of two calls found the other's file missing in a failed inner call, they can't both succeed."""
+
+    async def main() -> None:
+        meeting = asyncio.Barrier(2)
+        first = [True, True]
+
+        @tool(effect="read")
+        async def look(path: str, context: ToolContext) -> None:
+            """Fail unless it is taken."""
+            if context.filesystem.read(path) == "0":
+                raise LookupError("free")
+
+        @tool(effect="staged")
+        async def claim(mine: str, other: str, context: ToolContext) -> str:
+            """Take mine if the other is free."""
+            free = not (await context.call("look", path=other)).success
+            if first and first.pop():
+                await meeting.wait()
+            if not free:
+                return "taken"
+            context.filesystem.write(mine, "1")
+            return "mine"
+
+        rig = Rig([look, claim])
+        rig.files.write("x", "0")
+        rig.files.write("y", "0")
+        results = await asyncio.gather(
+            rig.call("claim", mine="x", other="y"), rig.call("claim", mine="y", other="x")
+        )
+        assert sorted(result.value for result in results) == ["mine", "taken"]
+
+    run_virtual(main)
+
+
+def test_read_before_write_can_not_be_overtaken() -> None:
+    """A write fails if the file has changed since `ReadBeforeWritePolicy` checked it."""
+
+    async def main() -> None:
+        go_on = asyncio.Event()
+
+        @tool(effect="read")
+        async def read(path: Annotated[str, PathArg("read")], context: ToolContext) -> str:
+            """Read."""
+            return context.filesystem.read(path)
+
+        @tool(effect="irreversible", capabilities={"fs.write"})
+        async def write(path: Annotated[str, PathArg("write")], context: ToolContext) -> None:
+            """Write, after a while."""
+            await go_on.wait()
+            context.filesystem.write(path, "mine")
+
+        rig = Rig([read, write], policies=[ReadBeforeWritePolicy()])
+        rig.files.write("a", "v1")
+        await rig.call("read", path="a")
+        writing = asyncio.ensure_future(rig.call("write", path="a"))
+        await asyncio.sleep(1)
+        rig.files.write("a", "theirs")
+        go_on.set()
+        assert not (await writing).success
+        assert rig.files.read("a") == "theirs"
+
+    run_virtual(main)
+
+
+def test_a_bus_of_ones_own_hears_every_start() -> None:
+    """A bus subclass that overrides `publish` receives every event."""
+
+    async def main() -> None:
+        heard: list[str] = []
+
+        class Loud(Dispatcher):
+            def publish(self, event: object, /) -> None:
+                heard.append(type(event).__name__)
+                super().publish(event)
+
+        gate: Gate = open_gate([staged(nothing)], session=Session(dispatcher=Loud()))
+        for _ in range(3):
+            await gate.invoke("work", {"text": "a"})
+        assert heard.count("ToolStarted") == heard.count("ToolInvoked") == 3
+
+    run_virtual(main)
+
+
+def test_what_stops_the_run_stops_it_from_inside_a_task_group_too() -> None:
+    """An exception that ends the run ends it even when a task group has wrapped it."""
+
+    async def main() -> None:
+        @tool(effect="irreversible")
+        async def outer(context: ToolContext) -> None:
+            """Run something in a group."""
+
+            async def stops() -> None:
+                raise PromptEvaluationError("the model is gone")
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(stops)
+
+        rig = Rig([outer])
+        with pytest.raises(PromptEvaluationError, match="the model is gone"):
+            await rig.call("outer")
+        rig.assert_paired()
+
+    run_virtual(main)
+
+
+def test_a_closed_coroutine_leaves_nothing_and_has_its_end() -> None:
+    """Closing a call's coroutine does only synchronous cleanup, keeps no changes, and gives the call its end."""
+
+    async def main() -> None:
+        async def hangs(text: str, context: ToolContext) -> None:
+            await asyncio.sleep(60)
+
+        rig = Rig([staged(hangs)])
+        work = rig.gate.invoke("work", {"text": "a"})
+        work.send(None)
+        work.close()
+        assert rig.gate.frame.live == {}
+        rig.assert_untouched()
+        rig.assert_paired()
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("operation", "the operation call('inner'), which has not run"),
+        ("text", "it returned a str and declares <class 'int'>"),
+        (None, "it returned None and declares <class 'int'>"),
+    ],
+)
+def test_a_result_of_another_type_than_declared_fails_the_call(value: Any, words: str) -> None:
+    """A result that is not of the declared type fails the call before anything is committed."""
+
+    async def main() -> None:
+        @tool(effect="staged")
+        async def outer(context: ToolContext) -> int:
+            """Return something else."""
+            leave_traces(context, "a")
+            return context.call("inner") if value == "operation" else value  # pyright: ignore[reportReturnType]
+
+        rig = Rig([outer])
+        result = await rig.call("outer")
+        assert words in result.message
+        rig.assert_untouched()
+
+    run_virtual(main)
+
+
+def test_a_result_that_can_not_be_shown_fails_the_call() -> None:
+    """A result that can't be encoded as JSON fails the call, even without a declared type."""
+
+    async def main() -> None:
+        async def body(text: str, context: ToolContext) -> Any:
+            return {"x": object()}
+
+        rig = Rig([staged(body)])
+        result = await rig.call("work", text="a")
+        assert "can't be written as JSON" in result.message
+        rig.assert_untouched()
+
+    run_virtual(main)
+
+
+def test_unwrap_gives_the_value_or_says_why_not() -> None:
+    """`unwrap` returns the value of a result, or raises with the failure's message."""
+
+    async def main() -> None:
+        @tool(effect="staged")
+        async def outer(context: ToolContext) -> str:
+            """Trust an inner call."""
+            return (await context.call("missing")).unwrap()
+
+        rig = Rig([outer])
+        result = await rig.call("outer")
+        assert "There is no tool 'missing'" in result.message
+        assert ToolResult.ok(3).unwrap() == 3
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "hint"),
+    [
+        ("filesystem", "/tmp", "MemoryFilesystem"),
+        ("session", {}, "Pass a Session"),
+        ("deadline", 5, "Deadline.after"),
+        ("budget", 5, "Budget(tool_calls=100)"),
+        ("policies", CapabilityPolicy(), "a list of policies"),
+        ("environment", Person, "Person()"),
+        ("policies", [object()], "`check` and `on_result`"),
+    ],
+)
+def test_wrong_options_of_a_gate_are_refused_by_name(option: str, value: Any, hint: str) -> None:
+    """Invalid gate options are refused before anything runs, and the error lists the accepted values."""
+    with pytest.raises(DefinitionError) as error:
+        open_gate([], **{option: value})
+    assert hint in str(error.value)
+
+
+def test_events_of_undone_tries_and_denied_calls() -> None:
+    """A denied call has a start and an end, but no rollback event, since it never ran."""
+
+    async def main() -> None:
+        rig = Rig([staged(nothing, effect="irreversible")], policies=[CapabilityPolicy()])
+        await rig.call("work", text="a")
+        assert [
+            type(event)
+            for event in rig.events
+            if isinstance(event, ToolStarted | ToolInvoked | ToolRolledBack)
+        ] == [
+            ToolStarted,
+            ToolInvoked,
+        ]
+
+    run_virtual(main)

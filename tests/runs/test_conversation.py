@@ -1,0 +1,93 @@
+"""Sessions and their conversations, rebuilt from the journal alone."""
+
+from pathlib import Path
+
+import pytest
+
+from handrail import Session
+from handrail.errors import RunParked, RunUnknown
+from handrail.events import MessageAdded
+from handrail.messages import AssistantMessage, Message, ToolMessage, UserMessage
+from handrail.runs import cancel, said, undo
+from handrail.runs import session as session_of
+from support.recorded import PROMPT, Noted, Recorder, call
+
+
+def texts(messages: list[Message]) -> list[str]:
+    found: list[str] = []
+    for each in messages:
+        match each:
+            case ToolMessage():
+                found += [f"{result.name}: {result.text}" for result in each.results]
+            case AssistantMessage() | UserMessage():
+                found.append(each.text or " ".join(asked.name for asked in each.calls))  # pyright: ignore[reportAttributeAccessIssue]  # a user's message always has text
+    return found
+
+
+@pytest.fixture
+def recorder(tmp_path: Path):
+    made = Recorder(tmp_path)
+    yield made
+    made.close()
+
+
+async def test_a_session_is_as_the_newest_run_that_is_over_left_it(recorder: Recorder):
+    """A rebuilt session is as its newest finished run left it, without a run that still waits."""
+    session = Session(id="chat", principal="ada", config={"lang": "en"})
+    await recorder.run("one", call("note", text="a"), "noted", session=session)
+    await recorder.run("two", call("note", text="b"), "noted", session=session)
+    with pytest.raises(RunParked):
+        await recorder.run("three", call("note", text="c"), call("choose"), session=session)
+    found = await session_of(recorder.journal, "chat", principal="ada")
+    assert [each.text for each in found[Noted].all()] == ["a", "b"]
+    assert (found.id, found.principal, found.config) == ("chat", "ada", {"lang": "en"})
+    assert len(found[MessageAdded].all()) == 8
+    await cancel(recorder.journal, "three")
+    found = await session_of(recorder.journal, "chat", principal="ada")
+    assert [each.text for each in found[Noted].all()] == ["a", "b", "c"]
+    response = await recorder.run("four", call("notes"), "done", session=found)
+    assert "a, b, c" in texts([each.message for each in response.session[MessageAdded].all()])[-2]
+
+
+async def test_nobody_elses_session_is_found(recorder: Recorder):
+    await recorder.run("one", "done", session=Session(id="chat", principal="ada"))
+    for id, principal in (("chat", "bob"), ("chat", ""), ("other", "ada")):
+        with pytest.raises(RunUnknown):
+            await session_of(recorder.journal, id, principal=principal)
+
+
+async def test_a_session_whose_first_run_waits_is_as_that_found_it(recorder: Recorder):
+    with pytest.raises(RunParked):
+        await recorder.run(
+            "one", call("choose"), session=Session(id="chat", principal="ada", config={"lang": "en"})
+        )
+    found = await session_of(recorder.journal, "chat", principal="ada")
+    assert (found.config, found[MessageAdded].all()) == ({"lang": "en"}, ())
+
+
+async def test_what_was_undone_is_not_in_it(recorder: Recorder):
+    session = Session(id="chat", principal="ada")
+    await recorder.run("one", call("note", text="a"), call("note", text="b"), "noted", session=session)
+    await undo(recorder.journal, "one", (await recorder.ids("one"))[1])
+    found = await session_of(recorder.journal, "chat", principal="ada")
+    assert [each.text for each in found[Noted].all()] == ["a"]
+
+
+async def test_what_a_parked_run_has_said_so_far(recorder: Recorder):
+    """A parked run's conversation has the results of its finished calls, and the others once it was resumed."""
+    session = Session(id="chat", principal="ada")
+    await recorder.run("one", "hello", session=session)
+    script = [call("note", text="a"), [call("choose"), call("note", text="b")]]
+    with pytest.raises(RunParked) as parked:
+        await recorder.run("two", *script, session=session)
+    first = await said(recorder.journal, "two")
+    assert texts(first) == ["go", "note", "note: noted a", "choose note", "note: noted b"]
+    recorder.answer(parked.value.questions[0], {"n": 4})
+    response = await recorder.adapter("done").resume("two", PROMPT)
+    assert response.text == "done"
+    whole = await said(recorder.journal, "two")
+    assert texts(whole) == [*texts(first)[:4], "choose: got 4", "note: noted b", "done"]
+    assert whole[:4] == first[:4], "the rebuilt messages have other ids"
+    assert texts(await said(recorder.journal, "one")) == ["go", "hello"]
+    with pytest.raises(RunUnknown):
+        await said(recorder.journal, "none")

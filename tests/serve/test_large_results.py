@@ -1,0 +1,75 @@
+"""Results too large to display: they end no stream, and the complete result remains available."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail import Adapter, Prompt, ScriptedModel, ToolCall, tool
+from handrail.messages import ModelRequest, ToolMessage
+from handrail.serve.agui.message_writer import MOST_CHARACTERS, shorten
+from handrail.serve.sources import PromptSource
+from support.serving import serving
+
+
+@tool(effect="read")
+async def dump(pages: int) -> str:
+    """Return this many pages of a million characters."""
+    return "é" * 1_000_000 * pages
+
+
+def told(asked: list[int]) -> PromptSource:
+    """Make an app whose model makes these calls concurrently, then replies with the sizes of their results."""
+
+    def play(request: ModelRequest) -> Any:
+        last = request.messages[-1]
+        if isinstance(last, ToolMessage):
+            return " ".join(str(len(result.text)) for result in last.results)
+        return [ToolCall("dump", {"pages": pages}) for pages in asked]
+
+    return PromptSource(Prompt("desk", "Help.", tools=[dump]), Adapter(ScriptedModel(play)))
+
+
+def agent(text: str) -> dict[str, Any]:
+    messages = [{"id": "1", "role": "user", "content": text}]
+    return {"threadId": "a", "runId": "leg", "messages": messages, "tools": [], "context": [], "state": {},
+            "forwardedProps": {}}  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", [[6], [1] * 20])
+async def test_a_large_result_is_shortened_and_ends_no_stream(tmp_path: Path, asked: list[int]):
+    async with serving(tmp_path, told(asked)) as client:
+        async with client.stream("POST", "/agent", agent("dump")) as stream:
+            events = await stream.all()
+        assert events[-1]["type"] == "RUN_FINISHED"
+        shown = [each["content"] for each in events if each["type"] == "TOOL_CALL_RESULT"]
+        run_id = events[0]["metadata"]["handrail"]["run_id"]
+        for content, pages in zip(shown, asked, strict=True):
+            left_out = pages * 1_000_000 - MOST_CHARACTERS
+            assert content.startswith("é" * MOST_CHARACTERS + "\n\n[")
+            assert f"[{left_out:,} of {pages:,},000,000 characters are not shown" in content
+            assert f"/runs/{run_id}]" in content
+        seen = await client.idle("a")
+        assert [each["content"] for each in seen["messages"] if each["role"] == "tool"] == shown
+        assert [each["content"] for each in seen["messages"] if each["role"] == "assistant"][-1] == " ".join(
+            str(pages * 1_000_000) for pages in asked
+        ), "the model did not receive the complete results"
+        tree = (await client.ask("GET", f"/threads/a/runs/{run_id}")).json
+        calls = tree["turns"][0]["calls"]
+        assert [call["message"] for call in calls] == ["é" * 1_000_000 * pages for pages in asked]
+
+
+@given(st.text(max_size=20), st.integers(-5, 5))
+def test_what_fits_is_as_it_is_and_the_rest_is_counted(head: str, over: int):
+    text = head + "x" * (MOST_CHARACTERS + over - len(head))
+    found = shorten(text, "run.1~1/1")
+    if over <= 0:
+        assert found == text
+    else:
+        assert found.startswith(text[:MOST_CHARACTERS])
+        assert f"[{over} of {len(text):,} characters" in found
+        assert found.endswith("/runs/run]")

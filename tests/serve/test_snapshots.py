@@ -1,0 +1,349 @@
+"""Snapshots of threads: taken from memory, from the record alone, and during changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from handrail import Prompt, ToolContext, tool
+from handrail.messages import AssistantMessage, UserMessage
+from handrail.serve import snapshots
+from handrail.serve.refusals import ThreadUnknown
+from handrail.serve.thread import Thread
+from support.served_threads import App, Held, SlowModel, answer_to, give, over, plan, served, settle
+
+UNTIMED = {"last_event_id"}
+
+
+async def snapshot(app: App, thread: Thread) -> dict[str, Any]:
+    """Return a thread's snapshot without its position in the feed and other changing values."""
+    shown = await snapshots.thread_snapshot(app.journal, thread)
+    return json.loads(json.dumps({key: value for key, value in shown.items() if key not in UNTIMED}))
+
+
+def drop(app: App) -> None:
+    """Drop everything that the server keeps in memory about threads."""
+    app.threads = app.make()
+
+
+def unstarted(shown: dict[str, Any]) -> dict[str, Any]:
+    """Remove what a snapshot from the record lacks: the start times of open calls, and the status of runs."""
+    calls = {id: {**facts, "began_at": None} for id, facts in shown["calls"].items()}
+    return {**shown, "calls": calls, "runs": [{**run, "status": ""} for run in shown["runs"]]}
+
+
+CALLS = st.sampled_from(
+    [
+        ["note", {"text": "a"}],
+        ["note", {"text": "b"}],
+        ["write", {"path": "a.txt", "text": "a"}],
+        ["write", {"path": "b.txt", "text": "b"}],
+        ["read", {"path": "missing.txt"}],
+        ["choose", {}],
+        ["nothing", {}],
+        ["note", {"wrong": 1}],
+    ]
+)
+TURNS = st.lists(st.one_of(st.just("text"), st.lists(CALLS, min_size=1, max_size=3)), max_size=3)
+ENDS = st.sampled_from(["answer", "cancel", "undo"])
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(runs=st.lists(st.tuples(TURNS, ENDS), min_size=1, max_size=4), leave_open=st.booleans())
+def test_a_thread_that_was_dropped_is_the_same_when_it_is_made_again(
+    tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[Any, str]], leave_open: bool
+) -> None:
+    """A thread dropped from memory has the same messages, slices, facts and questions once it is loaded again."""
+    check_dropped(tmp_path_factory.mktemp("dropped"), runs, leave_open)
+
+
+def test_a_result_beside_an_open_question_is_shown_before_and_after_parking(tmp_path: Path) -> None:
+    """A call that is over shows its result at once, not only when its whole turn is over."""
+    check_dropped(tmp_path, [([[["note", {"text": "a"}], ["choose", {}]]], "answer")], True)
+
+
+def check_dropped(folder: Path, runs: list[tuple[Any, str]], leave_open: bool) -> None:
+    async def main() -> None:
+        async with served(folder) as app:
+            for number, (turns, end) in enumerate(runs):
+                thread = app.thread()
+                await thread.say(plan(*turns))
+                await settle(thread)
+                last = number == len(runs) - 1
+                if end == "cancel" and not (last and leave_open):
+                    await thread.cancel()
+                while not (last and leave_open) and thread.live is not None:
+                    waits = await thread.questions()
+                    await thread.answer([answer_to(each, "ada", "answered", {"n": 1}) for each in waits])
+                    await settle(thread)
+                if end == "undo" and thread.live is None:
+                    units = await app.journal.calls.load_session(thread.session_id)
+                    for unit in reversed(units):
+                        if unit.tool == "note" and unit.status == "ok":
+                            with_undo = await app.journal.calls.marks(thread.session_id)
+                            if unit.call_id not in {entry.key for _, entry in with_undo}:
+                                await thread.undo(unit.call_id)
+                            break
+            thread = app.thread()
+            before = await snapshot(app, thread)
+            if thread.live is not None:
+                parking = thread.live.environment.parking
+                assert parking is not None
+                assert parking.park()
+                await over(thread)
+                parked = await snapshot(app, thread)
+                assert unstarted(parked) == unstarted(before)
+                before = parked
+            drop(app)
+            assert await snapshot(app, app.thread()) == before
+
+    asyncio.run(main())
+
+
+async def test_a_thread_nobody_used_is_unknown(tmp_path: Path) -> None:
+    async with served(tmp_path) as app:
+        with pytest.raises(ThreadUnknown):
+            await snapshots.thread_snapshot(app.journal, app.thread())
+        with pytest.raises(ThreadUnknown):
+            await snapshots.joining_events(app.journal, app.thread())
+
+
+async def test_a_parked_thread_shows_what_was_said_and_what_waits(tmp_path: Path) -> None:
+    async with served(tmp_path, park_after=0.0) as app:
+        thread = app.thread()
+        run_id = await thread.say(
+            plan([["note", {"text": "a"}]], [["write", {"path": "a.txt", "text": "x"}], ["choose", {}]])
+        )
+        await over(thread)
+        drop(app)
+        shown = await snapshot(app, app.thread())
+        assert [(each["id"], each["role"]) for each in shown["messages"]] == [
+            (f"{run_id}/user", "user"),
+            (f"{run_id}/1", "assistant"),
+            (shown["messages"][1]["toolCalls"][0]["id"] + "/result", "tool"),
+            (f"{run_id}/2", "assistant"),
+            (shown["messages"][3]["toolCalls"][0]["id"] + "/result", "tool"),
+        ]
+        assert shown["status"] == "waiting"
+        assert shown["state"] == {"Noted": [{"text": "a"}]}
+        [question] = shown["questions"]
+        wrote, asks = (call["id"] for call in shown["messages"][3]["toolCalls"])
+        assert question["call_id"] == asks
+        assert shown["calls"][wrote]["status"] == "ok"
+        assert shown["calls"][wrote]["paths"] == ["a.txt"]
+        assert "+x" in shown["calls"][wrote]["diff"]
+        assert shown["calls"][asks]["status"] == "waiting"
+
+
+async def test_what_is_seen_and_what_follows_make_one_whole(tmp_path: Path) -> None:
+    """A viewer that joins at any time gets the same result from a snapshot and the events after it."""
+    async with served(tmp_path, model_type=SlowModel) as app:
+        thread = app.thread()
+        joined: list[dict[str, Any]] = []
+
+        async def look() -> None:
+            while thread.live is not None:
+                joined.append(await snapshots.thread_snapshot(app.journal, thread))
+
+        for number in range(5):
+            await thread.say(
+                plan(
+                    [["note", {"text": "a"}], ["write", {"path": str(number), "text": "a"}]],
+                    "some words to say, one after the other",
+                )
+            )
+            await asyncio.gather(look(), look(), look())
+        final = await snapshots.thread_snapshot(app.journal, thread)
+        assert len(joined) > 20
+        for each in joined:
+            place = thread.feed.number_of(each["last_event_id"])
+            assert place is not None
+            texts, calls = whole(each, [msgspec.json.decode(item.data) for item in thread.feed.since(place)])
+            assert texts == {m["id"]: m["content"] for m in final["messages"] if m["role"] == "assistant"}
+            assert {id: facts["status"] for id, facts in calls.items()} == {
+                id: facts["status"] for id, facts in final["calls"].items()
+            }
+            assert {id: facts.get("paths") or [] for id, facts in calls.items()} == {
+                id: facts["paths"] for id, facts in final["calls"].items()
+            }
+
+
+def whole(shown: dict[str, Any], later: list[dict[str, Any]]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return a page's view of the thread: the snapshot, updated by the later events."""
+    texts = {m["id"]: m["content"] for m in shown["messages"] if m["role"] == "assistant"}
+    calls = dict(shown["calls"])
+    for event in later:
+        if event["type"] == "TEXT_MESSAGE_START":
+            assert event["messageId"] not in texts or not texts[event["messageId"]], (
+                "a message that was already in the snapshot started again"
+            )
+            texts[event["messageId"]] = ""
+        elif event["type"] == "TEXT_MESSAGE_CONTENT":
+            texts[event["messageId"]] += event["delta"]
+        elif event["type"] == "TOOL_CALL_START":
+            texts.setdefault(event["parentMessageId"], "")
+        elif event.get("name") == "handrail.call":
+            facts = event["value"]
+            calls[facts["call_id"]] = {**calls.get(facts["call_id"], {}), **facts}
+    return texts, calls
+
+
+async def test_a_new_viewer_is_sent_what_is_open(tmp_path: Path) -> None:
+    held = Held()
+    async with served(tmp_path, tools=[held.tool]) as app:
+        thread = app.thread()
+        await thread.say(plan([["hold", {}]], [["choose", {}]], "ok"), leg="first")
+        await held.has_begun.wait()
+        told, number, leg = await snapshots.joining_events(app.journal, thread)
+        kinds = [event.data["type"] for event in told]
+        assert kinds[:3] == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "STATE_SNAPSHOT"]
+        assert (told[0].data["runId"], leg, number) == ("first", "first", thread.feed.last)
+        assert [
+            event.data["value"]["status"] for event in told if event.data.get("name") == "handrail.call"
+        ] == ["running"]
+        held.may_end.set()
+        await settle(thread)
+        for parked in (False, True):
+            if parked:
+                assert thread.live is not None
+                assert thread.live.environment.parking is not None
+                assert thread.live.environment.parking.park()
+                await over(thread)
+            told, number, leg = await snapshots.joining_events(app.journal, thread)
+            [interrupt] = told[-1].data["outcome"]["interrupts"]
+            [question] = await thread.questions()
+            assert interrupt["toolCallId"] == question.call_id
+            assert (leg, number) == ("", thread.feed.last)
+        await give(thread, question, {"n": 1})
+        await over(thread)
+        told, _, _ = await snapshots.joining_events(app.journal, thread)
+        assert told[-1].data["outcome"] == {"type": "success"}
+
+
+async def test_what_a_client_said_elsewhere_survives(tmp_path: Path) -> None:
+    """History that a client sends with its first message is kept after a second run, a restart and a resume."""
+    async with served(tmp_path, park_after=0.0) as app:
+        history = [UserMessage("earlier"), AssistantMessage("indeed", ())]
+        thread = app.thread()
+        await thread.say(plan("one"), history=history)
+        await over(thread)
+        await thread.say(plan([["choose", {}]], "two"))
+        await over(thread)
+        before = await snapshot(app, thread)
+        del thread
+        await app.restart()
+        thread = app.thread()
+        assert await snapshot(app, thread) == before
+        [question] = await thread.questions()
+        await give(thread, question, {"n": 1})
+        await over(thread)
+        after = await snapshot(app, thread)
+        assert after["messages"][: len(before["messages"])] == before["messages"]
+        assert [m["content"] for m in after["messages"] if m["role"] != "tool"][:2] == ["earlier", "indeed"]
+        assert len({m["id"] for m in after["messages"]}) == len(after["messages"])
+
+
+async def test_nested_agents_are_shown_with_what_they_cost(tmp_path: Path) -> None:
+    inner: Prompt[None] = Prompt("helper", "Help.", tools=[])
+
+    @tool(effect="staged")
+    async def ask_helper(context: ToolContext) -> str:
+        """Ask an expert."""
+        assert context.adapter
+        return (await context.adapter.evaluate(inner, message=plan("of course"))).text
+
+    async with served(tmp_path, tools=[ask_helper]) as app:
+        thread = app.thread()
+        await thread.say(plan([["ask_helper", {}]], "ok"))
+        await over(thread)
+        shown = await snapshot(app, thread)
+        [call_id] = shown["calls"]
+        [agent] = shown["subagents"]
+        assert (agent["name"], agent["parent_call_id"], agent["status"]) == ("helper", call_id, "ok")
+        assert shown["calls"][call_id]["usage"]["requests"] == 1
+
+
+async def test_a_cost_that_is_not_known_is_not_shown_as_nothing(tmp_path: Path) -> None:
+    """With a model that has no price, neither the thread nor its run shows a cost."""
+    async with served(tmp_path) as app:
+        thread = app.thread()
+        await thread.say(plan("hello"))
+        await over(thread)
+        shown = await snapshot(app, thread)
+        assert (shown["cost"], shown["runs"][0]["cost"]) == (None, None)
+        assert shown["usage"]["requests"] == 1
+
+
+async def test_files_and_undo_are_shown(tmp_path: Path) -> None:
+    async with served(tmp_path) as app:
+        thread = app.thread()
+        await thread.say(plan([["write", {"path": "a.txt", "text": "x"}], ["note", {"text": "n"}]], "ok"))
+        await over(thread)
+        [change] = await snapshots.file_changes(app.journal, thread)
+        assert (change["paths"], change["undone"], change["undoable"]) == (["a.txt"], False, True)
+        await snapshots.thread_snapshot(
+            app.journal, thread
+        )  # the cached entry must not hide that the call was undone
+        await thread.undo(change["call_id"])
+        [change] = await snapshots.file_changes(app.journal, thread)
+        assert (change["undone"], change["undoable"]) == (True, False)
+        shown = await snapshots.thread_snapshot(app.journal, thread)
+        assert shown["calls"][change["call_id"]]["undone"] is True
+
+
+async def test_a_thread_of_many_runs_stays_usable(tmp_path: Path) -> None:
+    """The entries of finished runs are cached, so a second snapshot does not read those runs again."""
+    async with served(tmp_path) as app:
+        thread = app.thread()
+        for number in range(20):
+            await thread.say(plan([["note", {"text": str(number)}]], "ok"))
+            await over(thread)
+        first = await snapshot(app, thread)
+        read: list[str] = []
+        load = app.journal.calls.load
+        app.journal.calls.load = lambda run_id: (read.append(run_id), load(run_id))[1]  # pyright: ignore
+        assert await snapshot(app, thread) == first
+        assert read == []
+        assert len(first["runs"]) == 20
+
+
+async def test_an_agent_two_levels_down_stands_under_its_own_call(tmp_path: Path) -> None:
+    """Each nested agent is shown under its own call, both while the call waits and in a snapshot from the record."""
+
+    @tool(effect="read")
+    async def ask_reader(context: ToolContext) -> str:
+        """Ask a reader, then the person."""
+        await context.adapter.evaluate(Prompt("reader", "Read."), plan("text"))
+        return str(await context.wait_for("n", {}, int)) if context.wait_for else ""
+
+    inner = Prompt("helper", "Help.", tools=[ask_reader])
+
+    @tool(effect="read")
+    async def ask_helper(context: ToolContext) -> str:
+        """Ask a helper."""
+        return (await context.adapter.evaluate(inner, plan([["ask_reader", {}]]))).text
+
+    async with served(tmp_path, tools=[ask_helper]) as app:
+        thread = app.thread()
+        await thread.say(plan([["ask_helper", {}]]))
+        await settle(thread)
+        for _ in range(2):
+            shown = await snapshot(app, app.thread())
+            names = {
+                call["id"]: call["function"]["name"]
+                for message in shown["messages"]
+                for call in message.get("toolCalls", ())
+            }
+            agents = [
+                (each["name"], names[each["parent_call_id"]], each["status"]) for each in shown["subagents"]
+            ]
+            assert agents == [("helper", "ask_helper", "running"), ("reader", "ask_reader", "ok")]
+            await app.threads.stop(0)
+            drop(app)
