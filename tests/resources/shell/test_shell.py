@@ -195,7 +195,6 @@ def test_a_shell_with_nonsense_can_not_be_made():
     for options, wrong in (
         ({"backend": "docker"}, "backend is 'docker'"),
         ({"output_limit": 1}, "output_limit is 1"),
-        ({"processes": 0}, "processes 0"),
         ({"environment": {"A=": "is"}}, "environment has 'A='"),
     ):
         with pytest.raises(DefinitionError, match=rf"{wrong}.* Pass "):
