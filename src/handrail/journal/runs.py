@@ -240,7 +240,7 @@ class SqliteRuns:
     async def forget(self, run_ids: Sequence[str], /) -> None:
         def forget(connection: sqlite3.Connection) -> None:
             for start in range(0, len(run_ids), _CHUNK):
-                _remove(connection, tuple(run_ids[start : start + _CHUNK]))
+                _remove(connection, self._database.chains, tuple(run_ids[start : start + _CHUNK]))
             remove_unused_blobs(connection)
 
         await self._database.transact(forget)
@@ -335,15 +335,17 @@ def _after(run: RunRecord, last: float | None) -> RunRecord:
     return msgspec.structs.replace(run, began_at=math.nextafter(last, math.inf))
 
 
-def _remove(connection: sqlite3.Connection, run_ids: tuple[str, ...]) -> None:
+def _remove(connection: sqlite3.Connection, chains: Chains, run_ids: tuple[str, ...]) -> None:
     marks = ", ".join("?" * len(run_ids))
     for table in ("questions", "tickets", "blob_runs"):
         connection.execute(f"DELETE FROM {table} WHERE run_id IN ({marks})", run_ids)
     query = f"""SELECT DISTINCT session_id, principal FROM runs AS gone WHERE id IN ({marks})
         AND NOT EXISTS (SELECT 1 FROM runs WHERE session_id = gone.session_id AND id NOT IN ({marks}))"""
     over = connection.execute(query, run_ids * 2).fetchall()
-    chains = [decision_chain(*each) for each in over]
-    chains += [chain(run_id) for run_id in run_ids for chain in (run_chain, outside_chain)]
-    for table in ("records", "chains"):
-        connection.executemany(f"DELETE FROM {table} WHERE chain = ?", ((chain,) for chain in chains))
+    gone = [decision_chain(*each) for each in over]
+    gone += [chain(run_id) for run_id in run_ids for chain in (run_chain, outside_chain)]
+    for chain in gone:
+        connection.execute("DELETE FROM records WHERE chain = ?", (chain,))
+        connection.execute("DELETE FROM chains WHERE chain = ?", (chain,))
+        chains.forget(chain)
     connection.execute(f"DELETE FROM runs WHERE id IN ({marks})", run_ids)

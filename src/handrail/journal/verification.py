@@ -83,9 +83,8 @@ class RunRecords:
         found: dict[str, tuple[bytes, bytes | None, float | None]] = {}
         for id, question in asked.items():
             answer = given.get(id)
-            has = answer is not None and answer.number > question.number
             found[id] = (
-                (question.body, answer.body, answer.at) if has and answer else (question.body, None, None)
+                (question.body, None, None) if answer is None else (question.body, answer.body, answer.at)
             )
         return found
 
