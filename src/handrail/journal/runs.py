@@ -42,7 +42,7 @@ from handrail.records import (
 )
 
 _ROW = """record, status, owner, leased_until, changed_at, outcome, stopping,
-    (SELECT count(*) FROM questions WHERE run_id = runs.id AND answer IS NULL)"""
+    (SELECT count(*) FROM questions WHERE run_id = runs.id AND answer IS NULL), deaths"""
 _INSERT = """INSERT INTO runs
     (id, session_id, principal, status, owner, leased_until, began_at, changed_at, record, outcome)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
@@ -94,13 +94,15 @@ class SqliteRuns:
             row = get_run(connection, database.chains, run_id)
             if not is_free(row.owner, row.leased_until, now, database.owner):
                 raise RunBusy(run_id, row.owner)
-            verify_session(connection, database.chains, run_id)
+            progress = verify_session(connection, database.chains, run_id).progress
+            deaths = _deaths(connection, row, progress) if row.owner != database.owner else 0
             status = row.status if row.status in OVER else "running"
             connection.execute(
-                "UPDATE runs SET status = ?, owner = ?, leased_until = ?, changed_at = ?, stopping = 0 WHERE id = ?",
-                (status, database.owner, now + LEASE_SECONDS, now, run_id),
+                "UPDATE runs SET status = ?, owner = ?, leased_until = ?, changed_at = ?, stopping = 0, deaths = ?, "
+                "progress = ? WHERE id = ?",
+                (status, database.owner, now + LEASE_SECONDS, now, deaths, progress, run_id),
             )
-            return row
+            return msgspec.structs.replace(row, deaths=deaths)
 
         taken = await database.transact(take)
         self._lost(run_id)  # another process may have had the run
@@ -287,7 +289,7 @@ def withdraw(connection: sqlite3.Connection, chains: Chains, now: float, where: 
 
 
 def _row(row: Sequence[Any]) -> RunRow:
-    record, status, owner, until, changed, outcome, stopping, waiting = row
+    record, status, owner, until, changed, outcome, stopping, waiting, deaths = row
     return RunRow(
         record=msgspec.msgpack.decode(record, type=RunRecord),
         status=status,
@@ -297,7 +299,17 @@ def _row(row: Sequence[Any]) -> RunRow:
         outcome=outcome,
         questions=waiting,
         stopping=bool(stopping),
+        deaths=deaths,
     )
+
+
+def _deaths(connection: sqlite3.Connection, row: RunRow, progress: int) -> int:
+    """Return how many processes in a row have died with this run and got no further than the one before."""
+    if row.status != "running" or not row.owner:
+        return 0
+    query = "SELECT progress FROM runs WHERE id = ?"
+    before = connection.execute(query, (row.record.id,)).fetchone()[0]
+    return row.deaths + 1 if before == progress else 1
 
 
 def _check_new(connection: sqlite3.Connection, run_id: str) -> None:

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from handrail.adapter.run_record import decode_begin
 from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.errors import JournalError
 from handrail.ids import NewId, random_id
 from handrail.journals import Journal
 from handrail.messages import Usage
@@ -124,9 +125,16 @@ class Threads:
             key = self._key_of(line.row)
             if key is None:
                 continue
-            if line.standing == "parked" and await self._waits(line.row):
-                waits = await self.journal.questions.open(line.id)
-                self._waiting[key] = {each.id: each for each in waits}
+            try:
+                waits = line.standing == "parked" and await self._waits(line.row)
+            except (
+                JournalError
+            ):  # such as a record that was altered; it must not keep the server from starting
+                log.exception("could not read the run %s, which stays as it is", line.id)
+                continue
+            if waits:
+                questions = await self.journal.questions.open(line.id)
+                self._waiting[key] = {each.id: each for each in questions}
             else:
                 await self._go_on(key)
         if self._poll_seconds is not None:
