@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from handrail.messages import Model
     from handrail.operation import Operation
     from handrail.prompt import Prompt
+    from handrail.records import CallKey
     from handrail.replay.parked_run import Parking
     from handrail.tools import Tool, ToolResult
 
@@ -61,6 +62,7 @@ class Slice(Protocol[T_co]):
     def __len__(self) -> int: ...
 
 
+@runtime_checkable
 class EventBus(Protocol):
     """Where facts are published. Subscribers can't affect each other or the run."""
 
@@ -147,18 +149,17 @@ class DurableFork(Fork, Protocol):
 
     Other processes can't be locked out: after `prepare` has checked everything, somebody may still change
     a file, and a disk may be full. So durable forks are applied before those in memory, and may still
-    fail. What they are about to do is written down first, so that a process that starts after a crash can
-    finish it.
+    fail. Their changes are written down first, so that the next process can finish them after a crash.
     """
 
     __slots__ = ()
 
     is_durable: ClassVar[bool] = True
 
-    def stage(self, call_id: str, /, *, journal: str = "", synced: bool = False) -> Mapping[str, Any] | None:
+    def stage(self, key: CallKey, /, *, synced: bool = False) -> Mapping[str, Any] | None:
         """Write down everything that `apply` needs, after `prepare`. Returns None if there is nothing to apply.
 
-        The returned manifest goes into the journal with the given id, as one of the unit's `files`.
+        The returned manifest goes into the journal that the key names, as one of the unit's `files`.
         """
         ...
 
@@ -371,6 +372,7 @@ class ApprovalController(Protocol):
         ...
 
 
+@runtime_checkable
 class ApprovalBroker(Protocol):
     """Decides, at the root of a run, the requests that policies make.
 
@@ -410,8 +412,7 @@ class Environment(ABC):
     async def ask(self, question: Question, /) -> Answer | None:
         """Ask a question and return the answer.
 
-        Returning None leaves the question open: its answer comes through the journal, and the run may be
-        parked meanwhile.
+        Return None to leave the question open. Its answer comes through the journal; the run may be parked.
         """
 
     def run_started(self, parking: Parking) -> None:  # noqa: B027  # by default there is nothing to do

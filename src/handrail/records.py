@@ -118,6 +118,17 @@ class Entry(msgspec.Struct, frozen=True):
     body: bytes
 
 
+class CallKey(msgspec.Struct, frozen=True):
+    """Identifies a call among those of all conversations. Its id alone does not: models choose ids, and repeat them."""
+
+    call_id: str
+    run_id: str = ""
+    place: str = ""
+    """The call's place in its run; "" in a search means any."""
+    journal: str = ""
+    """The id of the journal that records the call; "" for none."""
+
+
 class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
     """A finished call and everything it changed, recorded atomically."""
 

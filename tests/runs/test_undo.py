@@ -1,4 +1,4 @@
-"""Undoing a recorded call: files and state are as if it had never run; refused if something depends on it."""
+"""Undo of a recorded call: it restores files and state, and is refused if later calls depend on them."""
 
 import asyncio
 import tempfile
@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail import Prompt, Session, ToolContext, tool
+from handrail import Adapter, Prompt, Session, ToolContext, tool
+from handrail.dispatch.turn import ToolCall
 from handrail.errors import RunBusy, RunError, RunParked, UndoRefused
 from handrail.events import MessageAdded
+from handrail.journal.sqlite import SqliteJournal
 from handrail.messages import UserMessage
+from handrail.models.scripted import ScriptedModel
 from handrail.runs import fork, show, undo
 from support.recorded import PROMPT, TOOLS, Counted, Noted, Recorder, call
 
@@ -54,7 +57,7 @@ def state_of(recorder: Recorder, session: Session) -> Any:
 
 
 async def carry_out(base: Path, script: list[Any], split: int, target: int | None) -> Any:
-    """Run the calls in two runs of one session, undo one, and return the state or the refusal."""
+    """Run the calls in two runs of one session, undo one of them, and return the state or the refusal."""
     recorder = Recorder(base)
     session = Session(id="s")
     try:
@@ -76,7 +79,7 @@ async def carry_out(base: Path, script: list[Any], split: int, target: int | Non
 
 
 def overlap(written: str, touched: str) -> bool:
-    """Return whether two places overlap: one slice, one path, a parent or child, or the listing of a folder."""
+    """Return whether two places overlap: the same slice or path, a parent or child, or a folder's listing."""
     if written.startswith("slice ") or touched.startswith("slice "):
         return written == touched
     one, other = written.removeprefix("file "), touched.removeprefix("file ")
@@ -89,7 +92,7 @@ def overlap(written: str, touched: str) -> bool:
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_undo_is_refused_exactly_where_something_was_built_on_it(data: st.DataObject):
-    """Otherwise files and state equal those left by the same calls without it."""
+    """Undo is refused exactly if a later call depends on it; otherwise the result is as if the call never ran."""
     script = data.draw(st.lists(operations, min_size=1, max_size=6))
     split = data.draw(st.integers(0, len(script)))
     target = data.draw(st.integers(0, len(script) - 1))
@@ -112,7 +115,7 @@ def test_undo_is_refused_exactly_where_something_was_built_on_it(data: st.DataOb
 
 
 async def test_the_places_in_the_way_are_named(recorder: Recorder):
-    """The refusal names paths that other sessions used, but slices only of the call's own session."""
+    """A refused undo names the paths that others have used, and slices only of the call's own session."""
     await recorder.run("r", [call("note", text="x"), call("write", path="a", text="x")], "end")
     await recorder.run("other", [call("notes"), call("read", path="a")], "end")
     noted, written = await recorder.ids("r")
@@ -124,7 +127,7 @@ async def test_the_places_in_the_way_are_named(recorder: Recorder):
 
 
 async def test_later_calls_that_were_undone_are_not_in_the_way(recorder: Recorder):
-    """Once a later call has been undone, it does not prevent undoing the call before it."""
+    """A later call that was itself undone does not prevent an undo of the call before it."""
     await recorder.run("r", call("write", path="a", text="1"), call("write", path="a", text="2"), "end")
     first, second = await recorder.ids("r")
     with pytest.raises(UndoRefused):
@@ -139,7 +142,7 @@ async def test_later_calls_that_were_undone_are_not_in_the_way(recorder: Recorde
 
 
 async def test_the_model_is_told_in_its_next_turn(recorder: Recorder):
-    """The model is told of an undo once, before the next run's first request, even if that run is resumed."""
+    """The model is told about an undo once, before the next run's first request, even if that run is resumed."""
     session = Session(id="s")
     await recorder.run("one", call("note", text="x"), "end", session=session)
     (noted,) = await recorder.ids("one")
@@ -162,7 +165,7 @@ async def test_the_model_is_told_in_its_next_turn(recorder: Recorder):
 
 
 async def test_a_parked_run_continues_without_the_call(recorder: Recorder):
-    """A parked run continues without the undone call's state, and the model is told before its next answer."""
+    """After an undo, a parked run continues without the call's state, and the model is told before its next answer."""
     with pytest.raises(RunParked):
         await recorder.run("r", call("note", text="x"), call("choose"), "end")
     (noted,) = await recorder.ids("r")
@@ -177,7 +180,7 @@ async def test_a_parked_run_continues_without_the_call(recorder: Recorder):
 
 
 async def test_what_can_not_be_undone_is_said(recorder: Recorder):
-    """Undo is refused for a failed or unknown call, without the call's files, or if they belong to another run."""
+    """Undo is refused for a failed or unknown call, without its files, or with files of another run."""
     await recorder.run(
         "r", [call("read", path="none"), call("write", path="a", text="x"), call("send", text="y")], "end"
     )
@@ -200,7 +203,7 @@ async def test_what_can_not_be_undone_is_said(recorder: Recorder):
 
 
 async def test_a_person_s_edit_is_kept(recorder: Recorder):
-    """If a person has changed the file since, the undo is refused, and the record keeps the call."""
+    """If a person has changed the file since, undo is refused, and the call stays recorded."""
     await recorder.run("r", call("write", path="a", text="x"), "end")
     (written,) = await recorder.ids("r")
     (recorder.folder / "a").write_text("mine")
@@ -211,7 +214,7 @@ async def test_a_person_s_edit_is_kept(recorder: Recorder):
 
 
 async def test_an_undo_that_was_cut_is_finished_by_the_next(recorder: Recorder):
-    """If the process dies after the files were restored, the next undo of the call records it."""
+    """If the process dies after an undo restored the files, repeating the undo records it."""
     await recorder.run("r", [call("write", path="a", text="x")], "end")
     (written,) = await recorder.ids("r")
     note = recorder.journal.calls.note
@@ -252,3 +255,32 @@ async def test_a_session_at_work_is_left_alone(recorder: Recorder):
     go.set()
     await task
     await undo(recorder.journal, "one", noted)
+
+
+async def test_the_same_call_id_in_another_conversation_is_another_call(recorder: Recorder):
+    """Models choose call ids, so they repeat between principals: an undo touches its own call's files only."""
+    for who in ("ann", "bob"):
+        asked = ToolCall("write", {"path": f"{who}.txt", "text": who}, "call_1")
+        await recorder.run(who, asked, "end", session=Session(id=who, principal=who))
+    done = await undo(recorder.journal, "ann", "call_1", recorder.files)
+    assert list(done.paths) == ["ann.txt"]
+    assert [path.name for path in recorder.folder.iterdir()] == ["bob.txt"]
+    with pytest.raises(UndoRefused, match="undone already"):
+        await undo(recorder.journal, "ann", "call_1", recorder.files)
+    assert list((await undo(recorder.journal, "bob", "call_1", recorder.files)).paths) == ["bob.txt"]
+
+
+async def test_the_same_run_and_call_in_another_journal_are_not_touched(recorder: Recorder, tmp_path: Path):
+    """Two journals may use one folder: what the other one recorded can't be undone with this one."""
+    (tmp_path / "other").mkdir()
+    other = SqliteJournal(tmp_path / "other" / "runs.db", watch=None)
+    asked = ToolCall("write", {"path": "mine", "text": "x"}, "call_1")
+    await recorder.run("r", asked, "end")
+    theirs = ToolCall("write", {"path": "theirs", "text": "x"}, "call_1")
+    adapter = Adapter(ScriptedModel([theirs, "end"]), journal=other, filesystem=recorder.files)
+    await adapter.evaluate(PROMPT, "go", run_id="r")
+    await undo(recorder.journal, "r", "call_1", recorder.files)
+    assert [path.name for path in recorder.folder.iterdir()] == ["theirs"]
+    with pytest.raises(UndoRefused, match="nothing is kept of it"):
+        recorder.files.undo("call_1")
+    other.close()

@@ -1,6 +1,6 @@
 """One evaluation, new or resumed, from its options to its response.
 
-`Adapter` imports this module for its first run, and with it the gate and everything else a run needs.
+`Adapter` imports this module on its first run, and with it the gate and everything else that a run needs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from handrail.errors import DefinitionError, PromptEvaluationError, RunError
 from handrail.guard.approval_memory import keep_decisions
 from handrail.journal.location import check_out_of_reach
 from handrail.journals import Journal, Recoverable
-from handrail.messages import AssistantMessage, UserMessage
+from handrail.messages import AssistantMessage, Message, UserMessage
 from handrail.prompt import Prompt
 from handrail.protocols import EventBus
 from handrail.records import OVER, RunRow
@@ -78,7 +78,9 @@ async def resume(
     """Continue a recorded run. `heard` receives the events that are not in its record."""
     journal, session, clock = options.journal, options.session, options.clock
     if journal is None:
-        raise RunError(run_id, "this adapter has no journal", "Give it the one that has the run: journal=.")
+        raise RunError(
+            run_id, "this adapter has no journal", "Pass the journal that has the run: journal=..."
+        )
     row = await journal.runs.get(run_id)
     prompt = prompt or prompt_of(run_id, row.record.app)
     if row.status in OVER:
@@ -115,7 +117,7 @@ async def _set_aside(journal: Journal, row: RunRow) -> PromptEvaluationError:
         f"run {record.id!r} was set aside: {row.deaths} processes in a row ended while they had it, and none got any "
         "further. Find out what ends them, then fork the run to try again."
     )
-    said = [UserMessage(decode_begin(record).message or NO_MESSAGE), AssistantMessage(problem)]
+    said: list[Message] = [UserMessage(decode_begin(record).message or NO_MESSAGE), AssistantMessage(problem)]
     outcome = RunOutcome(stop_reason="failed", error=problem, phase="set aside", messages=said)
     await journal.runs.leave(record.id, "failed", msgspec.msgpack.encode(outcome))
     return PromptEvaluationError(problem, phase="set aside", run_id=record.id)
@@ -156,7 +158,8 @@ async def _go(
                 resumed.catch_up()
             history = options.history
             if history and (resumed is None or not len(conversation.messages)):
-                frame.show([*rendered.tools, *options.tools], ())  # they declare the secrets in it
+                # The tools declare which arguments in the history are secret.
+                frame.show([*rendered.tools, *options.tools], ())
                 secretive = frame.secretive or rendered.secretive
                 masked = SecretMask(frame, conversation).message if secretive else None
                 conversation.begin_with(history, run_id, masked)  # otherwise the session was saved with it
@@ -200,7 +203,7 @@ def _frame(
     if environment.parks:
         if log is None:
             raise DefinitionError(
-                f"{type(environment).__name__} parks runs, and that needs a journal. "
+                f"{type(environment).__name__} parks runs, which requires a journal. "
                 "Give the adapter one: journal=SqliteJournal('runs.db')."
             )
         frame.parking = Parking(frame, environment)

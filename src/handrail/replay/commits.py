@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from handrail.cancellation import shielded
+from handrail.dispatch.transaction import key_of
 from handrail.events import CallStatus
 from handrail.journals import Journal
 from handrail.replay.records import commit_unit, inner_call
@@ -22,7 +23,7 @@ log = logging.getLogger("handrail.gate")
 async def record_end(attempt: Attempt, result: ToolResult[Any], status: CallStatus, charged: bool) -> bool:
     """Record the end of a call that changed nothing, unless it ended because the whole run is ending.
 
-    Returns whether it is recorded.
+    Returns whether the end was recorded.
     """
     log = attempt.frame.log
     if not log.is_kept or log.closed:
@@ -53,7 +54,7 @@ async def commit_recorded(journal: Journal, attempt: Attempt, result: ToolResult
 
     def stage() -> tuple[list[Mapping[str, Any]], str]:
         diff = transaction.file_diff()
-        return transaction.stage(attempt.id, journal.id, synced), diff
+        return transaction.stage(key_of(attempt, journal.id), synced), diff
 
     files, diff = await run_in_thread(stage)  # 1
     unit = commit_unit(attempt, result, charged, files=files, diff=diff)

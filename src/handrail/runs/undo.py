@@ -19,9 +19,11 @@ from handrail.threads import run_in_thread
 
 
 class UndoesFiles(Protocol):
-    """Files that keep what commits have replaced, such as a `DirectoryFilesystem`."""
+    """A filesystem that keeps what its commits have replaced, such as a `DirectoryFilesystem`."""
 
-    def undo(self, call_id: str, /) -> tuple[str, ...]: ...
+    def undo(
+        self, call_id: str, /, *, run_id: str = "", place: str = "", journal: str = ""
+    ) -> tuple[str, ...]: ...
 
 
 class Undoing(msgspec.Struct, frozen=True):
@@ -66,7 +68,7 @@ async def undo(
             raise UndoRefused(call_id, (), f"it changed files of {unit.root!r}, which were not given")
         begun = ("undoing", call_id) in entries
         await journal.calls.note(run_id, Entry("undoing", call_id, now, b""), from_outside=True)
-        paths = await run_in_thread(lambda: _undo_files(filesystem, unit, begun))
+        paths = await run_in_thread(lambda: _undo_files(filesystem, unit, journal.id, begun))
     elif unit.diff:
         raise UndoRefused(call_id, (), f"its files are those of {row.record.forked_from!r}: undo it there")
     slices = [place for place in unit.writes if place.startswith("slice ")]
@@ -80,7 +82,7 @@ async def undo(
 
 
 async def _check_nobody_works(journal: Journal, row: RunRow, clock: Clock) -> None:
-    """Raise `RunBusy` while an active run of the same session uses what this would change."""
+    """Raise `RunBusy` while an active run of the same session uses what the undo would change."""
     now = clock.now().timestamp()
     for other in await journal.runs.list(session_id=row.record.session_id):
         if other.owner and not is_free(other.owner, other.leased_until, now, ""):
@@ -100,9 +102,9 @@ async def _unit_of(journal: Journal, run_id: str, call_id: str) -> CommitUnit:
     return found
 
 
-def _undo_files(filesystem: UndoesFiles, unit: CommitUnit, begun: bool) -> Sequence[str]:
+def _undo_files(filesystem: UndoesFiles, unit: CommitUnit, journal: str, begun: bool) -> Sequence[str]:
     try:
-        return filesystem.undo(unit.call_id)
+        return filesystem.undo(unit.call_id, run_id=unit.run_id, place=unit.place, journal=journal)
     except UndoRefused as refused:
         if begun and not refused.places:  # the process ended between changing the files and recording it
             return [place.removeprefix("file ") for place in unit.writes if place.startswith("file ")]

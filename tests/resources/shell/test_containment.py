@@ -1,7 +1,8 @@
-"""What a command can't reach: other files, other processes, the network, secrets, the kernel."""
+"""What a command can't reach: other files and processes, the network, secrets, and the kernel."""
 
 import ctypes
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -13,12 +14,16 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from handrail.resources.shell import Support, probe
-from handrail.resources.shell import shell as shell_module
+from handrail.errors import DefinitionError
+from handrail.resources.shell import Support, command_process, probe
+from handrail.resources.shell import execution as shell_module
+from handrail.resources.shell.command_process import close_keeper
 from handrail.resources.shell.request import interpreter_folders
+from handrail.resources.shell.shell_errors import CommandMissing
 from support import ROOT
 from support.folders import PYTHON, Folder, anything, outside_tmp
 
@@ -29,7 +34,7 @@ WALLS = ["user", "root"] if os.geteuid() == 0 else ["user"]
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     support = probe(tmp_path)
     if not support.contained or (request.param == "overlay" and not support.overlay):
-        pytest.skip(f"not to be had here: {'; '.join(support.missing)}")
+        pytest.skip(f"not available here: {'; '.join(support.missing)}")
     return request.param
 
 
@@ -44,7 +49,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 @pytest.fixture(params=WALLS)
 def walls(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Fixture: each kind of walls, whichever this machine would choose."""
+    """Fixture: each kind of containment in turn, whichever this machine would choose."""
     found = probe(tmp_path)
     if not found.contained:
         pytest.skip("; ".join(found.missing))
@@ -73,11 +78,11 @@ OUTSIDE = [
 
 @pytest.mark.usefixtures("walls")
 def test_nothing_outside_the_folder_can_be_written(folder: Folder, backend: str):
-    """A command can neither create a file in any folder outside nor change one there."""
+    """A command can neither create nor change a file in any folder outside its own."""
     places = [place for place in OUTSIDE if os.path.isdir(place)]
     script = "".join(f"touch {place}/handrail-escape 2>/dev/null && echo {place}\n" for place in places)
     finished = folder.sh(anything(backend), script + "echo x >> /etc/passwd; chmod 777 /etc; true")
-    refused = ("Read-only file system", "Permission denied")  # the second where the tests lack access too
+    refused = ("Read-only file system", "Permission denied")  # the second if the tests lack access too
     assert sum(finished.output.count(words) for words in refused) == 2
     assert not [line for line in finished.output.splitlines() if line.startswith("/")]
     assert not [place for place in places if os.path.exists(f"{place}/handrail-escape")]
@@ -85,7 +90,7 @@ def test_nothing_outside_the_folder_can_be_written(folder: Folder, backend: str)
 
 @pytest.mark.parametrize("place", ["/tmp", "/dev/shm", "/var/tmp", "/run"])
 def test_its_temporary_folders_are_its_own(folder: Folder, backend: str, place: str):
-    """A command's temporary folders are private to it and end with it; neither side sees the other's files."""
+    """A command's temporary folders are private, and are removed when it ends."""
     if not os.access(place, os.W_OK):
         pytest.skip(f"only root may write in {place}")
     shell = anything(backend)
@@ -99,7 +104,7 @@ def test_its_temporary_folders_are_its_own(folder: Folder, backend: str, place: 
 
 
 def test_layers_themselves_can_not_be_written(folder: Folder, backend: str):
-    """The upper layer's own path is read-only like the rest, or missing."""
+    """A command can't write to its layers by their own paths."""
     folder.sh(anything(backend), f"touch {folder.upper}/x {folder.base}/x {folder.base}/work/x")
     assert folder.caught() == []
     assert sorted(os.listdir(folder.base)) == ["root", "upper", "work"]
@@ -108,7 +113,7 @@ def test_layers_themselves_can_not_be_written(folder: Folder, backend: str):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a device")
 @pytest.mark.usefixtures("walls")
 def test_a_stray_device_file_can_not_be_opened(backend: str):
-    """Device files outside /dev can't be opened, in the folder or elsewhere."""
+    """A device file outside /dev can't be opened, neither in the folder nor elsewhere."""
     with tempfile.TemporaryDirectory(dir=outside_tmp(), prefix=".shell-") as place:
         folder = Folder(Path(place))
         for path in (folder.root / "zero", folder.base / "zero"):
@@ -121,7 +126,7 @@ def test_a_stray_device_file_can_not_be_opened(backend: str):
 
 
 def test_a_folder_outside_tmp_is_held_the_same(backend: str):
-    """A folder that is not below one of the command's private folders is contained in the same way."""
+    """A folder outside /tmp is contained like one inside it."""
     with tempfile.TemporaryDirectory(dir=outside_tmp(), prefix=".shell-") as place:
         folder = Folder(Path(place))
         folder.add("kept.txt", "kept\n")
@@ -143,7 +148,7 @@ def test_a_folder_outside_tmp_is_held_the_same(backend: str):
 
 
 def test_the_environment_is_clean(folder: Folder, backend: str, monkeypatch: pytest.MonkeyPatch):
-    """The environment has only harmless variables and those passed on purpose, and so do visible processes."""
+    """A command and the processes it sees have only harmless variables and those passed on purpose."""
     for name in (
         "OPENAI_API_KEY",
         "GITHUB_TOKEN",
@@ -165,7 +170,7 @@ def test_the_environment_is_clean(folder: Folder, backend: str, monkeypatch: pyt
 
 
 def test_the_usual_places_of_secrets_are_empty(folder: Folder, backend: str, monkeypatch: pytest.MonkeyPatch):
-    """Keys and credentials in the home folder and at configured paths are empty for a command."""
+    """A command finds the usual places of keys and credentials, and those configured, empty."""
     for path in ("home/.ssh/id", "home/.netrc", "home/.config/gh/hosts.yml", "home/plain", "mine/.env"):
         folder.add(path, "hunter2")
     before = folder.real()
@@ -177,7 +182,7 @@ def test_the_usual_places_of_secrets_are_empty(folder: Folder, backend: str, mon
     )
     assert finished.output.count("hunter2") == 1
     if os.geteuid() == 0:
-        assert folder.run(shell, "cat", "/etc/shadow").output == ""
+        assert "No such file" in folder.run(shell, "cat", "/etc/shadow").output
     assert folder.real() == before
     assert folder.caught() == []
     for path in ("home", "mine"):
@@ -189,7 +194,7 @@ def test_the_usual_places_of_secrets_are_empty(folder: Folder, backend: str, mon
 
 @pytest.mark.usefixtures("walls")
 def test_it_sees_no_processes_but_its_own(folder: Folder, backend: str):
-    """A command sees only its own processes, and can't signal others."""
+    """A command sees only its own processes and can't signal others."""
     finished = folder.sh(anything(backend), f"ls -d /proc/[0-9]* | wc -l; kill -0 {os.getpid()} || echo none")
     assert int(finished.output.split()[0]) <= 5
     assert finished.output.splitlines()[-1] == "none"
@@ -197,7 +202,7 @@ def test_it_sees_no_processes_but_its_own(folder: Folder, backend: str):
 
 @pytest.mark.usefixtures("walls")
 def test_it_sees_no_shared_memory_but_its_own(folder: Folder, backend: str):
-    """A command can't see System V queues and segments of other processes."""
+    """A command can't see the System V queues and segments of other processes."""
     libc = ctypes.CDLL(None, use_errno=True)
     queue = libc.msgget(0, 0o1666)
     assert queue >= 0
@@ -209,13 +214,13 @@ def test_it_sees_no_shared_memory_but_its_own(folder: Folder, backend: str):
 
 
 def test_it_has_no_descriptors_but_three(folder: Folder, backend: str):
-    """A command has only the three standard descriptors; none of Handrail's or the keeper's is open."""
+    """A command has only the three standard descriptors, and none of Handrail's or the keeper's."""
     code = "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd'))[:-1], os.getsid(0) == os.getpid())"
     assert folder.run(anything(backend), PYTHON, "-c", code).output == "[0, 1, 2] True\n"
 
 
 def test_processes_are_bounded(folder: Folder):
-    """A fork bomb reaches the command's own process limit, not the machine's."""
+    """A fork bomb is stopped by the command's own process limit."""
     release = tuple(int(part) for part in os.uname().release.split(".")[:2])
     if release < (6, 14) and os.geteuid() == 0:
         pytest.skip("this kernel does not count root's processes by namespace")
@@ -280,7 +285,7 @@ socket.create_connection(server.getsockname()); print("own loopback")
 
 @pytest.mark.usefixtures("walls")
 def test_the_network_is_off(folder: Folder, backend: str, listener: Listener):
-    """A command can reach only its own loopback: no machine loopback, abstract sockets or sockets in /run."""
+    """Without the network, a command reaches only its own loopback, and no abstract sockets or sockets in /run."""
     arguments = [str(listener.port), f"handrail-{os.getpid()}", listener.path.getsockname()]
     finished = folder.run(anything(backend), PYTHON, "-c", CONNECT, *arguments)
     assert (
@@ -289,17 +294,176 @@ def test_the_network_is_off(folder: Folder, backend: str, listener: Listener):
 
 
 def test_the_network_can_be_switched_on(folder: Folder, backend: str, listener: Listener):
-    """With the network on, a command has the machine's network and abstract sockets, but no sockets in /run."""
+    """With the network on, a command has the machine's network, but no abstract sockets and no sockets in /run."""
     arguments = [str(listener.port), f"handrail-{os.getpid()}", listener.path.getsockname()]
     finished = folder.run(anything(backend, network=True), PYTHON, "-c", CONNECT, *arguments)
-    assert finished.output == "connected\nconnected\nFileNotFoundError\nown loopback\n"
+    assert finished.output == "connected\nPermissionError\nFileNotFoundError\nown loopback\n"
 
 
-# --- getting out ------------------------------------------------------------------------------------
+SEND = """
+import socket, sys
+for make in (lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0]):
+    try:
+        make().sendto(b"hello", "\\0" + sys.argv[1]); print("sent")
+    except OSError as error:
+        print(error.strerror)
+mine, other = socket.socketpair(); mine.send(b"own pair"); print(other.recv(9).decode())
+socket.socket(socket.AF_INET, socket.SOCK_DGRAM); print("network")
+"""
+
+
+@pytest.mark.usefixtures("walls")
+@pytest.mark.parametrize("scoped", [True, False])
+def test_no_abstract_socket_hears_it(folder: Folder, scoped: bool, monkeypatch: pytest.MonkeyPatch):
+    """With the network on, nothing can be sent to an abstract socket, with Landlock or, where it lacks, by the filter."""
+    if not scoped:
+        close_keeper()  # the next one is started with a kernel that can't scope
+        monkeypatch.setattr(
+            command_process, "_BOOT", command_process._BOOT.replace("main(int", _UNSCOPED + "main(int")
+        )
+    heard = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    heard.bind(f"\0handrail-heard-{os.getpid()}")
+    heard.setblocking(False)
+    try:
+        finished = folder.run(anything(network=True), PYTHON, "-c", SEND, f"handrail-heard-{os.getpid()}")
+        problem = "Operation not permitted" if scoped else "Address family not supported by protocol"
+        assert finished.output == f"{problem}\n{problem}\nown pair\nnetwork\n"
+        with pytest.raises(BlockingIOError):
+            heard.recv(10)
+    finally:
+        heard.close()
+        close_keeper()
+
+
+_UNSCOPED = "from handrail.resources.shell import kernel; kernel.scope_abstract_sockets = lambda: False\n"
+
+
+# --- the host ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def outside() -> Iterator[Path]:
+    """Fixture: a folder of the host that has nothing to do with any command, with a key, a program and a socket."""
+    with tempfile.TemporaryDirectory(dir=outside_tmp(), prefix=".shell-") as place:
+        found = Path(place)
+        (found / "key").write_text("hunter2")
+        (found / "bin").mkdir()
+        (found / "bin" / "tool").write_text("#!/bin/sh\necho tool ran\n")
+        (found / "bin" / "tool").chmod(0o755)
+        yield found
+
+
+@pytest.mark.usefixtures("walls")
+def test_nothing_of_the_host_is_seen(folder: Folder, backend: str, outside: Path):
+    """A command sees no file of the host but the system's programs: no home, no project, no journal, no data."""
+    places = [
+        place
+        for place in ("/home", "/srv", "/mnt", "/media", "/opt", "/var/lib", "/var/log", "/sys")
+        if os.path.isdir(place)
+    ]
+    finished = folder.sh(
+        anything(backend),
+        f"cat {outside}/key; ls -A {' '.join(places)} /run; cat /etc/shadow /etc/ssh/*; ls -A ~",
+    )
+    assert "hunter2" not in finished.output
+    assert finished.output.count("No such file") == len(places) + 3
+    shown = {*os.listdir("/usr"), "home"}
+    roots = folder.run(anything(backend), "ls", "-A", "/").output.split()
+    expected = {
+        "bin",
+        "dev",
+        "etc",
+        "lib",
+        "lib32",
+        "lib64",
+        "libx32",
+        "nix",
+        "gnu",
+        "proc",
+        "run",
+        "sbin",
+        "tmp",
+        "usr",
+        "var",
+    }
+    expected |= {path.split("/")[1] for path in (str(folder.root), *interpreter_folders())}
+    assert set(roots) <= expected, shown
+
+
+def test_a_socket_in_the_folder_leads_nowhere(folder: Folder, backend: str):
+    """A server's socket that lies in the folder can't be reached from a command."""
+    with socket.socket(socket.AF_UNIX) as server:
+        here = os.getcwd()
+        os.chdir(folder.root)
+        try:
+            server.bind("s")
+        finally:
+            os.chdir(here)
+        server.listen()
+        code = "import socket; socket.socket(socket.AF_UNIX).connect('s'); print('connected')"
+        finished = folder.run(anything(backend), PYTHON, "-c", code)
+        assert "connected" not in finished.output
+    (folder.root / "s").unlink()
+
+
+@pytest.mark.usefixtures("walls")
+def test_what_is_exposed_is_seen_and_not_written(folder: Folder, backend: str, outside: Path):
+    """An exposed folder or file is seen where it is, read-only, and nothing beside it is."""
+    shell = anything(backend, expose=[outside / "bin"])
+    finished = folder.sh(shell, f"{outside}/bin/tool; touch {outside}/bin/x; ls -A {outside}")
+    assert finished.output.splitlines() == [
+        "tool ran", f"touch: cannot touch '{outside}/bin/x': Read-only file system", "bin",
+    ]  # fmt: skip
+    finished = folder.sh(anything(backend, expose=[str(outside / "key")]), f"cat {outside}/key; ls {outside}")
+    assert finished.output == "hunter2key\n"
+
+
+def test_a_hidden_program_says_what_to_expose(
+    folder: Folder, backend: str, outside: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A program in a hidden folder fails with the `expose=` that it needs, by name, by path and inside a script."""
+    monkeypatch.setenv("PATH", f"{outside}/bin:{os.environ['PATH']}")
+    wanted = re.escape(f"expose=['{outside}']")
+    for program in ("tool", f"{outside}/bin/tool"):
+        with pytest.raises(CommandMissing, match=wanted):
+            folder.run(anything(backend), program)
+    assert folder.run(anything(backend, expose=[outside]), "tool").output == "tool ran\n"
+    finished = folder.sh(anything(backend), "tool")
+    assert finished.exit_code == 127
+    assert any(f"{outside}/bin" in note and "expose=" in note for note in finished.notes)
+    script = folder.add("s.sh", f"#!{outside}/bin/tool\n", mode=0o755)
+    with pytest.raises(CommandMissing, match=wanted):
+        folder.run(anything(backend), "./s.sh")
+    script.unlink()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("~", "Give a list"),
+        (["x"], "which is relative"),
+        (["/"], "commands have their own"),
+        (["/tmp"], "commands have their own"),
+        (["/nowhere"], "does not exist"),
+    ],
+)
+def test_what_can_not_be_exposed_is_refused(given: Any, said: str):
+    """A path that is relative, missing, or everything is refused when the shell is made."""
+    with pytest.raises(DefinitionError, match=said):
+        anything(expose=given)
+
+
+def test_the_interpreter_that_runs_handrail_is_there(folder: Folder, backend: str):
+    """Wherever it is installed, below a home or /tmp too, a command can use the interpreter that runs Handrail."""
+    finished = folder.run(anything(backend), sys.executable, "-c", "import msgspec, sys; print(sys.prefix)")
+    assert finished.output == f"{sys.prefix}\n"
+
+
+# --- escapes ----------------------------------------------------------------------------------------
 
 SYSCALL = "import ctypes, os, sys; libc = ctypes.CDLL(None, use_errno=True); "
 
-# Each script succeeds (exit code 0) only if it escapes, or gains a right that would let it.
+# Each script succeeds (exit code 0) only if it escapes, or gains a right that would let it escape.
 ESCAPES = {
     "remount the root": "mount -o remount,rw / && touch /etc/handrail-escape",
     "remount a folder": "mount -o remount,bind,rw /etc && touch /etc/handrail-escape",
@@ -375,7 +539,7 @@ ESCAPES = {
 @pytest.mark.usefixtures("walls")
 @pytest.mark.parametrize("escape", ESCAPES)
 def test_there_is_no_way_out(folder: Folder, escape: str):
-    """None of these escapes, which weaker walls allow, succeeds, and nothing real changes."""
+    """Every known escape fails, and nothing outside changes."""
     text = ESCAPES[escape]
     before = {place: sorted(os.listdir(place)) for place in ("/etc", "/mnt")}
     hostname = Path("/etc/hostname").read_bytes()
@@ -392,7 +556,7 @@ def test_there_is_no_way_out(folder: Folder, escape: str):
     assert Path("/etc/hostname").read_bytes() == hostname
 
 
-# --- as somebody else -------------------------------------------------------------------------------
+# --- as another user --------------------------------------------------------------------------------
 
 AS_NOBODY = """
 import asyncio, sys, tempfile
@@ -420,7 +584,7 @@ print(list((place / "work").iterdir()))
     os.geteuid() != 0 or not os.path.exists("/usr/bin/python3"), reason="needs root and a common Python"
 )
 def test_an_ordinary_user_is_held_the_same(backend: str, tmp_path: Path):
-    """An ordinary user's command runs under its own id without capabilities, where the kernel allows that."""
+    """An ordinary user's command is contained, under the user's own id and without capabilities."""
     packages = [path for path in sys.path if path.endswith("site-packages")]
     version = subprocess.run(
         ["/usr/bin/python3", "-c", "import sys; print(*sys.version_info[:2])"],
@@ -429,7 +593,7 @@ def test_an_ordinary_user_is_held_the_same(backend: str, tmp_path: Path):
         check=True,
     )
     if version.stdout.split() != [str(part) for part in sys.version_info[:2]]:
-        pytest.skip("the Python that others may use is of another version")
+        pytest.skip("the Python that ordinary users can run has another version")
     source = ROOT / "src"
     done = subprocess.run(
         [
@@ -464,7 +628,7 @@ def test_an_ordinary_user_is_held_the_same(backend: str, tmp_path: Path):
 
 
 def test_the_probe_finds_what_the_machine_has(tmp_path: Path):
-    """The probe finds every ability that util-linux finds; otherwise all of these tests would be skipped."""
+    """If util-linux can mount an overlay in a user namespace, the probe reports that overlays are available."""
     folder = Folder(tmp_path)
     options = f"lowerdir={folder.root},upperdir={folder.upper},workdir={folder.layers.work},userxattr"
     command = [
@@ -488,7 +652,7 @@ def test_the_probe_finds_what_the_machine_has(tmp_path: Path):
 
 
 def test_the_probe_says_what_is_missing(tmp_path: Path):
-    """If ordinary users may not create user namespaces, the probe promises nothing and says why."""
+    """Where user namespaces can't be created, the probe reports no isolation and says what is missing."""
     if os.geteuid() != 0 or probe(tmp_path).isolation != "user":
         pytest.skip("needs root and user namespaces, to forbid them")
     folder = Folder(tmp_path)
@@ -512,7 +676,7 @@ def test_the_probe_says_what_is_missing(tmp_path: Path):
 
 
 def test_shells_in_many_threads_share_one_keeper(folder: Folder):
-    """Event loops in several threads run commands at the same time with one keeper."""
+    """Event loops in several threads run commands concurrently with one shared keeper."""
     said: list[str] = []
 
     def work(number: int) -> None:

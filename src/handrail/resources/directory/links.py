@@ -20,14 +20,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from handrail.errors import Conflict, PathRefused
+from handrail.errors import Conflict, FileError, PathRefused
 from handrail.patterns import is_plain
 from handrail.protocols import FileInfo, Match
 from handrail.resources.directory.area import Area
 from handrail.resources.directory.content import Held, OnDisk, is_link
 from handrail.resources.directory.jail import Jail
 from handrail.resources.layer import TOP, Layer, Node, Shared
-from handrail.resources.paths import join, parse_file_path, parse_path, split
+from handrail.resources.paths import join, parse_file_path, parse_path, reserved_in, split
 from handrail.resources.search import line_pattern, sorted_matches
 
 _FOLLOWED = 40
@@ -49,10 +49,19 @@ class Ground(Shared):
         """The name of the staging folder if it is in the root, else ""."""
 
     def refuse_hidden(self, path: str) -> None:
-        """Raise if a path is in the staging folder."""
+        """Raise if a path is in the staging folder, or has a reserved name in it."""
+        if reserved := reserved_in(path):
+            raise PathRefused(path, f"{reserved!r} is reserved for Handrail's own files. Choose another path")
         hidden = self.hidden
         if hidden and (path == hidden or path.startswith(f"{hidden}/")):
             raise PathRefused(path, "uncommitted changes are staged there. Choose another path")
+
+    def refuse_around(self, path: str) -> None:
+        """Raise if a folder that is about to go has a reserved name in it, at any depth."""
+        reserved = self.jail.find_reserved(parse_path(path).path)
+        if reserved:
+            problem = f"it contains {reserved!r}, where Handrail keeps its own files, so it stays. Choose what is in it"
+            raise FileError(path, problem)
 
 
 class Linked(Layer):
@@ -272,11 +281,15 @@ class Linked(Layer):
 
     def delete(self, path: str, /, *, recursive: bool = False) -> None:
         with self._shared.lock:
-            super().delete(self._followed(path, last=False), recursive=recursive)
+            found = self._followed(path, last=False)
+            self._ground.refuse_around(found)
+            super().delete(found, recursive=recursive)
 
     def move(self, source: str, target: str, /) -> None:
         with self._shared.lock:
-            super().move(self._followed(source, last=False), self._followed(target, last=False))
+            found = self._followed(source, last=False)
+            self._ground.refuse_around(found)
+            super().move(found, self._followed(target, last=False))
 
 
 def _can_be_said(path: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import shutil
 import stat
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from handrail.resources.mount import OPAQUE, is_opaque, is_whiteout, remove_tree, strip_marks
+from handrail.resources.paths import is_reserved
 
 _FICLONE = 0x40049409
 _TICKS = 200
@@ -35,6 +37,8 @@ class Copy:
         self._check = check
         self._before: dict[str, Fingerprint] = {}
         self._names: dict[str, set[str]] = {}
+        self._links: dict[int, list[str]] = {}
+        """Paths of the upper layer's hard links, by inode. An overlay keeps these and breaks those below."""
         self._can_share = True
         self.files = 0
         self.size = 0
@@ -45,6 +49,8 @@ class Copy:
         """Copy everything, then wait until the filesystem's clock can distinguish later changes."""
         stack = [self._upper] if is_opaque(self._upper) else [self._upper, *self._lowers]
         self._copy_folder(stack, self._target, "")
+        for path in itertools.chain(*self._links.values()):  # a later link changed the times of the file
+            self._before[path] = _fingerprint(f"{self._target}/{path}")
         newest = max((found[4] for found in self._before.values()), default=0)
         stamp = f"{self._target}.stamp"
         Path(stamp).touch()
@@ -63,7 +69,7 @@ class Copy:
             try:
                 if stat.S_ISDIR(os.lstat(sources[0]).st_mode):
                     self._copy_folder(sources, there, inner)
-                elif not self._copy_file(sources[0], there):
+                elif not self._copy_file(sources[0], there, inner):
                     continue
             except (PermissionError, FileNotFoundError):
                 self.unread += 1
@@ -73,9 +79,12 @@ class Copy:
             self._names.setdefault(path, set()).add(name)
         _copy_metadata(stack[0], target)
 
-    def _copy_file(self, source: str, target: str) -> bool:
+    def _copy_file(self, source: str, target: str, path: str) -> bool:
         facts = os.lstat(source)
-        if stat.S_ISLNK(facts.st_mode):
+        is_linked = facts.st_nlink > 1 and source == f"{self._upper}/{path}"
+        if is_linked and facts.st_ino in self._links:
+            os.link(f"{self._target}/{self._links[facts.st_ino][0]}", target, follow_symlinks=False)
+        elif stat.S_ISLNK(facts.st_mode):
             os.symlink(os.readlink(source), target)
         elif stat.S_ISREG(facts.st_mode):
             self._copy_content(source, target)
@@ -85,6 +94,8 @@ class Copy:
         else:
             return False  # a socket or a device can't be copied
         _copy_metadata(source, target)
+        if is_linked:
+            self._links.setdefault(facts.st_ino, []).append(path)
         self.files += 1
         return True
 
@@ -113,7 +124,7 @@ class Copy:
     def _settle(self, path: str, lowers: Sequence[str]) -> None:
         folder = f"{self._target}/{path}" if path else self._target
         prefix = f"{path}/" if path else ""
-        now = set(os.listdir(folder))
+        now = {name for name in os.listdir(folder) if not is_reserved(name)}
         below = members(lowers)
         for name in sorted(self._names.get(path, set()) - now):
             self._clear(prefix + name)
@@ -174,7 +185,7 @@ def members(stack: Sequence[str]) -> dict[str, list[str]]:
         except (FileNotFoundError, NotADirectoryError):
             continue
         for entry in entries:
-            if entry.name in closed:
+            if entry.name in closed or is_reserved(entry.name):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 found.setdefault(entry.name, []).append(entry.path)
@@ -193,11 +204,11 @@ def changes(upper: Path) -> Iterator[tuple[str, str]]:
     A folder is `replaced` if it hides the layers below.
     """
     for folder, folders, files in os.walk(upper):
-        folders.sort()
+        folders[:] = sorted(name for name in folders if not is_reserved(name))
         place = os.path.relpath(folder, upper)
         if place != ".":
             yield ("replaced" if is_opaque(folder) else "folder"), place
-        for name in sorted(files):
+        for name in sorted(name for name in files if not is_reserved(name)):
             path = os.path.normpath(f"{place}/{name}")
             yield ("deleted" if is_whiteout(os.lstat(f"{folder}/{name}")) else "written"), path
 
