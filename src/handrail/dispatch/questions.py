@@ -24,7 +24,7 @@ from handrail.errors import (
 from handrail.events import QuestionAnswered, QuestionAsked
 from handrail.journal.digest import digest
 from handrail.operation import Operation
-from handrail.question import Answer, DecisionKeys, Question, QuestionKind
+from handrail.question import Answer, DecisionKeys, Question, QuestionKind, Quorum
 from handrail.replay.marks import has_secret, mark_given, was_given_secret
 from handrail.replay.parked_run import end_grace
 from handrail.schema import Schema, schema_of, to_json
@@ -209,6 +209,7 @@ def question_of(
     schema: dict[str, Any],
     timeout: float | None,
     decision_keys: DecisionKeys | None = None,
+    quorums: tuple[Quorum, ...] = (),
 ) -> Question:
     """Create an attempt's question. Its digest binds the answer to everything that the question is about."""
     frame = attempt.frame
@@ -218,6 +219,7 @@ def question_of(
     except ToolValidationError as error:
         raise ToolError(f"the question of {attempt.name} can't be shown: {error}") from None
     principal = frame.session.principal
+    people = [(quorum.role, quorum.approvals) for quorum in quorums]
     covered = (
         attempt.tool.name,
         attempt.tool.json_schema,
@@ -225,6 +227,7 @@ def question_of(
         attempt.id,
         question_id,
         principal,
+        *([people] if people else ()),
     )
     return Question(
         id=question_id,
@@ -241,6 +244,7 @@ def question_of(
         expires_at=None if timeout is None else now + timedelta(seconds=timeout),
         run_id=frame.run_context.request_id,
         decision_keys=decision_keys,
+        quorums=quorums,
     )
 
 
