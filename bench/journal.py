@@ -21,9 +21,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from handrail import Adapter, Prompt, SqliteJournal, ToolContext, tool
+from handrail.clock import SYSTEM_CLOCK
 from handrail.dispatch import open_gate
 from handrail.environment import LaterEnvironment
 from handrail.errors import RunParked
+from handrail.journal.chains import INSERT, Chains
+from handrail.journal.database import Database
 from handrail.journal.sqlite import Durability
 from handrail.messages import CallPart, ModelPart, ModelRequest, Price, StopPart, Traits
 from handrail.models.scripted import ScriptedModel
@@ -102,6 +105,54 @@ async def costs(folder: Path, count: int) -> None:
         say("  what the record adds, in bare inserts", f"{(spent - plain) / bare:.1f}")
 
 
+MAC_LIMIT = 6.0
+"""What the MAC and the link of a record may cost, in microseconds."""
+
+
+class Unchained(Chains):
+    """Chains that write the same rows without a MAC and without a head, for comparison."""
+
+    def append(
+        self, connection: sqlite3.Connection, chain: str, kind: str, key: str, body: bytes, **more: Any
+    ) -> int:
+        self.number = number = getattr(self, "number", 0) + 1
+        connection.execute(INSERT, (chain, number, kind, key, 0.0, "s", body, b"x" * 32, "applied"))
+        return number
+
+
+def chained(path: Path, count: int, make: type[Chains]) -> float:
+    """Return the CPU seconds that adding a record to a chain takes, in one transaction."""
+    database = Database(str(path), clock=SYSTEM_CLOCK, new_id="bench", inline=True)
+    chains, body = make("bench", str(path), b"k" * 32), b"x" * 350
+
+    def work(connection: sqlite3.Connection) -> float:
+        began = time.process_time()
+        for number in range(count):
+            chains.append(
+                connection, "run bench", "unit", f"call-{number}", body, session_id="s", state="applied"
+            )
+        return (time.process_time() - began) / count
+
+    spent = database.transact_now(work)
+    database.close()
+    return spent
+
+
+def chains(folder: Path, count: int) -> None:
+    """Report what the MAC of a record costs: the quickest of some rounds, with and without."""
+    rounds = [
+        (
+            chained(folder / f"bare{each}.db", count, Unchained),
+            chained(folder / f"mac{each}.db", count, Chains),
+        )
+        for each in range(7)
+    ]
+    bare, mac = (min(each[which] for each in rounds) * 1e6 for which in (0, 1))
+    verdict = "" if mac - bare <= MAC_LIMIT else "  MISSED"
+    say("a record of 350 bytes, in one transaction", f"{bare:.1f} µs")
+    say(f"  its MAC and link add (limit {MAC_LIMIT:.0f} µs)", f"{mac - bare:.1f} µs{verdict}")
+
+
 class Steps:
     """A model that requests one call after another. It keeps nothing, so only the run is measured."""
 
@@ -151,6 +202,7 @@ def main() -> None:
     count, longest = ([int(each) for each in sys.argv[1:]] + [2000, 10_000][len(sys.argv) - 1 :])[:2]
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(costs(Path(folder), count))
+        chains(Path(folder), 10 * count)
         for steps in (longest // 10, longest // 4, longest // 2, longest):
             asyncio.run(resumed(Path(folder), steps))
 

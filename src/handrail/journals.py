@@ -47,7 +47,8 @@ class Runs(Protocol):
     async def take(self, run_id: str, /) -> RunRow:
         """Take the lease of a run to resume it. Raises `RunBusy` while another process holds it.
 
-        Returns the run's row as it was before.
+        Returns the run's row as it was before, with the `deaths` so far: a process that ends without leaving the
+        run has died with it, and the count starts over once something new was recorded.
         """
         ...
 

@@ -83,6 +83,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """The number of the run's open questions."""
     stopping: bool = False
     """Whether the run's owner has been asked to cancel it."""
+    deaths: int = 0
+    """How many processes in a row ended while they had the run, without getting any further with it."""
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):

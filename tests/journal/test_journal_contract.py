@@ -419,6 +419,27 @@ async def test_an_interrupted_step_is_settled_by_the_process_that_resumes(
     assert await first.steps.run("key", hangs, run_id="run") == {"happened": True}
 
 
+async def test_deaths_without_progress_are_counted(processes: tuple[Journal, Journal], clock: Hands):
+    """Each process that ends with a run counts, until something new is recorded or the run is left in order."""
+    first, second = processes
+    await first.runs.begin(run())
+
+    async def taken(journal: Journal) -> int:
+        clock.seconds += LEASE_SECONDS
+        return (await journal.runs.take("run")).deaths
+
+    assert [await taken(each) for each in (second, first, second)] == [1, 2, 3]
+    for kind, key in (("call tried", ".1"), ("call begun", ".1~4"), ("deadline", "")):
+        await second.calls.note("run", Entry(kind, key, 1.0, b""))  # type: ignore[arg-type]
+    assert await taken(first) == 4, "what each try records is no progress"
+    await first.calls.note("run", Entry("inner call", ".1~4.1", 1.0, b""))
+    assert [await taken(second), await taken(first)] == [1, 2]
+    await first.calls.note("run", Entry("inner call", ".1~5.1", 1.0, b""))
+    assert await taken(second) == 3, "the same call in the next attempt is none either"
+    await second.runs.leave("run", "parked")
+    assert [await taken(first), await taken(second)] == [0, 1]
+
+
 # --- questions ------------------------------------------------------------------------------------
 
 

@@ -8,18 +8,22 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from handrail.adapter.call_adapter import CallAdapter, prompt_model_of
 from handrail.adapter.conversation import root_conversation
-from handrail.adapter.loop import run_in
+from handrail.adapter.loop import NO_MESSAGE, run_in
 from handrail.adapter.mask import SecretMask
 from handrail.adapter.response import PromptResponse, respond
 from handrail.adapter.run_lease import acquire_in_process, acquire_run
 from handrail.adapter.run_record import (
     ResumedRun,
+    RunOutcome,
     answer_of,
     begin_run,
     carry_out,
     check_resumed,
+    decode_begin,
     load_resumed,
     prompt_of,
     session_after,
@@ -27,10 +31,11 @@ from handrail.adapter.run_record import (
 from handrail.adapter.settings import Settings, check_added, check_files, forward_events
 from handrail.dispatch.frame import Frame, open_frame
 from handrail.dispatch.options import RunOptions
-from handrail.errors import DefinitionError, RunError
+from handrail.errors import DefinitionError, PromptEvaluationError, RunError
 from handrail.guard.approval_memory import keep_decisions
 from handrail.journal.location import check_out_of_reach
 from handrail.journals import Journal, Recoverable
+from handrail.messages import AssistantMessage, Message, UserMessage
 from handrail.prompt import Prompt
 from handrail.protocols import EventBus
 from handrail.records import OVER, RunRow
@@ -43,6 +48,9 @@ if TYPE_CHECKING:
     from handrail.adapter.adapter import Adapter
 
 OutputT = TypeVar("OutputT")
+
+MOST_DEATHS = 3
+"""How many processes may die with a run, without getting any further, before it is set aside."""
 
 
 async def evaluate(
@@ -81,6 +89,8 @@ async def resume(
     async with acquire_run(journal, run_id) as row:
         if row.status in OVER:  # it may have ended since the first look
             return await _recorded_answer(journal, row, prompt, session)
+        if row.deaths >= MOST_DEATHS:
+            raise await _set_aside(journal, row)
         if isinstance(options.filesystem, Recoverable):
             await options.filesystem.recover(journal)
         resumed = await load_resumed(journal, row, session, clock)
@@ -98,6 +108,19 @@ async def _recorded_answer(
     if found.altered:
         raise found.altered[0]
     return answer_of(row, prompt, await session_after(journal, row, session))
+
+
+async def _set_aside(journal: Journal, row: RunRow) -> PromptEvaluationError:
+    """End a run that has ended every process which took it up. Returns the error that says so."""
+    record = row.record
+    problem = (
+        f"run {record.id!r} was set aside: {row.deaths} processes in a row ended while they had it, and none got any "
+        "further. Find out what ends them, then fork the run to try again."
+    )
+    said: list[Message] = [UserMessage(decode_begin(record).message or NO_MESSAGE), AssistantMessage(problem)]
+    outcome = RunOutcome(stop_reason="failed", error=problem, phase="set aside", messages=said)
+    await journal.runs.leave(record.id, "failed", msgspec.msgpack.encode(outcome))
+    return PromptEvaluationError(problem, phase="set aside", run_id=record.id)
 
 
 async def _go(

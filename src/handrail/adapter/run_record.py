@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import importlib
 from collections.abc import Container, Coroutine, Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -35,6 +34,7 @@ from handrail.guard.approval_memory import bring_in, decisions_in, keep_decision
 from handrail.journals import Journal
 from handrail.limits import Budget
 from handrail.messages import Message, Usage
+from handrail.neighbours import import_app
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.records import OVER, CommitUnit, RunRecord, RunRow, RunStatus
 from handrail.replay.log import RunLog
@@ -220,7 +220,7 @@ def code_of(app: str) -> str:
         return ""
     module, colon, _ = app.partition(":")
     if colon and not app.endswith(".md"):
-        files = [Path(str(getattr(importlib.import_module(module), "__file__", "")))]
+        files = [Path(str(getattr(import_app(module), "__file__", "")))]
     else:
         folder = Path(app) if Path(app).is_dir() else Path(app).parent
         files = sorted([*folder.glob("*.md"), *folder.glob("*.py")])
@@ -241,7 +241,7 @@ def prompt_of(run_id: str, app: str) -> Prompt[Any]:
             "Pass the prompt: resume(run_id, prompt).",
         )
     try:
-        found: Any = getattr(importlib.import_module(module), name, None)
+        found: Any = getattr(import_app(module), name, None)
     except ImportError as error:
         raise RunError(
             run_id,

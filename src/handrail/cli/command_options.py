@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
-import importlib.util
 import inspect
 import os
 import re
@@ -18,6 +16,7 @@ import typer
 
 from handrail.cli.outcome import UsageError, journal_path, print_error
 from handrail.environment.text import is_terminal
+from handrail.neighbours import find_app, import_app, search
 
 if TYPE_CHECKING:
     from handrail.deadline import Deadline
@@ -282,10 +281,8 @@ def parse_approvals(word: str, *, can_park: bool = False) -> Any:
 
 
 def search_here() -> None:
-    """Add the current folder to the places where modules are looked up, as `python -m` does."""
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    """Look for the user's modules in the current folder, too. It is not put on `sys.path`."""
+    search(Path.cwd())
 
 
 def find_model(named: str | None) -> Any:
@@ -306,7 +303,7 @@ def _own_model(named: str) -> Any:
         return None
     search_here()
     try:
-        found: Any = getattr(importlib.import_module(module), name, None)
+        found: Any = getattr(import_app(module), name, None)
     except Exception as error:  # importing the user's module can raise anything
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             return None
@@ -404,6 +401,6 @@ def is_module(named: str) -> bool:
         return False
     search_here()
     try:
-        return importlib.util.find_spec(module) is not None
+        return find_app(module) is not None
     except ModuleNotFoundError:
         return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from handrail.cli.command_options import find_model, open_files
 from handrail.cli.outcome import UsageError, runs_command
 from handrail.errors import HandrailError, RunUnknown
 from handrail.journal.sqlite import SqliteJournal
+from handrail.neighbours import import_app
 from handrail.question import Question
 from handrail.records import RunRow
 
@@ -148,5 +148,5 @@ def _agent_at(app: str) -> Any:
     from handrail.agent import Agent
 
     module, _, name = app.partition(":")
-    found: Any = getattr(importlib.import_module(module), name, None)
+    found: Any = getattr(import_app(module), name, None)
     return cast("Any", found) if isinstance(found, Agent) else None

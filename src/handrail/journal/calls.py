@@ -121,10 +121,9 @@ class SqliteCalls:
             for (chain,) in connection.execute(query, (session_id,)).fetchall():
                 records = verified(connection, chains, chain.removeprefix("run "))
                 found += [each for each in records.units if each.session_id == session_id]
-            return found
+            return sorted(found)
 
-        found = await self._database.transact(load)
-        return tuple(committed_unit(each) for each in sorted(found))
+        return tuple(map(committed_unit, await self._database.transact(load)))
 
     async def later(self, unit: CommitUnit, /) -> Sequence[CommitUnit]:
         query = """SELECT body FROM records WHERE kind = 'unit' AND state != 'void' AND number > (

@@ -25,11 +25,11 @@ MAC_BYTES = 32
 _PERSON = b"handrail record"
 _encode = msgspec.msgpack.Encoder().encode
 
-_HEAD = (
-    """SELECT (SELECT max(number) FROM records), links, seal FROM (SELECT 1) LEFT JOIN chains ON chain = ?"""
-)
-_INSERT = """INSERT INTO records (number, chain, link, kind, key, at, session_id, body, mac, state)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+INSERT = """INSERT INTO records (chain, link, kind, key, at, session_id, body, mac, state)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_REPLACE_HEAD = "UPDATE chains SET links = ?, seal = ? WHERE chain = ? AND links = ? AND seal = ?"
+_MOST_HEADS = 10_000
+"""Maximum number of heads that a process remembers."""
 _READ = """SELECT number, link, kind, key, at, session_id, body, mac, state FROM records
     WHERE chain = ? ORDER BY link"""
 
@@ -75,7 +75,7 @@ class Record(NamedTuple):
     """One record of a chain."""
 
     number: int
-    """Its position in the whole journal."""
+    """Its position in the whole journal. Not covered by the MAC, but it grows along a chain."""
     link: int
     """Its 1-based position in its chain."""
     kind: str
@@ -94,12 +94,13 @@ class Chains:
     def __init__(self, journal: str, path: str, key: bytes) -> None:
         self._journal = journal
         self.path = path
+        self._heads: dict[str, tuple[int, bytes]] = {}
+        """The heads that this process wrote last. Each is compared with the chain's when it is replaced."""
         self._keyed = hashlib.blake2b(key=key, digest_size=2 * MAC_BYTES, person=_PERSON)
 
     def _digest(
         self,
         chain: str,
-        number: int,
         link: int,
         kind: str,
         key: str,
@@ -109,7 +110,7 @@ class Chains:
         body: bytes,
     ) -> bytes:
         hashed = self._keyed.copy()
-        hashed.update(_encode((self._journal, chain, number, link, kind, key, at, session_id, seal, body)))
+        hashed.update(_encode((self._journal, chain, link, kind, key, at, session_id, seal, body)))
         return hashed.digest()
 
     def append(
@@ -125,16 +126,31 @@ class Chains:
         state: str = "",
     ) -> int:
         """Add a record to a chain, in the transaction that is open. Returns its position in the chain."""
-        last, links, seal = connection.execute(_HEAD, (chain,)).fetchone()
-        number, link = (last or 0) + 1, (links or 0) + 1
-        digest = self._digest(chain, number, link, kind, key, at, session_id, seal or b"", body)
-        mac, seal = digest[:MAC_BYTES], digest[MAC_BYTES:]
-        connection.execute(_INSERT, (number, chain, link, kind, key, at, session_id, body, mac, state))
-        if links is None:
-            connection.execute("INSERT INTO chains VALUES (?, ?, ?)", (chain, link, seal))
-        else:
-            connection.execute("UPDATE chains SET links = ?, seal = ? WHERE chain = ?", (link, seal, chain))
+        known = self._heads.get(chain)
+        links, seal = known or self._head(connection, chain)
+        link = links + 1
+        digest = self._digest(chain, link, kind, key, at, session_id, seal, body)
+        mac, new = digest[:MAC_BYTES], digest[MAC_BYTES:]
+        if not links:
+            connection.execute("INSERT INTO chains VALUES (?, ?, ?)", (chain, link, new))
+        elif not connection.execute(_REPLACE_HEAD, (link, new, chain, links, seal)).rowcount:
+            # Another process has added to the chain, or a transaction was rolled back.
+            self._heads.pop(chain, None)
+            assert known is not None, "the head was read in this transaction"
+            return self.append(connection, chain, kind, key, body, at=at, session_id=session_id, state=state)
+        connection.execute(INSERT, (chain, link, kind, key, at, session_id, body, mac, state))
+        if len(self._heads) >= _MOST_HEADS:
+            self._heads.clear()
+        self._heads[chain] = link, new
         return link
+
+    def _head(self, connection: sqlite3.Connection, chain: str) -> tuple[int, bytes]:
+        query = "SELECT links, seal FROM chains WHERE chain = ?"
+        return connection.execute(query, (chain,)).fetchone() or (0, b"")
+
+    def forget(self, chain: str) -> None:
+        """Forget the head of a chain that was removed."""
+        self._heads.pop(chain, None)
 
     def head(self, connection: sqlite3.Connection, chain: str) -> bytes:
         """Return the MAC of a chain's last record, or b"" for an empty chain."""
@@ -151,6 +167,8 @@ class Chains:
             expected = len(found) + 1
             if record.link != expected:
                 raise self.altered(chain, expected, "it is missing")
+            if found and record.number <= found[-1].number:
+                raise self.altered(chain, record.link, "it was moved", record)
             digest = self._of(chain, record, seal)
             mac, seal = digest[:MAC_BYTES], digest[MAC_BYTES:]
             if record.mac != mac:
@@ -168,7 +186,7 @@ class Chains:
 
     def _of(self, chain: str, record: Record, seal: bytes) -> bytes:
         try:
-            return self._digest(chain, *record[:6], seal, record.body)
+            return self._digest(chain, *record[1:6], seal, record.body)
         except (
             TypeError,
             ValueError,

@@ -89,6 +89,7 @@ class SqliteQuestions:
 
         def put(connection: sqlite3.Connection) -> None:
             check_not_taken(connection, database.owner, question.run_id)
+            self._drop_answer(connection, question, at)
             connection.execute(_PUT, (question.id, encoded, question.run_id, at, question.principal))
             chain = run_chain(question.run_id)
             database.chains.append(connection, chain, QUESTION, question.id, encoded, at=at)
@@ -101,11 +102,15 @@ class SqliteQuestions:
 
         def clear(connection: sqlite3.Connection) -> None:
             check_not_taken(connection, database.owner, question.run_id)
-            connection.execute("UPDATE questions SET answer = NULL WHERE id = ?", (question.id,))
-            chain = outside_chain(question.run_id)
-            database.chains.append(connection, chain, ANSWER_CLEARED, question.id, b"", at=now)
+            self._drop_answer(connection, question, now)
 
         return clear
+
+    def _drop_answer(self, connection: sqlite3.Connection, question: Question, now: float) -> None:
+        query = "UPDATE questions SET answer = NULL WHERE id = ? AND answer NOT NULL"
+        if connection.execute(query, (question.id,)).rowcount:
+            chain = outside_chain(question.run_id)
+            self._database.chains.append(connection, chain, ANSWER_CLEARED, question.id, b"", at=now)
 
     def _withdraw(self, where: str, *values: str) -> Work[None]:
         chains, now = self._database.chains, self._clock.now().timestamp()

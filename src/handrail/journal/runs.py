@@ -42,7 +42,7 @@ from handrail.records import (
 )
 
 _ROW = """record, status, owner, leased_until, changed_at, outcome, stopping,
-    (SELECT count(*) FROM questions WHERE run_id = runs.id AND answer IS NULL)"""
+    (SELECT count(*) FROM questions WHERE run_id = runs.id AND answer IS NULL), deaths"""
 _INSERT = """INSERT INTO runs
     (id, session_id, principal, status, owner, leased_until, began_at, changed_at, record, outcome)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
@@ -94,13 +94,15 @@ class SqliteRuns:
             row = get_run(connection, database.chains, run_id)
             if not is_free(row.owner, row.leased_until, now, database.owner):
                 raise RunBusy(run_id, row.owner)
-            verify_session(connection, database.chains, run_id)
+            progress = verify_session(connection, database.chains, run_id).progress
+            deaths = _deaths(connection, row, progress) if row.owner != database.owner else 0
             status = row.status if row.status in OVER else "running"
             connection.execute(
-                "UPDATE runs SET status = ?, owner = ?, leased_until = ?, changed_at = ?, stopping = 0 WHERE id = ?",
-                (status, database.owner, now + LEASE_SECONDS, now, run_id),
+                "UPDATE runs SET status = ?, owner = ?, leased_until = ?, changed_at = ?, stopping = 0, deaths = ?, "
+                "progress = ? WHERE id = ?",
+                (status, database.owner, now + LEASE_SECONDS, now, deaths, progress, run_id),
             )
-            return row
+            return msgspec.structs.replace(row, deaths=deaths)
 
         taken = await database.transact(take)
         self._lost(run_id)  # another process may have had the run
@@ -240,7 +242,7 @@ class SqliteRuns:
     async def forget(self, run_ids: Sequence[str], /) -> None:
         def forget(connection: sqlite3.Connection) -> None:
             for start in range(0, len(run_ids), _CHUNK):
-                _remove(connection, tuple(run_ids[start : start + _CHUNK]))
+                _remove(connection, self._database.chains, tuple(run_ids[start : start + _CHUNK]))
             remove_unused_blobs(connection)
 
         await self._database.transact(forget)
@@ -287,7 +289,7 @@ def withdraw(connection: sqlite3.Connection, chains: Chains, now: float, where: 
 
 
 def _row(row: Sequence[Any]) -> RunRow:
-    record, status, owner, until, changed, outcome, stopping, waiting = row
+    record, status, owner, until, changed, outcome, stopping, waiting, deaths = row
     return RunRow(
         record=msgspec.msgpack.decode(record, type=RunRecord),
         status=status,
@@ -297,7 +299,17 @@ def _row(row: Sequence[Any]) -> RunRow:
         outcome=outcome,
         questions=waiting,
         stopping=bool(stopping),
+        deaths=deaths,
     )
+
+
+def _deaths(connection: sqlite3.Connection, row: RunRow, progress: int) -> int:
+    """Return how many processes in a row have died with this run and got no further than the one before."""
+    if row.status != "running" or not row.owner:
+        return 0
+    query = "SELECT progress FROM runs WHERE id = ?"
+    before = connection.execute(query, (row.record.id,)).fetchone()[0]
+    return row.deaths + 1 if before == progress else 1
 
 
 def _check_new(connection: sqlite3.Connection, run_id: str) -> None:
@@ -335,15 +347,17 @@ def _after(run: RunRecord, last: float | None) -> RunRecord:
     return msgspec.structs.replace(run, began_at=math.nextafter(last, math.inf))
 
 
-def _remove(connection: sqlite3.Connection, run_ids: tuple[str, ...]) -> None:
+def _remove(connection: sqlite3.Connection, chains: Chains, run_ids: tuple[str, ...]) -> None:
     marks = ", ".join("?" * len(run_ids))
     for table in ("questions", "tickets", "blob_runs"):
         connection.execute(f"DELETE FROM {table} WHERE run_id IN ({marks})", run_ids)
     query = f"""SELECT DISTINCT session_id, principal FROM runs AS gone WHERE id IN ({marks})
         AND NOT EXISTS (SELECT 1 FROM runs WHERE session_id = gone.session_id AND id NOT IN ({marks}))"""
     over = connection.execute(query, run_ids * 2).fetchall()
-    chains = [decision_chain(*each) for each in over]
-    chains += [chain(run_id) for run_id in run_ids for chain in (run_chain, outside_chain)]
-    for table in ("records", "chains"):
-        connection.executemany(f"DELETE FROM {table} WHERE chain = ?", ((chain,) for chain in chains))
+    gone = [decision_chain(*each) for each in over]
+    gone += [chain(run_id) for run_id in run_ids for chain in (run_chain, outside_chain)]
+    for chain in gone:
+        connection.execute("DELETE FROM records WHERE chain = ?", (chain,))
+        connection.execute("DELETE FROM chains WHERE chain = ?", (chain,))
+        chains.forget(chain)
     connection.execute(f"DELETE FROM runs WHERE id IN ({marks})", run_ids)

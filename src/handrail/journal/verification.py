@@ -6,6 +6,7 @@ The chains decide. What other tables repeat, so that it can be listed and search
 from __future__ import annotations
 
 import hashlib
+import re
 import sqlite3
 from collections.abc import Iterator
 from typing import Any
@@ -30,6 +31,9 @@ _INTERNAL = frozenset(
 
 _BOOKKEEPING = frozenset(("deadline", "call begun", "call tried", "verb", STEP, FORK, IMPORT))
 """The kinds of records that a run adds without getting any further."""
+
+_ATTEMPT = re.compile(r"~\d+")
+"""The number of an attempt, in the text of a place."""
 
 
 class RunRecords:
@@ -83,9 +87,8 @@ class RunRecords:
         found: dict[str, tuple[bytes, bytes | None, float | None]] = {}
         for id, question in asked.items():
             answer = given.get(id)
-            has = answer is not None and answer.number > question.number
             found[id] = (
-                (question.body, answer.body, answer.at) if has and answer else (question.body, None, None)
+                (question.body, None, None) if answer is None else (question.body, answer.body, answer.at)
             )
         return found
 
@@ -119,7 +122,7 @@ class RunRecords:
     @property
     def progress(self) -> int:
         """How far the run has got: it grows with everything recorded that is not recorded again by each try."""
-        done = {(each.kind, each.key) for each in self.own if each.kind not in _BOOKKEEPING}
+        done = {(each.kind, _ATTEMPT.sub("", each.key)) for each in self.own if each.kind not in _BOOKKEEPING}
         return len(done) + len(self.outside)
 
 

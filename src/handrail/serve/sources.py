@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib
 import importlib.util
 import sys
 import traceback
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from handrail.adapter import Adapter
 from handrail.agent import Agent
 from handrail.errors import DefinitionError, HandrailError
+from handrail.neighbours import import_app, load_file, search
 from handrail.prompt import Prompt
 from handrail.serve.principal_files import PrincipalFiles
 
@@ -248,44 +248,31 @@ def _describe(error: Exception) -> str:
 
 
 def load_module(named: str) -> ModuleType:
-    """Import a module by its name or its file."""
+    """Import a module by its name or its file. Its folder is not put on `sys.path`: see `handrail.neighbours`."""
+    advice = "Name a file, or a module as pkg.mod."
     if named.endswith(".py"):
-        return _load_file(Path(named).resolve(), named)
-    sys.path.insert(0, str(Path.cwd()))
+        path = Path(named).resolve()
+        if not path.is_file():
+            raise DefinitionError(f"there is no module in {named!r}. {advice}")
+        return _load_file(path)
+    search(Path.cwd())
     try:
-        return importlib.import_module(named)
+        return import_app(named)
     except ModuleNotFoundError as error:
         if error.name != named and not named.startswith(f"{error.name}."):
             raise
-        raise DefinitionError(f"there is no module {named!r}. Name a file, or a module as pkg.mod.") from None
+        raise DefinitionError(f"there is no module {named!r}. {advice}") from None
 
 
-def _load_file(path: Path, named: str) -> ModuleType:
+def _load_file(path: Path) -> ModuleType:
     """Import a file under the name it would have if it were imported from its own folder.
 
     Its types and its runs therefore have the same names however it is loaded. If another module has that
-    name, as with a `json.py`, the file gets a unique name and its folder goes last on the path: other imports
-    are unaffected.
+    name, as with a `json.py`, the file gets a unique name, and other imports are unaffected.
     """
-    is_taken = _is_taken(path)
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
-    name = f"handrail_app_{path.stem}_{digest}" if is_taken else path.stem
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise DefinitionError(f"there is no module in {named!r}. Name a file, or a module as pkg.mod.")
-    module = importlib.util.module_from_spec(spec)
-    before, places = sys.modules.get(name), list(sys.path)
-    sys.modules[name] = module  # annotations are resolved by the module's name
-    sys.path.insert(len(sys.path) if is_taken else 0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        sys.path[:] = places
-        sys.modules.pop(name)
-        if before is not None:
-            sys.modules[name] = before
-        raise
-    return module
+    name = f"handrail_app_{path.stem}_{digest}" if _is_taken(path) else path.stem
+    return load_file(path, name)
 
 
 def _is_taken(path: Path) -> bool:

@@ -6,16 +6,15 @@ A worker gets those that its file lists.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import inspect
 import itertools
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 from handrail.errors import DefinitionError
+from handrail.neighbours import load_file
 from handrail.tools import Tool, tool
 from handrail.tools.checks import is_name
 from handrail.workers.front_matter import Finder
@@ -74,22 +73,13 @@ class Functions:
     def _load(self) -> Mapping[str, Any]:
         digest = hashlib.sha256(str(self.path.resolve()).encode()).hexdigest()[:12]
         name = f"handrail_worker_tools_{digest}_{next(_loaded)}"
-        spec = importlib.util.spec_from_file_location(name, self.path)
-        loader = None if spec is None else spec.loader
-        if spec is None or loader is None:
-            raise AssertionError("it is a Python file")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # annotations are resolved by the module's name
         try:
-            loader.exec_module(module)
+            return _defined_in(load_file(self.path, name))
         except SyntaxError as error:
             self._load_problem.add(error.lineno or 1, f"it is not Python: {error.msg}", "Correct it.")
         except (Exception, SystemExit) as error:
             said = f"it can't be loaded: {type(error).__name__}: {error}"
             self._load_problem.add(_line_in(self.path, error), said, "Correct it.")
-        else:
-            return _defined_in(module)
-        del sys.modules[name]
         return {}
 
 

@@ -1,0 +1,119 @@
+"""The modules of an app's folder, imported without putting the folder on `sys.path`.
+
+Every library can import what lies on `sys.path`, and many try an optional module, such as `brotli`, and use it if it
+exists. Tools may be allowed to write to an app's folder, so a file of such a name would run in the next process. So
+an app is loaded by its file or by its name, and what lies beside it is found only for imports that the app itself,
+or one of these neighbours, makes. A neighbour never hides a module that is installed or part of Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Generator, Sequence
+from contextvars import ContextVar
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+_wanted: ContextVar[str] = ContextVar("the app that is being imported by name", default="")
+
+
+class _Neighbours(MetaPathFinder):
+    """Finds modules in the folders of apps, for the modules of these folders alone. It is asked last."""
+
+    def __init__(self) -> None:
+        self.searched: dict[str, None] = {}
+        """The folders where an app is looked for by its name."""
+        self.homes: dict[str, str] = {}
+        """The folder of each top-level module that was loaded from one."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if path is not None:
+            return None  # a package finds its own modules
+        home = self.homes.get(_importer())
+        folders = [*self.searched] if fullname == _wanted.get() else [] if home is None else [home]
+        for folder in folders:
+            spec = PathFinder.find_spec(fullname, [folder], target)
+            if spec is not None:
+                self.homes[fullname] = folder
+                return spec
+        return None
+
+
+_finder = _Neighbours()
+
+
+def _importer() -> str:
+    """Return the top-level name of the module whose import is being resolved."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # documented, and nothing else says who imports
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if name != "importlib" and frame.f_globals is not globals():
+            return name
+        frame = frame.f_back
+    return ""
+
+
+def _install() -> None:
+    if _finder not in sys.meta_path:
+        sys.meta_path.append(_finder)
+
+
+def search(folder: Path) -> None:
+    """Look for apps in this folder when they are imported by name."""
+    _install()
+    _finder.searched[os.path.realpath(folder)] = None
+
+
+@contextlib.contextmanager
+def _wanting(name: str) -> Generator[None]:
+    token = _wanted.set(name.partition(".")[0])
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
+
+
+def import_app(name: str) -> ModuleType:
+    """Import a module of the user by its name: an installed one, or one in a folder that is searched for apps."""
+    with _wanting(name):
+        return importlib.import_module(name)
+
+
+def find_app(name: str) -> ModuleSpec | None:
+    """Find a module of the user by its name, without importing it."""
+    with _wanting(name):
+        return importlib.util.find_spec(name)
+
+
+def load_file(path: Path, name: str) -> ModuleType:
+    """Import a file under this name, with its folder as the home of its neighbours.
+
+    If that fails, the modules are as before.
+    """
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file", name=name, path=str(path))
+    _install()
+    module = importlib.util.module_from_spec(spec)
+    before, home = sys.modules.get(name), _finder.homes.get(name)
+    sys.modules[name] = module  # annotations are resolved by the module's name
+    _finder.homes[name] = os.path.realpath(path.parent)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name)
+        _finder.homes.pop(name)
+        if before is not None:
+            sys.modules[name] = before
+        if home is not None:
+            _finder.homes[name] = home
+        raise
+    return module

@@ -1,0 +1,75 @@
+"""A run that ends every process which takes it up is set aside, so that it can't end another one."""
+
+import asyncio
+import signal
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal
+from handrail.errors import PromptEvaluationError
+from handrail.session import Session
+from support import warm_python
+
+APP = textwrap.dedent(
+    """
+    import asyncio, os, signal, sys
+    from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal, ToolContext, tool
+    from handrail.dispatch.turn import ToolCall
+    from handrail.session import Session
+
+    @tool(effect="staged")
+    async def note(text: str) -> str:
+        '''Note something.'''
+        return text
+
+    @tool(effect="staged")
+    async def die(context: ToolContext) -> str:
+        '''End the process.'''
+        await context.call("note", text="about to die")
+        os.kill(os.getpid(), signal.SIGKILL)
+        return ""
+
+    prompt = Prompt("desk", "Help.", tools=[note, die])
+
+    async def main(path, begins):
+        journal = SqliteJournal(path)
+        model = ScriptedModel([[ToolCall("die", {})], "It is still alive."])
+        adapter = Adapter(model, journal=journal)
+        if begins == "begin":
+            await adapter.evaluate(prompt, "Go on.", run_id="deadly", session=Session(id="s", principal="ann"))
+        else:
+            await adapter.resume("deadly", prompt)
+
+    asyncio.run(main(*sys.argv[1:]))
+    """
+)
+
+
+def test_a_run_that_ends_every_process_is_set_aside(tmp_path: Path):
+    """Three processes die with it. The next one ends it instead, says why, and goes on with its session."""
+    (tmp_path / "deadly.py").write_text(APP)
+    path = tmp_path / "runs.db"
+    for begins in ("begin", "resume", "resume"):
+        done = warm_python.run([tmp_path / "deadly.py", str(path), begins], cwd=tmp_path)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    done = warm_python.run([tmp_path / "deadly.py", str(path), "resume"], cwd=tmp_path)
+    assert done.returncode == 1
+    assert b"3 processes in a row ended while they had it" in done.stderr
+    asyncio.run(look(path))
+
+
+async def look(path: Path) -> None:
+    journal = SqliteJournal(path)
+    row = await journal.runs.get("deadly")
+    assert (row.status, row.owner) == ("failed", "")
+    assert not (await journal.runs.verify()).altered
+    prompt = Prompt("desk", "Help.")
+    adapter = Adapter(ScriptedModel(lambda request: str(len(request.messages))), journal=journal)
+    with pytest.raises(PromptEvaluationError, match="was set aside: 3 processes") as error:
+        await adapter.resume("deadly", prompt)
+    assert error.value.phase == "set aside"
+    again = await adapter.evaluate(prompt, "And now?", session=Session(id="s", principal="ann"))
+    assert again.text
+    journal.close()

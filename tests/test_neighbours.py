@@ -1,0 +1,174 @@
+"""An app's folder is not on `sys.path`: the app imports its neighbours, and nothing else does."""
+
+import importlib
+import json
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from handrail.errors import DefinitionError
+from handrail.neighbours import find_app, import_app, load_file, search
+from handrail.serve.sources import load, load_module
+from handrail.workers import WorkerRegistry
+from support.programs import handrail
+
+LIBRARY = """
+try:
+    import optional_speedup
+except ImportError:
+    optional_speedup = None
+
+def try_again():
+    import optional_speedup
+"""
+STOLEN = "raise SystemExit('what a model wrote has run')\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Fixture: an app's folder that a model has written to, and a library that is installed elsewhere."""
+    modules, meta = dict(sys.modules), list(sys.meta_path)
+    installed = tmp_path / "installed"
+    installed.mkdir()
+    (installed / "some_library.py").write_text(LIBRARY)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
+    work = tmp_path / "work"
+    work.mkdir()
+    for name in ("optional_speedup", "json", "brotli", "typing_extensions", "pydantic"):
+        (work / f"{name}.py").write_text(STOLEN)
+    (work / "beside.py").write_text("from beside_that import WORD\ndef later():\n    import beside_later\n")
+    (work / "beside_that.py").write_text("WORD = 'booked'\n")
+    (work / "beside_later.py").write_text("")
+    (work / "pack").mkdir()
+    (work / "pack" / "__init__.py").write_text("from pack.inner import VALUE\n")
+    (work / "pack" / "inner.py").write_text("import beside_that\nVALUE = beside_that.WORD\n")
+    yield work
+    sys.meta_path[:] = meta
+    for name in sys.modules.keys() - modules.keys():
+        del sys.modules[name]
+    sys.modules.update(modules)
+
+
+APP = """
+import importlib, json
+import some_library
+from beside import WORD, later
+from pack import VALUE
+from handrail import Adapter, Prompt, ScriptedModel
+
+later()
+importlib.import_module("beside_later")
+is_pythons_own = hasattr(json, "loads")
+prompt = Prompt("desk", f"Help. {WORD} {VALUE}")
+adapter = Adapter(ScriptedModel(lambda request: "hello"))
+"""
+
+
+def assert_out_of_reach(folder: Path) -> None:
+    library = importlib.import_module("some_library")
+    assert library.optional_speedup is None
+    with pytest.raises(ModuleNotFoundError):
+        library.try_again()
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("optional_speedup")
+    assert importlib.import_module("json") is json
+    assert not any(Path(each or ".").resolve() == folder for each in sys.path)
+
+
+def test_an_app_imports_its_neighbours_and_libraries_do_not(folder: Path):
+    """Its imports work at the top, in functions, in neighbours and their packages. A library finds nothing there."""
+    (folder / "front_desk.py").write_text(APP)
+    module = load_module(str(folder / "front_desk.py"))
+    assert (module.WORD, module.VALUE, module.is_pythons_own) == ("booked", "booked", True)
+    assert_out_of_reach(folder)
+
+
+def test_an_app_by_its_name_is_found_in_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """So is a package, and a run that is resumed finds its code again."""
+    (folder / "desk_by_name.py").write_text(APP)
+    monkeypatch.chdir(folder)
+    assert load("desk_by_name").source.name == "desk"
+    search(folder)
+    assert find_app("pack.inner") is not None
+    assert import_app("desk_by_name").WORD == "booked"
+    assert_out_of_reach(folder)
+    with pytest.raises(DefinitionError, match="there is no module 'nowhere_at_all'"):
+        load_module("nowhere_at_all")
+
+
+def test_a_library_in_the_same_folder_is_no_neighbour(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """A virtual environment often lies in the project's folder. Its libraries are still not the app's own."""
+    packages = folder / ".venv" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "another_library.py").write_text(LIBRARY)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(packages)])
+    (folder / "front_desk.py").write_text("import another_library\n")
+    assert load_module(str(folder / "front_desk.py")).another_library.optional_speedup is None
+
+
+def test_a_neighbour_hides_nothing_that_is_installed(folder: Path):
+    """The app, too, gets Python's own modules and the installed ones."""
+    (folder / "front_desk.py").write_text("import json, pydantic, typing_extensions, some_library\n")
+    (folder / "some_library.py").write_text(STOLEN)
+    module = load_module(str(folder / "front_desk.py"))
+    assert module.json is json
+    assert module.pydantic is sys.modules["pydantic"]
+
+
+def test_the_tools_of_workers_import_their_neighbours(folder: Path):
+    """`tools.py` imports what lies beside it, and a library does not."""
+    (folder / "main.md").write_text("---\ntools: [book]\n---\nBook.\n")
+    (folder / "tools.py").write_text(
+        "import some_library\nfrom beside import WORD\n\ndef book() -> str:\n    '''Book.'''\n    return WORD\n"
+    )
+    registry = WorkerRegistry(folder)
+    assert not list(registry.check())
+    assert_out_of_reach(folder)
+
+
+def test_a_file_that_fails_leaves_no_trace(folder: Path):
+    """Its name is free again, and gives nobody access to the folder."""
+    (folder / "failing_desk.py").write_text("raise RuntimeError('not today')\n")
+    with pytest.raises(RuntimeError, match="not today"):
+        load_file(folder / "failing_desk.py", "failing_desk")
+    assert "failing_desk" not in sys.modules
+    with pytest.raises(ImportError, match="is not a Python file"):
+        load_file(folder / "notes.txt", "notes")
+
+
+@pytest.mark.parametrize("command", ["run", "runs", "serve"])
+def test_commands_do_not_import_what_lies_in_the_current_folder(tmp_path: Path, command: str):
+    """A file that is called like an optional or a missing module does not run, not even with `python -m handrail`."""
+    for name in (
+        "brotli",
+        "zstandard",
+        "orjson",
+        "h2",
+        "socksio",
+        "chardet",
+        "uvloop",
+        "sniffio",
+        "colorama",
+        "rich",
+    ):
+        (tmp_path / f"{name}.py").write_text(STOLEN)
+    (tmp_path / "the_models.py").write_text(
+        textwrap.dedent("""
+        import os, sys
+        from handrail import ScriptedModel
+        assert os.getcwd() not in sys.path
+        model = ScriptedModel(lambda request: "Hello.")
+        """)
+    )
+    (tmp_path / "main.md").write_text("---\n---\nHelp.\n")
+    words = {
+        "run": ("run", "main.md", "Hello?", "--model", "the_models:model", "-q"),
+        "runs": ("runs", "list"),
+        "serve": ("serve", "nowhere_at_all.py", "--model", "the_models:model"),
+    }
+    done = handrail(*words[command], cwd=tmp_path)
+    assert "what a model wrote has run" not in done.stderr
+    assert done.returncode == {"run": 0, "runs": 2, "serve": 2}[command], done.stderr
