@@ -13,6 +13,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,16 @@ CLAIMS = [
     {"sub": "3", "email": "ann@example.org", "email_verified": False},
     {"sub": "4"},
 ]
+
+
+class Still:
+    """A clock that stands still."""
+
+    def now(self) -> datetime:
+        return datetime(2026, 5, 31, tzinfo=UTC)
+
+    def monotonic(self) -> float:
+        return 0.0
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
@@ -143,6 +154,13 @@ async def test_a_sign_in_is_finished_once_by_the_browser_that_began_it(tmp_path:
         assert (await came_back(client, where, cookie, "1")).kind == "SignInWrong", "a second time"
         said = await client.ask("GET", "/oidc/callback?state=x&code=y", headers=cookie)
         assert (said.status, said.kind) == (401, "SignInWrong")
+
+
+async def test_sign_ins_without_end_are_slowed(tmp_path: Path, issuer: str):
+    users_in(tmp_path)
+    async with serving(tmp_path, oidc=OidcProvider(issuer, "handrail", "secret", clock=Still())) as client:
+        said = [await client.ask("GET", "/oidc/login") for _ in range(21)]
+        assert [each.status for each in said] == [303] * 20 + [429]
 
 
 async def test_an_unreachable_or_false_provider_is_said(

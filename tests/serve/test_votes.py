@@ -26,6 +26,7 @@ from handrail import (
 )
 from handrail.errors import AnswerRefused, DefinitionError
 from handrail.guard import ask
+from handrail.guard.policy import Verdict
 from handrail.journal.answers import check_answer
 from handrail.question import Answer, Question, Quorum, Vote
 from handrail.serve.people import People, people_path
@@ -400,6 +401,25 @@ def test_what_is_no_quorum_is_refused_where_it_is_written():
     with pytest.raises(DefinitionError, match="ask\\(role"):
         CapabilityPolicy({"money": "finance"})  # type: ignore[dict-item]
     assert ask(role="approver") == ask()
+
+
+def test_a_call_that_could_be_previewed_does_not_run_where_nobody_can_decide_about_it():
+    ran: list[str] = []
+
+    @tool(effect="staged", capabilities={"money"})
+    async def book(context: ToolContext) -> str:
+        """Book something, in a fork until it is approved."""
+        ran.append("book")
+        return "booked"
+
+    tries: list[tuple[Verdict, list[str]]] = [("ask", ["book"]), (FINANCE, [])]
+    for policy, runs in tries:
+        ran.clear()
+        gate = open_gate(
+            [book], policies=[CapabilityPolicy({"money": policy})], environment=Person(approve=True)
+        )
+        gate.invoke("book", {}).wait()
+        assert ran == runs
 
 
 @pytest.mark.parametrize("approvals", [None, "interactive", "approve_all"])

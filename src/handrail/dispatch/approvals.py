@@ -246,7 +246,16 @@ def runs_first(attempt: Attempt) -> bool:
     not run before it is approved. Neither does a call that asks questions itself.
     """
     undoable = EFFECTS[attempt.tool.effect].previewed and not attempt.tool.reenters
-    return undoable and attempt.frame.people.shows_previews
+    return undoable and attempt.frame.people.shows_previews and _can_be_decided(attempt)
+
+
+def _can_be_decided(attempt: Attempt) -> bool:
+    """Return whether enough people exist for the quorums that the policies ask. If not, the call must not run at all."""
+    environment, principal = attempt.frame.people.environment, attempt.frame.session.principal
+    return all(
+        environment is not None and len(environment.voters(quorum, principal)) >= quorum.approvals
+        for quorum in attempt.quorums
+    )
 
 
 def diff_of(transaction: Transaction) -> str:

@@ -23,8 +23,9 @@ from starlette.routing import BaseRoute, Route
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError
 from handrail.serve import missing_extra
+from handrail.serve.limits import Rate, network_of
 from handrail.serve.middleware import CALLBACK
-from handrail.serve.principals import Principals, cookie_name
+from handrail.serve.principals import Principals, address_of, cookie_name
 from handrail.serve.refusals import RequestRefused
 
 _REQUIRED = ("authlib", "httpx")
@@ -77,12 +78,21 @@ class OidcProvider:
         self._address = address.rstrip("/")
         self._clock = clock
         self._metadata: dict[str, Any] | None = None
+        self._rate = Rate(0.5, 20, clock=clock)
         self._pending: OrderedDict[str, _Pending] = OrderedDict()
 
     def routes(self, principals: Principals) -> Sequence[BaseRoute]:
         """Return the two addresses of a sign-in: where it begins, and where the provider sends the browser back to."""
 
         async def begin(request: Request) -> Response:
+            wait = self._rate.take(network_of(address_of(request)))
+            if wait:
+                raise RequestRefused(
+                    429,
+                    "TooManySignIns",
+                    "too many sign-ins from this address. Wait as long as `Retry-After` says.",
+                    retry_after=wait,
+                )
             address = self._address or f"{request.url.scheme}://{request.headers['host']}"
             where, browser = await self.begin(f"{address}{CALLBACK}")
             response = RedirectResponse(where, 303)

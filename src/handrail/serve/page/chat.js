@@ -14,6 +14,7 @@ export function ChatPane({ about, conversation, say }) {
   const { view, phase } = conversation;
   const { ref, atEnd, toEnd } = useStickyEnd();
   const open = Object.keys(view.questions).length;
+  const mine = Object.values(view.questions).filter((question) => !question.quorums?.length).length;
   const said = async (text) => {
     await say(text);
     toEnd();
@@ -31,11 +32,12 @@ export function ChatPane({ about, conversation, say }) {
     </div>
     <div class="foot">
       ${!atEnd && html`<button type="button" class="newest" onClick=${toEnd}><${Icon} name="down" /> Newest</button>`}
-      ${open > 0 &&
+      ${mine > 0 &&
       html`<p class="waiting-bar" role="status">
-        <span>${many(open, "question is", "questions are")} waiting for you.</span>
+        <span>${many(mine, "question is", "questions are")} waiting for you.</span>
         <button type="button" class="small" aria-keyshortcuts="Alt+Q" onClick=${toQuestion}>Go to it <kbd>Alt Q</kbd></button>
       </p>`}
+      ${!about.actions.includes("run") && html`<p class="waiting-bar" role="status">You can read here. Sending messages needs another role.</p>`}
       <${Composer} id=${view.id} status=${view.status} loading=${phase === "loading"} open=${open} say=${said} cancel=${() => conversation.cancel()} />
     </div>
   </div>`;
