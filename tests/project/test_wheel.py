@@ -1,5 +1,6 @@
 """scripts/wheel.py, which checks the contents of a wheel. (scripts/wheel tests the build and the environments.)"""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -77,3 +78,33 @@ def test_a_wheel_with_a_changed_library_is_refused(tmp_path: Path):
     assert any(
         f"{VENDOR}/marked.js is not the file whose digest package.sha256 has" in each for each in findings
     )
+
+
+def test_a_download_with_another_digest_is_refused_by_name(tmp_path: Path):
+    """What the wheel needs is installed only if each file has the digest in constraints.sha256."""
+    spec = importlib.util.spec_from_file_location("wheel_script", ROOT / "scripts" / "wheel.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    [known] = re.findall(r"  (anyio-.*)", (ROOT / "constraints.sha256").read_text())
+    for name in (known, "other-1-py3-none-any.whl", "handrail-0-py3-none-any.whl"):
+        (tmp_path / name).write_text("changed")
+    changed, unknown = script.look_at_downloads(tmp_path, "handrail-0-py3-none-any.whl")
+    assert changed.startswith(f"{known} is not the file whose digest constraints.sha256 has")
+    assert unknown.startswith("other-1-py3-none-any.whl has no digest")
+
+
+def test_every_digest_is_of_a_pinned_version():
+    """A digest that no pin needs is left over from an older version."""
+    pins = {
+        (re.sub(r"[-_.]+", "_", name).lower(), version)
+        for name, version in re.findall(
+            r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE
+        )
+    }
+    for line in (ROOT / "constraints.sha256").read_text().splitlines():
+        digest, file = line.split()
+        name, version = file.split("-")[:2]
+        assert len(digest) == 64
+        assert (re.sub(r"[-_.]+", "_", name).lower(), version) in pins, file
