@@ -25,6 +25,7 @@ from handrail.place import Place
 from handrail.protocols import ApprovalRequest, Filesystem
 from handrail.question import DecisionKeys
 from handrail.replay.log import RunLog
+from handrail.resources import startup_files
 from handrail.resources.paths import HasLinks, parse_path
 from handrail.schema import to_json
 from handrail.tools import EFFECTS
@@ -61,6 +62,7 @@ async def ask_approval(
     quorums = attempt.quorums if asks == "call" else ()
     attempt.has_asked = attempt.has_asked or asks == "call"
     kept = attempt.tool.capabilities.isdisjoint(NEVER_REMEMBERED) and not quorums
+    kept = kept and not (diff and attempt.open_transaction.startup_files())
     scopes = {scope.words: scope.key for scope in keys.scopes} if kept else {}
     payload = {"tool": attempt.name, "arguments": arguments, "reason": reason}
     if kept:
@@ -256,6 +258,15 @@ def _can_be_decided(attempt: Attempt) -> bool:
         environment is not None and len(environment.voters(quorum, principal)) >= quorum.approvals
         for quorum in attempt.quorums
     )
+
+
+def why_ask(attempt: Attempt) -> str | None:
+    """Return why the changes that a call made in its fork need approval, or None if they do not."""
+    files = attempt.open_transaction.startup_files()
+    if files:
+        reason = startup_files.reason_to_ask(files)
+        attempt.preview = reason if attempt.preview is None else f"{attempt.preview}; {reason}"
+    return attempt.preview
 
 
 def diff_of(transaction: Transaction) -> str:

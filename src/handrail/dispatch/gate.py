@@ -22,7 +22,7 @@ import msgspec
 
 from handrail.cancellation import CancelScope, begin_foreign, open_scope, shielded
 from handrail.context import Approval, ToolContext
-from handrail.dispatch.approvals import ask_approval, diff_of, runs_first
+from handrail.dispatch.approvals import ask_approval, diff_of, runs_first, why_ask
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import Call, check_name, new_call
 from handrail.dispatch.effects import compensate
@@ -173,8 +173,8 @@ class Gate:
                     waiting = begin_foreign(self._run_handler(attempt, tool, context, scope))  # 8
                     if waiting is not None:
                         await waiting
-                    if attempt.preview is not None:  # 4, for the changes it made
-                        await self._approve(passage, attempt.preview, diff_of(attempt.open_transaction))
+                    if (attempt.preview or attempt.open_transaction.durable) and (why := why_ask(attempt)):
+                        await self._approve(passage, why, diff_of(attempt.open_transaction))  # 4, its changes
                     if policies and (waiting := tell_policies(attempt, attempt.finished)) is not None:
                         await waiting
                     if frame.journal is None:  # 9, success

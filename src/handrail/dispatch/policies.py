@@ -197,7 +197,8 @@ _ASK = "ask: "
 
 def reason_to_ask(attempt: Attempt) -> str:
     """Return why the call needs approval, if the policies neither allow nor deny it."""
-    return attempt.decision.removeprefix(_ASK)
+    reason, reach = attempt.decision.removeprefix(_ASK), attempt.tool.reach
+    return f"{reason}. {reach}" if reach else reason
 
 
 def _reason_to_ask(attempt: Attempt, policy: ToolPolicy, decision: PolicyDecision, asked: str | None) -> str:

@@ -121,6 +121,12 @@ class Transaction(msgspec.Struct, eq=False):
         """Return the names of the slices and paths that the call changed."""
         return [place for fork in self.touched for place in fork.written_places()]
 
+    def startup_files(self) -> list[str]:
+        """Return the changed files that run later by themselves. Changing them needs an approval of its own."""
+        if self.parent is not None:
+            return []  # the outer call is asked, once it is known what becomes part of the folder
+        return [path for fork in self.durable or () for path in getattr(fork, "startup_files", list[str])()]
+
     def file_diff(self) -> str:
         """Return the call's changes to files as text."""
         return "".join(fork.diff() or "" for fork in self.durable or ())

@@ -10,6 +10,7 @@ from handrail.errors import FileError
 from handrail.resources.layer import Content, Node, loaded
 from handrail.resources.line_diff import unified_diff
 from handrail.resources.paths import ancestors
+from handrail.resources.startup_files import run_by
 
 MAX_SIZE, MAX_LINES = 1024 * 1024, 20_000
 """Maximum bytes and lines of a file whose content is shown; for a larger file only its size is shown."""
@@ -56,6 +57,8 @@ def _is_said_inside(node: Node, base: Node, mode_of: Mode) -> bool:
 def _change(path: str, node: Node, base: Node, origin: str | None, mode_of: Mode) -> Iterator[str]:
     old, new = f"a/{_said(origin or path)}", f"b/{_said(path)}"
     yield f"diff --git {old} {new}"
+    if node.version and not node.is_folder and (who := run_by(path)):
+        yield f"runs later: {who} runs this file by itself, outside the sandbox"
     if origin is not None:
         yield f"rename from {_said(origin)}"
         yield f"rename to {_said(path)}"

@@ -25,11 +25,11 @@ as it was. Outside the folder nothing can be written but `/tmp`, which is thrown
 def run_command_tool(shell: Shell) -> Tool[Any, Any]:
     """Create the tool `run_command` on this shell.
 
-    What a command does in the folder is part of the call and undone with it. With access to the network it can
-    do more than that, so the tool is then irreversible.
+    What a command does in the folder is part of the call and undone with it. If it can reach more than that, such
+    as the network or an exposed folder, the tool is irreversible, and an approval is asked for before it runs.
     """
 
-    @tool(effect="irreversible" if shell.network else "staged", capabilities={"proc.exec", "fs.write"})
+    @tool(effect="irreversible" if shell.reach else "staged", capabilities={"proc.exec", "fs.write"})
     async def run_command(
         command: Annotated[
             list[str], Field(min_length=1, description='Program and arguments: ["ls", "-l"].')
@@ -47,6 +47,7 @@ def run_command_tool(shell: Shell) -> Tool[Any, Any]:
         said = finished.render()
         return ToolResult.ok(said) if finished.ok else ToolResult.error(said)
 
+    object.__setattr__(run_command, "reach", shell.reach)
     return run_command
 
 

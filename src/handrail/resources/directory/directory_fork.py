@@ -35,6 +35,7 @@ from handrail.resources.layer import ABSENT, Layer, Node, Shared
 from handrail.resources.mount import Layers
 from handrail.resources.overlay import PREPARED, Overlay
 from handrail.resources.paths import join, split
+from handrail.resources.startup_files import is_allowed, run_by
 
 _KEPT_FILE, _KEPT = 1024 * 1024, 64 * 1024 * 1024
 """Maximum bytes per file, and in total, that a fork keeps in memory for repeatable reads."""
@@ -114,6 +115,18 @@ class DirectoryFork(Linked, FileFork):
         if change.kind == "folder":
             return Node(tick, None, now) if mode is None else Folder(tick, None, now, mode)
         return Node(tick, Held(change.data, _like(like_of(old), mode)), now)
+
+    def startup_files(self) -> list[str]:
+        """Return the changed files that run later by themselves, unless they are allowed by name."""
+        with self._shared.lock:
+            return sorted(
+                path
+                for path, node, _ in self._changes()
+                if node.version
+                and not node.is_folder
+                and run_by(path)
+                and not is_allowed(path, self._ground.startup_files)
+            )
 
     # --- the end of a call ------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import struct
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path
 from threading import RLock
@@ -50,6 +50,8 @@ class DirectoryFilesystem(Linked):
       default `.<name>.handrail` beside the root. It may be a folder in the root itself, which is then
       hidden here; a command's overlay can't be mounted over such a root.
     - `limits`: how much one call may change, and how large a file may be to be read.
+    - `startup_files`: the files that run later by themselves and that calls may change without an approval of
+      its own, by path, such as `conftest.py` or `.github/workflows/*`.
     - `keep_calls`, `keep_bytes`: how many commits can be undone, and how many bytes are kept for them.
     """
 
@@ -63,6 +65,7 @@ class DirectoryFilesystem(Linked):
         limits: FileLimits = DIRECTORY_LIMITS,
         keep_calls: int = 100,
         keep_bytes: int = 256 * 1024 * 1024,
+        startup_files: Collection[str] = (),
         clock: Clock = SYSTEM_CLOCK,
         disk: Disk = DISK,
     ) -> None:
@@ -71,7 +74,13 @@ class DirectoryFilesystem(Linked):
         aside = aside.absolute()
         area = Area(jail, disk, aside, clock, (keep_calls, keep_bytes))
         self._shared = Ground(
-            limits, clock, count(16).__next__, jail=jail, area=area, hidden=_inside(jail.root, aside)
+            limits,
+            clock,
+            count(16).__next__,
+            jail=jail,
+            area=area,
+            hidden=_inside(jail.root, aside),
+            startup_files=_patterns(startup_files),
         )
         self._claimed = {}
 
@@ -205,6 +214,12 @@ class DirectoryFilesystem(Linked):
     def move(self, source: str, target: str, /) -> None:
         with self._alone() as fork:
             fork.move(source, target)
+
+
+def _patterns(given: Collection[str]) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise DefinitionError(f"startup_files is a string. Pass a list of paths: [{given!r}].")
+    return tuple(given)
 
 
 def _stamp(kinds: Mapping[str, str]) -> int:

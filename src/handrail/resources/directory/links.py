@@ -14,7 +14,7 @@ import os
 import shutil
 import subprocess
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -39,10 +39,14 @@ _TRIES = 4
 class Ground(Shared):
     """State shared by a directory and all its forks."""
 
-    __slots__ = ("area", "hidden", "jail")
+    __slots__ = ("area", "hidden", "jail", "startup_files")
 
-    def __init__(self, *args: Any, jail: Jail, area: Area, hidden: str) -> None:
+    def __init__(
+        self, *args: Any, jail: Jail, area: Area, hidden: str, startup_files: Collection[str] = ()
+    ) -> None:
         super().__init__(*args)
+        self.startup_files = startup_files
+        """Patterns of the startup files that calls may change without an approval of its own."""
         self.jail = jail
         self.area = area
         self.hidden = hidden

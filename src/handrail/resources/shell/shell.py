@@ -148,6 +148,21 @@ class Shell:
         """Whether commands can reach the network."""
         return self._settings.network
 
+    @property
+    def reach(self) -> str:
+        """What commands can reach outside their folder, in words; "" if they reach nothing.
+
+        What they do there can't be undone, so such a command is asked about before it runs.
+        """
+        settings, found = self._settings, list[str]()
+        if settings.network:
+            found.append("the network")
+        if settings.exposed:
+            found.append(f"what is exposed of this machine ({', '.join(settings.exposed)})")
+        if not settings.contained:
+            found.append("everything on this machine, if no sandbox can be made here")
+        return f"It has not run yet, because it can reach {' and '.join(found)}" if found else ""
+
     async def probe(self, folder: Path) -> Support:
         """Report what the kernel supports for commands on this folder's filesystem, and what is missing."""
         return await run_in_thread(lambda: probe(folder))
