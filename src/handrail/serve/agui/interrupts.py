@@ -34,8 +34,9 @@ FRONTEND_TOOL = "frontend_tool"
 
 
 def question_json(question: Question) -> dict[str, Any]:
-    """A question as the page takes it."""
+    """A question as the page takes it. What it shows of the payload are the rows."""
     shown: dict[str, Any] = plain_json(msgspec.to_builtins(question))
+    shown["rows"] = msgspec.to_builtins(question.rows)
     del shown["principal"], shown["decision_keys"]
     return shown
 
