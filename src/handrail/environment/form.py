@@ -279,10 +279,8 @@ async def fill_in(schema: JsonSchema, dialog: Dialog, before: Any = NOTHING) -> 
 
 DIFF_LINES = 30
 """Lines of a diff shown before the rest is left to `v`."""
-ARGUMENT_LINES = 20
+ARGUMENT_LINES = 30
 MESSAGE_LINES = 20
-LINE_CHARACTERS = 1000
-"""Characters of a line shown before the rest is left to `v`: more would push the question off the screen."""
 
 
 class Choice(NamedTuple):
