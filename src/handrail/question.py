@@ -7,11 +7,12 @@ other than the one that asked.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
 from handrail.context.facts import RunContext
+from handrail.rendering import Row, rows_of
 
 QuestionKind = Literal["approval", "input", "handoff"]
 AnswerOutcome = Literal["answered", "declined", "cancelled", "timed out"]
@@ -65,6 +66,20 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Keys for an approval whose answer can be remembered. Recorded, never shown."""
     secret: bool = False
     """Whether the answer may contain a secret. It is then recorded masked, and accepted only while the asker waits."""
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The payload as every environment shows it. For an approval, these are the call's parsed arguments."""
+        return rows_of_payload(self.kind, self.payload)
+
+
+def rows_of_payload(kind: QuestionKind, payload: Any) -> tuple[Row, ...]:
+    """The rows of a question with this payload."""
+    if kind == "approval" and isinstance(payload, dict):
+        payload = cast(dict[str, Any], payload).get("arguments")
+    if isinstance(payload, dict):
+        return rows_of(cast(dict[str, Any], payload))
+    return () if payload in (None, "", []) else rows_of({"given": payload})
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

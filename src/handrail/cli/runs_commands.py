@@ -41,12 +41,12 @@ from handrail.cli.outcome import (
 )
 from handrail.cli.recorded_run import Program, RecordedRun
 from handrail.clock import SYSTEM_CLOCK
-from handrail.environment.text import escape
 from handrail.errors import RunParked
 from handrail.journal.answers import secret_refused
 from handrail.journal.sqlite import SqliteJournal
 from handrail.question import Answer, Question
 from handrail.records import OVER
+from handrail.rendering import escape
 from handrail.runs.catalog import approval_json
 from handrail.runs.tree import Standing
 

@@ -16,10 +16,11 @@ from rich.tree import Tree
 
 from handrail.cli.activity import format_money, format_spending
 from handrail.cli.screens import make_console
-from handrail.environment.text import escape, is_terminal
+from handrail.environment.text import is_terminal
 from handrail.events import ApprovalRemembered
 from handrail.question import Question
 from handrail.records import QuestionRecord
+from handrail.rendering import escape
 from handrail.runs import CallNode, Divergence, RunLine, RunTree, Turn, Undoing
 from handrail.runs.tree import Nested
 

@@ -20,7 +20,7 @@ from handrail.cli.command_options import (
     parse_approvals,
 )
 from handrail.cli.outcome import DONE, UsageError, divert_stdout, fail
-from handrail.environment.text import escape_line
+from handrail.rendering import escape_line
 
 if TYPE_CHECKING:
     import socket

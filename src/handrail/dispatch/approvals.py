@@ -24,6 +24,7 @@ from handrail.operation import Operation
 from handrail.place import Place
 from handrail.protocols import ApprovalRequest, Filesystem
 from handrail.question import DecisionKeys
+from handrail.rendering import exact
 from handrail.replay.log import RunLog
 from handrail.resources.paths import HasLinks, parse_path
 from handrail.schema import to_json
@@ -60,11 +61,12 @@ async def ask_approval(
     keys = cover(session.id)
     kept = attempt.tool.capabilities.isdisjoint(NEVER_REMEMBERED)
     scopes = {scope.words: scope.key for scope in keys.scopes} if kept else {}
-    payload = {"tool": attempt.name, "arguments": arguments, "reason": reason}
+    why = exact(reason)  # it may quote what a model wrote
+    payload = {"tool": attempt.name, "arguments": arguments, "reason": why}
     if kept:
         payload["scopes"] = tuple(scopes)  # without scopes, a decision can't be remembered
     if diff:
-        payload["diff"] = diff
+        payload["diff"] = exact(diff, tabs=True)
     decision_keys = DecisionKeys(
         tool=attempt.name,
         words=keys.words,
@@ -78,7 +80,7 @@ async def ask_approval(
         question_id or attempt.next_approval_id(),
         "approval",
         name,
-        reason,
+        why,
         payload,
         APPROVAL_SCHEMA,
         frame.options.approval_seconds,

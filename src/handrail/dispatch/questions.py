@@ -24,7 +24,7 @@ from handrail.errors import (
 from handrail.events import QuestionAnswered, QuestionAsked
 from handrail.journal.digest import digest
 from handrail.operation import Operation
-from handrail.question import Answer, DecisionKeys, Question, QuestionKind
+from handrail.question import Answer, DecisionKeys, Question, QuestionKind, rows_of_payload
 from handrail.replay.marks import has_secret, mark_given, was_given_secret
 from handrail.replay.parked_run import end_grace
 from handrail.schema import Schema, schema_of, to_json
@@ -213,6 +213,8 @@ def question_of(
         shown = to_json(payload)
     except ToolValidationError as error:
         raise ToolError(f"what {attempt.name} wants to ask can't be shown: {error}") from None
+    payload = pydantic_core.from_json(shown)
+    rows = [[row.name, row.whole] for row in rows_of_payload(kind, payload)]
     principal = frame.session.principal
     covered = (
         attempt.tool.name,
@@ -227,9 +229,9 @@ def question_of(
         kind=kind,
         name=name,
         message=message,
-        payload=pydantic_core.from_json(shown),
+        payload=payload,
         schema=schema,
-        digest=digest(frame.people.key, kind, name, message, shown.decode(), schema, *covered),
+        digest=digest(frame.people.key, kind, name, message, shown.decode(), rows, schema, *covered),
         principal=principal,
         asked_by=attempt.path,
         call_id=attempt.id,

@@ -19,9 +19,19 @@ from handrail.environment.fields import (
     parse,
     resolve,
 )
-from handrail.environment.text import Style, Styler, compact, escape, escape_line, format_value
+from handrail.environment.text import (
+    Style,
+    Styler,
+    barred,
+    compact,
+    diff_style,
+    format_rows,
+    format_value,
+    wrap,
+)
 from handrail.errors import Declined
 from handrail.question import Question
+from handrail.rendering import escape, escape_line
 from handrail.schema.problems import asks_for_secrets
 from handrail.schema.secrets import masked
 
@@ -273,13 +283,8 @@ async def fill_in(schema: JsonSchema, dialog: Dialog, before: Any = NOTHING) -> 
 
 DIFF_LINES = 30
 """Maximum lines of a diff shown at first. `v` shows the rest."""
-ARGUMENT_LINES = 20
+ARGUMENT_LINES = 30
 MESSAGE_LINES = 20
-LINE_CHARACTERS = 1000
-"""Maximum characters of a line shown at first, so that the question stays on the screen.
-
-`v` shows the rest.
-"""
 
 
 class Choice(NamedTuple):
@@ -329,68 +334,70 @@ def asker(question: Question) -> str:
     return " › ".join(escape_line(name, 60) for name in question.asked_by) or escape_line(question.name)
 
 
-def _describe(question: Question, style: Styler) -> list[str]:
+def _tool(question: Question) -> str:
+    return escape_line(str(_payload(question).get("tool", question.name)), 40)
+
+
+def _describe(question: Question, style: Styler, width: int) -> list[str]:
     """Describe who asks, why, and with which arguments. The diff is shown separately."""
-    payload = _payload(question)
-    tool = escape_line(str(payload.get("tool", question.name)), 80)
-    lines = [f"{style('?', 'yellow', 'bold')} {style(f'Allow {tool}?', 'bold')}"]
+    lines = [f"{style('?', 'yellow', 'bold')} {style(f'Allow {_tool(question)}?', 'bold')}"]
     if len(question.asked_by) > 1:
-        lines.append(f"  asked by {style(asker(question), 'cyan')}")
-    lines += [style(line, "dim") for line in _shorten(_message(question), MESSAGE_LINES, "  ")]
-    arguments = payload.get("arguments")
-    if arguments not in (None, {}):
-        lines += ["", *_shorten(list(format_value(arguments, "    ")), ARGUMENT_LINES, "    ")]
-    return lines
+        first, *more = wrap(f"asked by {asker(question)}", width - 3)
+        lines += [style(f"  {line}", "cyan") for line in (first, *more)]
+    lines += [style(line, "dim") for line in _shorten(_message(question, width), MESSAGE_LINES)]
+    rows = format_rows(question.rows, width)
+    return [*lines, "", *_shorten(rows, ARGUMENT_LINES)] if rows else lines
 
 
-def _message(question: Question) -> list[str]:
-    """Return the reason for asking.
-
-    If it has several lines, a bar precedes each, so that it can't imitate this form.
-    """
-    lines = escape(question.message or str(_payload(question).get("reason") or "")).split("\n")
-    return [f"  {lines[0]}"] if len(lines) == 1 else [f"  │ {line}" for line in lines]
+def _message(question: Question, width: int) -> list[str]:
+    """Return the reason for asking, behind a bar, so that it can't imitate this form."""
+    message = question.message or str(_payload(question).get("reason") or "")
+    return barred(escape(message), width) if message else []
 
 
-def _diff(question: Question, style: Styler, limit: int | None = DIFF_LINES) -> list[str]:
-    """Return the diff in colour, cut to at most `limit` lines."""
+def _diff(question: Question, style: Styler, width: int, limit: int | None = DIFF_LINES) -> list[str]:
+    """Return the diff in colour behind a bar, cut to at most `limit` lines."""
     diff = _payload(question).get("diff")
     if not isinstance(diff, str) or not diff:
         return []
-    lines = [escape(line) for line in diff.rstrip("\n").split("\n")]
-    return ["", *(f"  {line}" for line in style.diff(_shorten(lines, limit, "")))]
-
-
-def _shorten(lines: Sequence[str], limit: int | None, indent: str) -> list[str]:
-    """Cut a text to `limit` lines of readable length. None cuts nothing."""
-    if limit is None:
-        return list(lines)
-    shown = [
-        line
-        if len(line) <= LINE_CHARACTERS
-        else f"{line[:LINE_CHARACTERS]} … {len(line) - LINE_CHARACTERS} more characters, v to view all"
-        for line in lines[:limit]
+    lines = [
+        f"  │ {style(piece, *diff_style(line))}"
+        for line in escape(diff).rstrip("\n").split("\n")
+        for piece in wrap(line, max(width - 5, 8))
     ]
-    if len(lines) > limit:
-        shown.append(f"{indent}… {len(lines) - limit} more lines, v to view all")
-    return shown
+    return ["", *_shorten(lines, limit)]
 
 
-async def fill_in_approval(question: Question, dialog: Dialog, style: Styler, page: int) -> dict[str, Any]:
-    """Show what needs approval and return the chosen answer. Raises `Declined` on Ctrl-D."""
-    for line in (*_describe(question, style), *_diff(question, style)):
+def _shorten(lines: Sequence[str], limit: int | None) -> list[str]:
+    """Cut to `limit` lines, and say how many are left. None cuts nothing."""
+    if limit is None or len(lines) <= limit:
+        return list(lines)
+    return [*lines[:limit], f"  … {len(lines) - limit} more lines, v to view all"]
+
+
+async def fill_in_approval(
+    question: Question, dialog: Dialog, style: Styler, page: int, width: int
+) -> dict[str, Any]:
+    """Show what needs approval and return the chosen answer. Raises `Declined` on Ctrl-D.
+
+    Text from models, tools and files is wrapped to `width` behind a bar. The prompt repeats the tool's name.
+    """
+    for line in (*_describe(question, style, width), *_diff(question, style, width)):
         dialog.say(line)
     choices = list_choices(question)
     dialog.say()
     for each in choices:
-        dialog.say(f"  {style(each.key, 'bold')}  {each.words}")
+        first, *more = wrap(each.words, max(width - 6, 8))
+        dialog.say(f"  {style(each.key, 'bold')}  {first}")
+        for line in more:
+            dialog.say(f"     {line}")
     dialog.say(f"  {style('v', 'bold')}  view everything")
     keys = ", ".join(each.key for each in choices)
     while True:
-        typed = (await dialog.line("  your choice, then Enter: ")).strip()
+        typed = (await dialog.line(f"  Allow {_tool(question)}? Your choice, then Enter: ")).strip()
         key = typed.casefold()
         if key in ("v", "view"):
-            await _view(question, dialog, style, page)
+            await _view(question, dialog, style, page, width)
             continue
         key = {"yes": "y", "no": "n"}.get(key, key)
         found = next((each for each in choices if each.key == key), None)
@@ -407,10 +414,10 @@ async def fill_in_approval(question: Question, dialog: Dialog, style: Styler, pa
         return {**found.answer, **({"reason": reason} if reason else {})}
 
 
-async def _view(question: Question, dialog: Dialog, style: Styler, page: int) -> None:
+async def _view(question: Question, dialog: Dialog, style: Styler, page: int, width: int) -> None:
     """Show the whole question, one screen at a time."""
-    arguments = format_value(_payload(question).get("arguments"), "  ")
-    lines: Sequence[str] = [*_message(question), *arguments, *_diff(question, style, None)]
+    rows = format_rows(question.rows, width, whole=True)
+    lines: Sequence[str] = [*_message(question, width), *rows, *_diff(question, style, width, None)]
     for start in range(0, len(lines), page):
         for line in lines[start : start + page]:
             dialog.say(line)

@@ -11,18 +11,11 @@ from collections.abc import Generator
 from typing import Any, Protocol, TextIO, cast
 
 from handrail.environment.form import NOTHING, asker, fill_in, fill_in_approval
-from handrail.environment.text import (
-    Style,
-    Styler,
-    escape,
-    escape_line,
-    format_value,
-    is_terminal,
-    wants_colour,
-)
+from handrail.environment.text import Style, Styler, barred, format_rows, is_terminal, wants_colour
 from handrail.errors import Declined, QuestionCancelled
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
+from handrail.rendering import escape, escape_line
 from handrail.tools import RunMode
 
 _READ_BYTES = 64 * 1024
@@ -151,7 +144,7 @@ class TerminalEnvironment(Environment):
         dialog.say()
         try:
             if question.kind == "approval":
-                value: Any = await fill_in_approval(question, dialog, self._style, _page_lines())
+                value: Any = await fill_in_approval(question, dialog, self._style, _page_lines(), _columns())
             else:
                 value = await self._fill_in(question, dialog)
         except Declined as declined:
@@ -168,11 +161,10 @@ class TerminalEnvironment(Environment):
         dialog.say(f"{style('?', 'yellow', 'bold')} {style('Please fill in:', 'bold')} {name}")
         if len(question.asked_by) > 1:
             dialog.say(f"  asked by {style(asker(question), 'cyan')}")
-        for line in escape(question.message).split("\n"):
-            dialog.say(f"  {line}", "dim")
-        if question.payload not in (None, {}, [], ""):
-            for line in format_value(question.payload, "    "):
-                dialog.say(line)
+        for line in barred(escape(question.message), _columns()) if question.message else ():
+            dialog.say(line, "dim")
+        for line in format_rows(question.rows, _columns(), whole=True):
+            dialog.say(line)
         dialog.say("  Ctrl-D declines.", "dim")
         value = await fill_in(question.schema, dialog, self._last.get(question.id, NOTHING))
         self._last = {
@@ -217,6 +209,10 @@ class _TerminalDialog:
 
 def _answer(question: Question, **more: Any) -> Answer:
     return Answer(question_id=question.id, digest=question.digest, by=question.principal, **more)
+
+
+def _columns() -> int:
+    return max(shutil.get_terminal_size().columns, 20)
 
 
 def _page_lines() -> int:

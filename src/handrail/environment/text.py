@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TextIO
 
-# Unicode's "default ignorable" characters, except U+FE0F, which ends every other emoji.
-_INVISIBLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
-    "\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
-)
-_BREAK = re.compile("[\t\n]")
+from handrail.rendering import Row, escape, escape_line
+
+NAME_CELLS = 20
+"""How wide a name may be to stand beside its value."""
 
 Style = Literal["bold", "dim", "red", "green", "yellow", "cyan"]
 
@@ -32,19 +31,55 @@ _CODES: dict[Style, str] = {
 }
 
 
-def escape(text: str) -> str:
-    """Escape every invisible character except line breaks and tabs."""
-    return _INVISIBLE.sub(_escape_match, text.replace("\r\n", "\n"))
+def wrap(text: str, width: int) -> Iterator[str]:
+    """The lines of a text, none wider than `width` cells of a terminal.
+
+    Where terminals disagree about the width of a character, the greater one counts, so no line is ever
+    continued by the terminal itself.
+    """
+    for line in text.split("\n"):
+        begin = cells = 0
+        line = line.expandtabs(4)
+        for place, character in enumerate(line):
+            wide = _cells(character)
+            if cells + wide > width and place > begin:
+                yield line[begin:place]
+                begin, cells = place, 0
+            cells += wide
+        yield line[begin:]
 
 
-def escape_line(text: str, limit: int | None = None) -> str:
-    """Escape text into a single line, cut to at most `limit` characters."""
-    line = _BREAK.sub(_escape_match, escape(text))
-    return line if limit is None or len(line) <= limit else f"{line[: max(limit - 1, 0)]}…"
+def _cells(character: str) -> int:
+    if character.isascii():
+        return 1
+    if unicodedata.category(character) in ("Mn", "Me"):
+        return int(character == "\ufe0f")  # it may widen the emoji before it
+    return 1 if unicodedata.east_asian_width(character) in ("Na", "N", "H") else 2
 
 
-def _escape_match(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape", "surrogatepass").decode()
+def barred(text: str, width: int, indent: str = "  ") -> list[str]:
+    """Lines behind a bar, wrapped: whatever they say, they can't imitate what stands outside it."""
+    return [f"{indent}│ {line}" for line in wrap(text, max(width - len(indent) - 3, 8))]
+
+
+def format_rows(rows: Iterable[Row], width: int, *, whole: bool = False) -> list[str]:
+    """Rows as lines: names on the left, values behind a bar. `whole` unfolds long values."""
+    rows = list(rows)
+    column = max((sum(map(_cells, row.name)) for row in rows), default=0)
+    beside = column <= NAME_CELLS
+    indent = f"  {' ' * column} " if beside else "  "
+    lines: list[str] = []
+    for row in rows:
+        value = barred(row.whole if whole else row.text, width, indent)
+        if beside:
+            gap = " " * (column - sum(map(_cells, row.name)) + 1)
+            value[0] = f"  {row.name}{gap}{value[0][len(indent) :]}"
+        else:
+            lines += [f"  ├ {line}" for line in wrap(row.name, max(width - 5, 8))]
+        lines += value
+        if row.folded and not whole:
+            lines.append(f"{indent}… {row.folded:,} more characters, v to view all")
+    return lines
 
 
 def compact(value: Any) -> str:
@@ -131,12 +166,9 @@ class Styler:
             return text
         return f"\x1b[{';'.join(_CODES[style] for style in styles)}m{text}\x1b[0m"
 
-    def diff(self, lines: list[str]) -> list[str]:
-        """Colour the lines of a unified diff: added lines green, removed lines red."""
-        return [self(line, *_diff_style(line)) for line in lines]
 
-
-def _diff_style(line: str) -> tuple[Style, ...]:
+def diff_style(line: str) -> tuple[Style, ...]:
+    """The styles of a line of a unified diff: added lines green, removed lines red."""
     if line.startswith(("diff --git", "+++ ", "--- ")):
         return ("bold",)
     if line.startswith("@@"):

@@ -34,8 +34,9 @@ FRONTEND_TOOL = "frontend_tool"
 
 
 def question_json(question: Question) -> dict[str, Any]:
-    """Return a question in the form the page reads."""
+    """Return a question in the form the page reads. `rows` is the payload as it is shown."""
     shown: dict[str, Any] = plain_json(msgspec.to_builtins(question))
+    shown["rows"] = msgspec.to_builtins(question.rows)
     del shown["principal"], shown["decision_keys"]
     return shown
 

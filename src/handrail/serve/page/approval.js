@@ -1,12 +1,12 @@
 // An approval: what the call would do, why it needs approval, and the choices, each with a key.
 
-import { Values } from "./arguments.js";
 import { Diff } from "./changes.js";
 import { Icon } from "./icons.js";
+import { Rows } from "./rows.js";
 import { html, useEffect, useRef, useState } from "./vendor/standalone.js";
 
-export function Approval({ question, give, busy, keys, inCard }) {
-  const { tool, arguments: given, reason, scopes, diff } = question.payload ?? {};
+export function Approval({ question, give, busy, keys }) {
+  const { tool, reason, scopes, diff } = question.payload ?? {};
   const [reasoning, setReasoning] = useState(false);
   const allow = (more) => give({ outcome: "answered", value: { approved: true, ...more } });
   const deny = (why) => give({ outcome: "answered", value: { approved: false, ...(why ? { reason: why } : {}) } });
@@ -33,7 +33,7 @@ export function Approval({ question, give, busy, keys, inCard }) {
   return html`<div class="approval-body">
     <h3><${Icon} name="shield" /> Allow <code>${tool ?? question.name}</code>?</h3>
     ${(reason || question.message) && html`<p class="why">${reason || question.message}</p>`}
-    ${given && typeof given === "object" && !diff && !inCard && html`<${Values} value=${given} />`}
+    <${Rows} rows=${question.rows} />
     ${diff && html`<${Diff} diff=${diff} />`}
     ${reasoning
       ? html`<${Reason} label="Reason (the model sees it)" action="Deny" give=${deny} back=${() => setReasoning(false)} busy=${busy} />`

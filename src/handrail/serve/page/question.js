@@ -1,14 +1,16 @@
 // An open question, shown where it was asked. Each is answered separately.
 
 import { Approval } from "./approval.js";
-import { Values } from "./arguments.js";
 import { Icon } from "./icons.js";
 import { Markdown } from "./markdown.js";
 import { QuestionForm, rendererFor } from "./renderers.js";
+import { Rows } from "./rows.js";
 import { html, useRef, useState } from "./vendor/standalone.js";
 
 // Unsent input, by question. It outlives the component, so that answering one question leaves the others alone.
 const drafts = new Map();
+
+const PAUSE = 400; // Milliseconds in which a question that has just got the focus takes no key.
 
 /** Scroll to the next open question and focus it. */
 export function toQuestion() {
@@ -27,11 +29,12 @@ function goOn(gone) {
   (others[0] ?? document.getElementById("composer"))?.focus({ preventScroll: others.length === 0 });
 }
 
-export function Question({ question, conversation, inCard = false }) {
+export function Question({ question, conversation }) {
   const [busy, setBusy] = useState(false);
   const [problem, setProblem] = useState(null);
   const group = useRef(null);
   const keys = useRef(null); // Keyboard shortcuts, active while the focus is inside the question.
+  const since = useRef(0); // When the focus came in. A key pressed right then was meant for something else.
   const give = async (given) => {
     const here = group.current.contains(document.activeElement);
     setBusy(true);
@@ -59,12 +62,13 @@ export function Question({ question, conversation, inCard = false }) {
     tabindex="-1"
     data-question=${question.id}
     ref=${group}
-    onKeyDown=${(event) => keys.current?.(event)}
+    onFocusIn=${(event) => group.current.contains(event.relatedTarget) || (since.current = performance.now())}
+    onKeyDown=${(event) => !event.repeat && performance.now() - since.current > PAUSE && keys.current?.(event)}
   >
     <p class="unseen" role="alert">${label}</p>
     ${question.asked_by?.length > 1 && html`<p class="asked-by soft">asked by ${question.asked_by.join(" › ")}</p>`}
     <${Expiry} at=${question.expires_at} />
-    <${Body} question=${question} give=${give} busy=${busy} draft=${draft} fields=${problem?.fields ?? []} keys=${keys} inCard=${inCard} />
+    <${Body} question=${question} give=${give} busy=${busy} draft=${draft} fields=${problem?.fields ?? []} keys=${keys} />
     ${problem && html`<p class="problem" role="alert">${problem.message}</p>`}
   </section>`;
 }
@@ -79,11 +83,9 @@ function Expiry({ at }) {
 function Asked({ question, give, busy, draft, fields }) {
   const own = rendererFor(question.name);
   const Renderer = own ?? QuestionForm;
-  const payload = question.payload;
-  const plain = payload && typeof payload === "object" && !Array.isArray(payload) ? payload : payload ? { given: payload } : {};
   return html`<div class="asked">
     <div class="asking"><${Icon} name="waiting" /><${Markdown} text=${question.message || question.name} /></div>
-    ${!own && html`<${Values} value=${plain} />`}
+    ${!own && html`<${Rows} rows=${question.rows} />`}
     <${Renderer}
       question=${question}
       submit=${(value) => give({ outcome: "answered", value })}
