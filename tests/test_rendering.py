@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from typing import Any
 
 import pytest
@@ -16,18 +17,24 @@ _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
 
 def read(text: str) -> str:
-    """The text that an exact rendering stands for."""
+    """Return the text that an exact rendering stands for."""
     return _ESCAPE.sub(lambda found: chr(int(found[1] or found[2] or found[3], 16)), text)
 
 
 def value_of(row: Row) -> Any:
-    """The value that a row stands for."""
+    """Return the value that a row stands for."""
     text = read(row.whole)
     try:
         return json.loads(text, strict=False)
     except ValueError:
         return text
 
+
+INVISIBLE = [
+    "\u200b", "\u200e", "\u200f", "\u202e", "\u2066", "\u2069", "\u061c", "\ufeff", "\xad", "\u034f", "\u115f", "\u1160",
+    "\u17b4", "\u180b", "\u180e", "\u2060", "\u2064", "\u2800", "\u3164", "\uffa0", "\ufe00", "\ufe0f", "\U000e0001",
+    "\U000e0041", "\U000e0100", "\U0001d159", "\U00016fe4", "\u2028", "\u2029", "\u0378", "\ue000", "\uffff", "\ud800",
+]  # fmt: skip
 
 texts = st.text(st.one_of(st.characters(), st.sampled_from('\\xuU09afe \n\t"{[\u202e\u200b\U000e0041\u0301')))
 values = st.recursive(
@@ -51,17 +58,19 @@ def test_no_two_values_look_the_same(value: Any):
 
 @given(texts)
 def test_every_character_can_be_seen(text: str):
-    import unicodedata
-
     for character in exact(text):
-        assert character in "\n\ufe0f " or unicodedata.category(character) not in (
-            "Cc",
-            "Cf",
-            "Cs",
-            "Zs",
-            "Zl",
-            "Zp",
-        )
+        assert character in "\n " or unicodedata.category(character)[0] not in "CZ"
+
+
+def test_no_character_of_unicode_is_hidden():
+    """Of all characters, none that is invisible, blank, unassigned or turns the text is left as it is."""
+    kept = [each for each in map(chr, range(0x110000)) if exact(f"a{each}") == f"a{each}"]
+    hidden = [each for each in kept if each not in "\n " and unicodedata.category(each)[0] in "CZ"]
+    assert hidden == []
+    assert [each for each in INVISIBLE if each in kept] == []
+    turning = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI", "BN")
+    assert [each for each in kept if unicodedata.bidirectional(each) in turning] == []
+    assert {"é", "漢", "א", "🙂", "́"} <= set(kept)
 
 
 @pytest.mark.parametrize(
@@ -75,11 +84,21 @@ def test_every_character_can_be_seen(text: str):
         ("5", '"5"'),
         ("true", '"true"'),
         ("", '""'),
-        (" x", '" x"'),
+        (" x", r"\x20x"),
+        (" ", r"\x20"),
+        ("a file\nof lines\n\n", "a file\nof lines\n\\x0a"),
+        (" 5", '" 5"'),
         ("two\nlines", "two\nlines"),
         ("a\u202eb", r"a\u202eb"),
         (r"a\u202eb", r"a\x5cu202eb"),
+        (r"a\u202Eb", r"a\x5cu202Eb"),
         (r"C:\users\new", r"C:\users\new"),
+        ("\u2764\ufe0f", "\u2764\\ufe0f"),
+        ("1" * 30, f'"{"1" * 30}"'),
+        ("2024 was good", "2024 was good"),
+        ("\u0301", r"\u0301"),
+        ("e" + "\u20dd" * 4, "e" + "\u20dd" * 3 + r"\u20dd"),
+        (["\x1b\n"], '[\n  "\\x1b\\n"\n]'),
         ("a\u200bb", r"a\u200bb"),
         ("\U000e0041", r"\U000e0041"),
         ("a\xa0b", r"a\xa0b"),
@@ -96,8 +115,12 @@ def test_how_values_are_written(value: Any, shown: str):
     assert rows_of({"value": value}) == (Row("value", shown),)
 
 
-def test_a_name_is_one_line_and_exact():
-    assert rows_of({"a\n\u202eb": 1})[0].name == r"a\x0a\u202eb"
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("path", "path"), ("a\n\u202eb", r'"a\n\u202eb"'), ("amount  50", '"amount  50"'), ("", '""')],
+)
+def test_a_name_is_one_line_and_exact(name: str, shown: str):
+    assert rows_of({name: 1})[0].name == shown
 
 
 def test_a_long_value_is_folded_with_a_count():

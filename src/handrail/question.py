@@ -48,6 +48,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The asker's name for the question: a `wait_for` kind, a permission, or a handoff's name."""
     message: str
+    """Why it is asked. Invisible characters in it are escaped."""
     payload: Any
     """What to show, as plain JSON without secrets."""
     schema: dict[str, Any]
@@ -69,12 +70,12 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The payload as every environment shows it. For an approval, these are the call's parsed arguments."""
+        """The payload as every environment shows it. For an approval, this is the call's parsed arguments."""
         return rows_of_payload(self.kind, self.payload)
 
 
 def rows_of_payload(kind: QuestionKind, payload: Any) -> tuple[Row, ...]:
-    """The rows of a question with this payload."""
+    """Return the rows of a question with this payload."""
     if kind == "approval" and isinstance(payload, dict):
         payload = cast(dict[str, Any], payload).get("arguments")
     if isinstance(payload, dict):

@@ -24,7 +24,7 @@ from handrail.operation import Operation
 from handrail.place import Place
 from handrail.protocols import ApprovalRequest, Filesystem
 from handrail.question import DecisionKeys
-from handrail.rendering import exact
+from handrail.rendering import exact, visible
 from handrail.replay.log import RunLog
 from handrail.resources.paths import HasLinks, parse_path
 from handrail.schema import to_json
@@ -61,12 +61,11 @@ async def ask_approval(
     keys = cover(session.id)
     kept = attempt.tool.capabilities.isdisjoint(NEVER_REMEMBERED)
     scopes = {scope.words: scope.key for scope in keys.scopes} if kept else {}
-    why = exact(reason)  # it may quote what a model wrote
-    payload = {"tool": attempt.name, "arguments": arguments, "reason": why}
+    payload = {"tool": attempt.name, "arguments": arguments, "reason": exact(reason)}
     if kept:
         payload["scopes"] = tuple(scopes)  # without scopes, a decision can't be remembered
     if diff:
-        payload["diff"] = exact(diff, tabs=True)
+        payload["diff"] = visible(diff, tabs=True)
     decision_keys = DecisionKeys(
         tool=attempt.name,
         words=keys.words,
@@ -80,7 +79,7 @@ async def ask_approval(
         question_id or attempt.next_approval_id(),
         "approval",
         name,
-        why,
+        reason,
         payload,
         APPROVAL_SCHEMA,
         frame.options.approval_seconds,
@@ -254,7 +253,7 @@ def diff_of(transaction: Transaction) -> str:
         said.append(
             f"{type(fork).__name__}: it was used, and its changes can't be shown\n" if diff is None else diff
         )
-    said += [f"state: {type(event).__name__} {_shown(event)}\n" for event in transaction.events]
+    said += [f"state: {type(event).__name__} {exact(_shown(event))}\n" for event in transaction.events]
     return "".join(said) or "It changed nothing.\n"
 
 

@@ -25,6 +25,7 @@ from handrail.events import QuestionAnswered, QuestionAsked
 from handrail.journal.digest import digest
 from handrail.operation import Operation
 from handrail.question import Answer, DecisionKeys, Question, QuestionKind, rows_of_payload
+from handrail.rendering import exact
 from handrail.replay.marks import has_secret, mark_given, was_given_secret
 from handrail.replay.parked_run import end_grace
 from handrail.schema import Schema, schema_of, to_json
@@ -215,6 +216,7 @@ def question_of(
         raise ToolError(f"what {attempt.name} wants to ask can't be shown: {error}") from None
     payload = pydantic_core.from_json(shown)
     rows = [[row.name, row.whole] for row in rows_of_payload(kind, payload)]
+    message = exact(message)  # it may quote what a model wrote
     principal = frame.session.principal
     covered = (
         attempt.tool.name,

@@ -6,6 +6,7 @@ Enter. Enter alone decides nothing, so nothing is approved by accident.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -23,6 +24,7 @@ from handrail.environment.text import (
     Style,
     Styler,
     barred,
+    clip,
     compact,
     diff_style,
     format_rows,
@@ -31,7 +33,7 @@ from handrail.environment.text import (
 )
 from handrail.errors import Declined
 from handrail.question import Question
-from handrail.rendering import escape, escape_line
+from handrail.rendering import escape, escape_line, exact_line
 from handrail.schema.problems import asks_for_secrets
 from handrail.schema.secrets import masked
 
@@ -103,7 +105,7 @@ class Form:
         listed = list_options(schema)
         indent = "  " * (depth + 1)
         kept = before if before is not NOTHING else schema.get("default", NOTHING)
-        self._describe(schema, indent)
+        self._describe(schema)
         if listed is not None:
             self._dialog.say(f"{indent}{escape_line(name) or 'one of'}:")
             for mark, value in zip(labels(listed), listed, strict=True):
@@ -128,10 +130,10 @@ class Form:
             except ValueError as error:
                 self._dialog.say(f"{indent}  expected: {error}.", "yellow")
 
-    def _describe(self, schema: JsonSchema, indent: str) -> None:
+    def _describe(self, schema: JsonSchema) -> None:
         said = schema.get("description")
         if isinstance(said, str) and said.strip():
-            self._dialog.say(f"{indent}{escape_line(' '.join(said.split()))}", "dim")
+            self._dialog.say(f"  │ {escape_line(' '.join(said.split()))}", "dim")
 
     # Values made of other values.
 
@@ -140,7 +142,7 @@ class Form:
             return schema["default"]
         if name:
             self._dialog.say(f"{'  ' * (depth + 1)}{escape_line(name)}:", "bold")
-            self._describe(schema, "  " * (depth + 1))
+            self._describe(schema)
         there: dict[str, Any] = cast(dict[str, Any], before) if isinstance(before, dict) else {}
         filled: dict[str, Any] = {}
         required = set(cast(list[str], schema.get("required") or ()))
@@ -194,7 +196,7 @@ class Form:
         most = schema.get("maxItems")
         kept = before if before is not NOTHING else schema.get("default", NOTHING)
         self._dialog.say(f"{indent}{escape_line(name) or 'list'}: one per line, Enter to finish", "bold")
-        self._describe(schema, indent)
+        self._describe(schema)
         if kept is not NOTHING:
             shown = escape_line(compact(masked(kept, schema, self._root)), 60)
             if not await self._yes(f"change {shown}?", depth):
@@ -308,7 +310,7 @@ def list_choices(question: Question) -> list[Choice]:
             Choice("e", "yes, this exact call, for the session", {"approved": True, "remember": "exact"})
         )
         for number, scope in enumerate(_scopes(payload), 1):
-            words = f"yes, for the session: {escape_line(scope, 80)}"
+            words = f"yes, for the session: {exact_line(scope)}"
             found.append(Choice(str(number), words, {"approved": True, "remember": "scope", "scope": scope}))
     found.append(Choice("n", "no", {"approved": False}))
     found.append(Choice("r", "no, and say why", {"approved": False}, wants_reason=True))
@@ -335,18 +337,24 @@ def asker(question: Question) -> str:
 
 
 def _tool(question: Question) -> str:
-    return escape_line(str(_payload(question).get("tool", question.name)), 40)
+    return exact_line(str(_payload(question).get("tool", question.name)))
 
 
-def _describe(question: Question, style: Styler, width: int) -> list[str]:
-    """Describe who asks, why, and with which arguments. The diff is shown separately."""
-    lines = [f"{style('?', 'yellow', 'bold')} {style(f'Allow {_tool(question)}?', 'bold')}"]
+def describe(question: Question, title: str, width: int, *, whole: bool = False) -> list[str]:
+    """Describe a question: who asks, why, and about what. A diff is shown separately.
+
+    The title is the only line that does not stand behind a bar.
+    """
+    name = _tool(question)
+    lines = [clip(title.format(name=name), width - 1)]
+    if lines[0] != title.format(name=name):
+        lines += barred(name, width)
     if len(question.asked_by) > 1:
-        first, *more = wrap(f"asked by {asker(question)}", width - 3)
-        lines += [style(f"  {line}", "cyan") for line in (first, *more)]
-    lines += [style(line, "dim") for line in _shorten(_message(question, width), MESSAGE_LINES)]
-    rows = format_rows(question.rows, width)
-    return [*lines, "", *_shorten(rows, ARGUMENT_LINES)] if rows else lines
+        lines += barred(f"asked by {asker(question)}", width)
+    limit = None if whole else MESSAGE_LINES
+    lines += _shorten(_message(question, width), limit, width)
+    rows = format_rows(question.rows, width, whole=whole)
+    return [*lines, "", *_shorten(rows, None if whole else ARGUMENT_LINES, width)] if rows else lines
 
 
 def _message(question: Question, width: int) -> list[str]:
@@ -363,41 +371,46 @@ def _diff(question: Question, style: Styler, width: int, limit: int | None = DIF
     lines = [
         f"  │ {style(piece, *diff_style(line))}"
         for line in escape(diff).rstrip("\n").split("\n")
-        for piece in wrap(line, max(width - 5, 8))
+        for piece in wrap(line, width - 5)
     ]
-    return ["", *_shorten(lines, limit)]
+    return ["", *_shorten(lines, limit, width)]
 
 
-def _shorten(lines: Sequence[str], limit: int | None) -> list[str]:
+def _shorten(lines: Sequence[str], limit: int | None, width: int) -> list[str]:
     """Cut to `limit` lines, and say how many are left. None cuts nothing."""
     if limit is None or len(lines) <= limit:
         return list(lines)
-    return [*lines[:limit], f"  … {len(lines) - limit} more lines, v to view all"]
+    return [*lines[:limit], f"  └ {clip(f'{len(lines) - limit:,} more lines, v to view all', width - 5)}"]
 
 
 async def fill_in_approval(
-    question: Question, dialog: Dialog, style: Styler, page: int, width: int
+    question: Question, dialog: Dialog, style: Styler, size: os.terminal_size
 ) -> dict[str, Any]:
     """Show what needs approval and return the chosen answer. Raises `Declined` on Ctrl-D.
 
-    Text from models, tools and files is wrapped to `width` behind a bar. The prompt repeats the tool's name.
+    Text from models, tools and files is wrapped behind a bar. The prompt repeats the tool's name.
     """
-    for line in (*_describe(question, style, width), *_diff(question, style, width)):
+    width = size.columns
+    first, *lines = describe(question, "? Allow {name}?", width)
+    dialog.say(f"{style('?', 'yellow', 'bold')}{style(first[1:], 'bold')}")
+    for line in (*lines, *_diff(question, style, width)):
         dialog.say(line)
+    dialog.say(f"  digest {question.digest[:16]}", "dim")
     choices = list_choices(question)
     dialog.say()
     for each in choices:
-        first, *more = wrap(each.words, max(width - 6, 8))
+        first, *more = wrap(each.words, width - 6)
         dialog.say(f"  {style(each.key, 'bold')}  {first}")
         for line in more:
-            dialog.say(f"     {line}")
+            dialog.say(f"  │  {line}")
     dialog.say(f"  {style('v', 'bold')}  view everything")
     keys = ", ".join(each.key for each in choices)
+    prompt = f"  {_tool(question)}: your choice, then Enter: "
     while True:
-        typed = (await dialog.line(f"  Allow {_tool(question)}? Your choice, then Enter: ")).strip()
+        typed = (await dialog.line(prompt)).strip()
         key = typed.casefold()
         if key in ("v", "view"):
-            await _view(question, dialog, style, page, width)
+            await _view(question, dialog, style, size.lines - 2, width)
             continue
         key = {"yes": "y", "no": "n"}.get(key, key)
         found = next((each for each in choices if each.key == key), None)
@@ -416,8 +429,8 @@ async def fill_in_approval(
 
 async def _view(question: Question, dialog: Dialog, style: Styler, page: int, width: int) -> None:
     """Show the whole question, one screen at a time."""
-    rows = format_rows(question.rows, width, whole=True)
-    lines: Sequence[str] = [*_message(question, width), *rows, *_diff(question, style, width, None)]
+    lines = describe(question, "? Allow {name}?", width, whole=True)[1:]
+    lines += _diff(question, style, width, None)
     for start in range(0, len(lines), page):
         for line in lines[start : start + page]:
             dialog.say(line)

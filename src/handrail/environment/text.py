@@ -11,13 +11,13 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TextIO
 
 from handrail.rendering import Row, escape, escape_line
 
 NAME_CELLS = 20
-"""How wide a name may be to stand beside its value."""
+"""Maximum width of a name that stands beside its value."""
 
 Style = Literal["bold", "dim", "red", "green", "yellow", "cyan"]
 
@@ -32,10 +32,10 @@ _CODES: dict[Style, str] = {
 
 
 def wrap(text: str, width: int) -> Iterator[str]:
-    """The lines of a text, none wider than `width` cells of a terminal.
+    """Yield the lines of a text, none wider than `width` cells of a terminal.
 
-    Where terminals disagree about the width of a character, the greater one counts, so no line is ever
-    continued by the terminal itself.
+    Where terminals disagree about the width of a character, the greater one counts, so that the terminal itself
+    never continues a line.
     """
     for line in text.split("\n"):
         begin = cells = 0
@@ -49,37 +49,51 @@ def wrap(text: str, width: int) -> Iterator[str]:
         yield line[begin:]
 
 
+def clip(text: str, width: int) -> str:
+    """Cut a line to at most `width` cells of a terminal."""
+    first, *more = wrap(text, width)
+    return f"{next(wrap(text, width - 1))}…" if more else first
+
+
 def _cells(character: str) -> int:
+    """Return the most cells that a terminal may give a character."""
     if character.isascii():
         return 1
-    if unicodedata.category(character) in ("Mn", "Me"):
-        return int(character == "\ufe0f")  # it may widen the emoji before it
-    return 1 if unicodedata.east_asian_width(character) in ("Na", "N", "H") else 2
+    narrow = unicodedata.east_asian_width(character) in ("Na", "N", "H")
+    return 1 if narrow and unicodedata.category(character) != "So" else 2
 
 
-def barred(text: str, width: int, indent: str = "  ") -> list[str]:
-    """Lines behind a bar, wrapped: whatever they say, they can't imitate what stands outside it."""
-    return [f"{indent}│ {line}" for line in wrap(text, max(width - len(indent) - 3, 8))]
+def barred(text: str, width: int) -> list[str]:
+    """Wrap a text behind a bar. Whatever it says, it can't imitate what stands outside the bar."""
+    return [f"  │ {line}" for line in wrap(text, width - 5)]
 
 
-def format_rows(rows: Iterable[Row], width: int, *, whole: bool = False) -> list[str]:
-    """Rows as lines: names on the left, values behind a bar. `whole` unfolds long values."""
-    rows = list(rows)
-    column = max((sum(map(_cells, row.name)) for row in rows), default=0)
-    beside = column <= NAME_CELLS
-    indent = f"  {' ' * column} " if beside else "  "
+def format_rows(
+    rows: Sequence[Row], width: int, *, whole: bool = False, more: str = "v to view all"
+) -> list[str]:
+    """Format rows as lines behind a bar, with names on the left. `whole` unfolds long values, else `more` says how.
+
+    A `├` marks the line of a name and a `└` what is folded. A value can draw neither in their column.
+    """
+    column = max((len(row.name) for row in rows), default=0)
+    beside = column <= min(NAME_CELLS, width // 4) and all(row.name.isascii() for row in rows)
+    indent = " " * (column + 2) if beside else ""
     lines: list[str] = []
     for row in rows:
-        value = barred(row.whole if whole else row.text, width, indent)
+        value = list(wrap(row.whole if whole else row.text, width - 5 - len(indent)))
         if beside:
-            gap = " " * (column - sum(map(_cells, row.name)) + 1)
-            value[0] = f"  {row.name}{gap}{value[0][len(indent) :]}"
+            lines.append(f"  ├ {row.name:<{column}}  {value.pop(0)}")
         else:
-            lines += [f"  ├ {line}" for line in wrap(row.name, max(width - 5, 8))]
-        lines += value
+            first, *others = wrap(row.name, width - 7)
+            lines += [f"  ├ {first}", *(f"  ├   {line}" for line in others)]
+        lines += [f"  │ {indent}{line}" for line in value]
         if row.folded and not whole:
-            lines.append(f"{indent}… {row.folded:,} more characters, v to view all")
+            lines += _folded(f"{row.folded:,} more characters, {more}", width)
     return lines
+
+
+def _folded(words: str, width: int) -> list[str]:
+    return [f"  └ {line}" for line in wrap(words, width - 5)]
 
 
 def compact(value: Any) -> str:
@@ -168,7 +182,7 @@ class Styler:
 
 
 def diff_style(line: str) -> tuple[Style, ...]:
-    """The styles of a line of a unified diff: added lines green, removed lines red."""
+    """Return the styles of a line of a unified diff: added lines are green, removed lines red."""
     if line.startswith(("diff --git", "+++ ", "--- ")):
         return ("bold",)
     if line.startswith("@@"):

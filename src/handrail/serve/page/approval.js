@@ -32,9 +32,10 @@ export function Approval({ question, give, busy, keys }) {
   };
   return html`<div class="approval-body">
     <h3><${Icon} name="shield" /> Allow <code>${tool ?? question.name}</code>?</h3>
-    ${(reason || question.message) && html`<p class="why">${reason || question.message}</p>`}
+    ${(question.message || reason) && html`<p class="why"><bdi>${question.message || reason}</bdi></p>`}
     <${Rows} rows=${question.rows} />
     ${diff && html`<${Diff} diff=${diff} />`}
+    <p class="digest soft">digest <code>${question.digest.slice(0, 16)}</code></p>
     ${reasoning
       ? html`<${Reason} label="Reason (the model sees it)" action="Deny" give=${deny} back=${() => setReasoning(false)} busy=${busy} />`
       : html`<div class="choices">

@@ -75,7 +75,7 @@ const Card = drawnFor(
       html`<div class="agents" role="group" aria-label=${`Agents of ${call.name}`}>
         ${agents.map((agent) => html`<${Agent} key=${agent.id} agent=${agent} view=${view} conversation=${conversation} />`)}
       </div>`}
-      ${questions.map((question) => html`<${Question} key=${question.id} question=${question} conversation=${conversation} />`)}
+      ${questions.map((question) => html`<${Question} key=${`${question.id} ${question.digest}`} question=${question} conversation=${conversation} />`)}
       ${closedOf(view, id).map((closed) => html`<${Closed} key=${closed.question.id} closed=${closed} />`)}
       ${call.result !== undefined && html`<${Result} text=${call.result} status=${status} />`}
       ${facts.rolled_back && html`<${RolledBack} told=${facts.rolled_back} />`}

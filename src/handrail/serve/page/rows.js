@@ -1,8 +1,8 @@
-// What is asked about, as rows that the server wrote: every character can be seen, and numbers are exact.
+// What a question is about, as rows that the server wrote: every character can be seen, and numbers are exact.
 
 import { html } from "./vendor/standalone.js";
 
-/** Rows of names and text. What is folded of a long value is counted, and one click away. */
+/** Rows of names and text. A long value ends with the number of characters that are folded; a click shows them. */
 export function Rows({ rows }) {
   if (!rows?.length) return null;
   return html`<dl class="values rows">
