@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -21,6 +22,9 @@ from pathlib import Path
 
 from handrail import DirectoryFilesystem, SqliteJournal, ToolContext, open_gate, tool
 from handrail.dispatch import Gate
+from handrail.patterns import Pattern
+from handrail.protocols import Match
+from handrail.resources.search import line_pattern, matches
 
 ROUNDS = int(os.environ.get("ROUNDS", "9"))
 CALLS = int(os.environ.get("CALLS", "100"))
@@ -164,11 +168,37 @@ async def snapshots(base: Path) -> None:
 
         async def by_call(gate: Gate = gate, files_of: DirectoryFilesystem = files_of) -> None:
             await gate.invoke("rewrite", call_id="call")
-            files_of.undo("call")
+            files_of.undo("call", run_id=gate.frame.run_context.request_id)
 
         found = await medians({"call": by_call}, 50, 3)
         say(f"a call and its undo, {files} files", f"{found['call']:.0f} µs")
         files_of.close()
+
+
+async def searches() -> bool:
+    """Search 200,000 lines of memory, with the linear engine and with Python's."""
+    lines = [
+        f"    value_{number} = compute({number % 97}, name='line {number}')" for number in range(200_000)
+    ]
+    data = "\n".join(lines).encode()
+    kept = True
+    for text in ("nowhere", r"compute\(9\d, \w+='line \d*7'", "(?i)VALUE_1234"):
+        ours, python = line_pattern(text), re.compile(text)
+
+        async def by_rust(pattern: Pattern = ours) -> None:
+            for _ in matches(pattern, "a.py", data):
+                pass
+
+        async def by_python(pattern: re.Pattern[str] = python) -> None:
+            for number, line in enumerate(data.decode().split("\n"), 1):
+                if pattern.search(line.removesuffix("\r")):
+                    Match("a.py", number, line[:500])
+
+        found = await medians({"rust": by_rust, "python": by_python}, 1)
+        say(f"search 200,000 lines for {text}", f"{found['rust'] / 1000:.0f} ms")
+        ratio = found["rust"] / found["python"]
+        kept &= say("  over Python's engine (at most 1.25)", f"{ratio:.2f}x", ratio <= 1.25)
+    return kept
 
 
 async def main(where: Path) -> int:
@@ -177,6 +207,7 @@ async def main(where: Path) -> int:
         few, many = folder_of(base, FEW), folder_of(base, MANY)
         kept = await reads(few, many)
         kept &= await writes(few, base)
+        kept &= await searches()
         if shutil.which("git"):
             await snapshots(base)
     finally:

@@ -93,7 +93,7 @@ async def costs(folder: Path, count: int) -> None:
         journal = SqliteJournal(folder / f"{durability}.db", durability=durability)
         spent = await calls(count, journal)
         database = journal._database  # pyright: ignore[reportPrivateUsage]
-        [units] = await database.select("SELECT avg(length(unit)) FROM units")
+        [units] = await database.select("SELECT avg(length(body)) FROM records WHERE kind = 'unit'")
         size = int(units[0])
         journal.close()
         bare = inserts(folder / f"bare-{durability}.db", count, size, synchronous)

@@ -146,7 +146,9 @@ def main() -> None:
         print(f"\n{response.text}")
         if not given.model:
             print(f"\n{Path(folder, 'contacts.csv').read_text()}")
-            print(f"The last change was kept, and is undone: {', '.join(files.undo('by-mail'))}")
+            print(
+                f"The last change was kept, and is undone: {', '.join(files.undo('by-mail', run_id=response.run_id))}"
+            )
             print(f"{len(Path(folder, 'contacts.csv').read_text().splitlines()) - 1} rows again.")
 
 

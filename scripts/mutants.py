@@ -218,12 +218,14 @@ MUTANTS = [
         "step recorded after its effect",
         "journal/calls.py",
         "            row = await self._database.transact(lambda connection: self._reserve(connection, key, run_id))\n"
-        "            if row is not None and row[0] is not None:\n"
+        "            if row is None:\n"
+        "                self._note(run_id, key, None)\n"
+        "            elif row[0] is not None:\n"
         "                return msgspec.msgpack.decode(row[0])\n"
         "            try:\n"
         "                value = await (function() if row is None or unsettled is None else unsettled())\n",
-        "            rows = await self._database.select('SELECT value FROM steps WHERE key = ?', key)\n"
-        "            row = rows[0] if rows else None\n"
+        "            known = dict(await self.load(run_id))\n"
+        "            row = (known[key],) if key in known else None\n"
         "            if row is not None and row[0] is not None:\n"
         "                return msgspec.msgpack.decode(row[0])\n"
         "            try:\n"
@@ -511,7 +513,7 @@ MUTANTS = [
     ),
     Mutant(
         "an answered question is withdrawn",
-        "journal/questions.py",
+        "journal/runs.py",
         "DELETE FROM questions WHERE answer IS NULL AND",
         "DELETE FROM questions WHERE",
         "tests/journal/test_sqlite_journal.py::test_an_answered_question_is_not_withdrawn",
@@ -519,8 +521,8 @@ MUTANTS = [
     Mutant(
         "a run that is over leaves its questions open",
         "journal/runs.py",
-        '            if status in OVER:\n                connection.execute("DELETE',
-        '            if False:\n                connection.execute("DELETE',
+        "            if status in OVER:\n                withdraw(",
+        "            if False:\n                withdraw(",
         "tests/journal/test_journal_contract.py",
     ),
     # --- records ---------------------------------------------------------------------------------------

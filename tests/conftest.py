@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +35,14 @@ settings.register_profile("brief", settings.get_profile("quick"), max_examples=1
 settings.load_profile(
     os.environ.get("HANDRAIL_EXAMPLES") or ("deep" if os.environ.get("HANDRAIL_DEEP") else "quick")
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep default journals out of the developer's own state folder, in this process and those it starts."""
+    state = tempfile.TemporaryDirectory(prefix="handrail-state-")
+    config.add_cleanup(state.cleanup)
+    os.environ["XDG_STATE_HOME"] = state.name
+    os.environ.pop("HANDRAIL_JOURNAL", None)
 
 
 @pytest.hookimpl(tryfirst=True)

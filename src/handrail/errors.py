@@ -44,6 +44,8 @@ serving in `serve.refusals`, simulations in `testing.simulation`.
     │   ├── UndoRefused (RuntimeError)             .call_id, .places: a call can't be undone
     │   ├── EffectRefused (PermissionError)        .effect: a call did more than its tool's effect allows
     │   ├── JournalError (ValueError)              .journal: not a journal, or one that can't be used
+    │   │   ├── JournalAltered                       .chain, .id, .record: a record is not what was written
+    │   │   └── JournalExposed                       other users or tools could change it
     │   ├── BlobNotFoundError (LookupError)        .digest: a journal has no such bytes
     │   ├── ResourceError (LookupError)            .resource
     │   └── FileError (OSError)                    .path
@@ -412,6 +414,34 @@ class JournalError(StateError, ValueError):
     def __init__(self, journal: str, problem: str, hint: str) -> None:
         super().__init__(f"journal {journal!r}: {problem}. {hint}")
         self.journal = journal
+
+
+class JournalAltered(JournalError):
+    """A record was changed, removed, moved or copied by something other than Handrail."""
+
+    def __init__(self, journal: str, chain: str, id: str, record: int, what: str, problem: str) -> None:
+        of = {"run": "run", "outside": "answers and cancellations of run", "decisions": "decisions of"}
+        named = f" ({what})" if what else ""
+        whose = f"{of.get(chain, chain)} {id if chain == 'decisions' else repr(id)}"
+        self.place_and_problem = f"{whose}, record {record}{named}: {problem}"
+        super().__init__(
+            journal,
+            f"{self.place_and_problem}. Something other than Handrail has altered the journal",
+            "Nothing was done with it. `handrail runs verify` lists what does not fit.",
+        )
+        self.chain = chain
+        """What the record belongs to: `run`, `outside`, `decisions` or `step`."""
+        self.id = id
+        """The run, or the session and principal."""
+        self.record = record
+        """1-based position of the record in its chain."""
+        self.what = what
+        """The kind and key of the record."""
+        self.problem = problem
+
+
+class JournalExposed(JournalError):
+    """A journal lies where other users, or the tools of a run, could read or change it."""
 
 
 class BlobNotFoundError(StateError, LookupError):

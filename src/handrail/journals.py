@@ -23,6 +23,7 @@ from handrail.records import (
     RunRow,
     RunStatus,
     SessionRow,
+    Verification,
 )
 
 if TYPE_CHECKING:
@@ -87,7 +88,18 @@ class Runs(Protocol):
         ...
 
     async def add(self, copy: RunCopy, /) -> None:
-        """Record a run copied from elsewhere or under another id, without an owner. Raises `RunError` for an id in use."""
+        """Record a run copied from elsewhere or under another id, without an owner. Raises `RunError` for an id in use.
+
+        A fork names its source, which is verified first; any other copy is marked as imported and unverified.
+        """
+        ...
+
+    async def verify(self, run_id: str | None = None, /) -> Verification:
+        """Find what something other than Handrail has altered: of a run with its session, or of the whole journal.
+
+        `take`, `add` of a fork, and every method that returns records for a resume, an answer or an undo, raise
+        the first of these errors.
+        """
         ...
 
     async def forget(self, run_ids: Sequence[str], /) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from handrail.messages import Model
     from handrail.operation import Operation
     from handrail.prompt import Prompt
+    from handrail.records import CallKey
     from handrail.replay.parked_run import Parking
     from handrail.tools import Tool, ToolResult
 
@@ -155,10 +156,10 @@ class DurableFork(Fork, Protocol):
 
     is_durable: ClassVar[bool] = True
 
-    def stage(self, call_id: str, /, *, journal: str = "", synced: bool = False) -> Mapping[str, Any] | None:
+    def stage(self, key: CallKey, /, *, synced: bool = False) -> Mapping[str, Any] | None:
         """Write down everything that `apply` needs, after `prepare`. Returns None if there is nothing to apply.
 
-        The returned manifest goes into the journal with the given id, as one of the unit's `files`.
+        The returned manifest goes into the journal that the key names, as one of the unit's `files`.
         """
         ...
 

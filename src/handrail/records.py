@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from handrail.errors import JournalAltered
 from handrail.question import Answer, Question
 
 RunStatus = Literal["running", "parked", "done", "failed", "cancelled"]
@@ -115,6 +116,17 @@ class Entry(msgspec.Struct, frozen=True):
     body: bytes
 
 
+class CallKey(msgspec.Struct, frozen=True):
+    """Identifies a call among those of all conversations. Its id alone does not: models choose ids, and repeat them."""
+
+    call_id: str
+    run_id: str = ""
+    place: str = ""
+    """The call's place in its run; "" in a search means any."""
+    journal: str = ""
+    """The id of the journal that records the call; "" for none."""
+
+
 class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
     """A finished call and everything it changed, recorded atomically."""
 
@@ -165,6 +177,19 @@ class RunCopy(msgspec.Struct, frozen=True, kw_only=True):
     """Settled values by key; None if the outcome is unknown."""
     blobs: Sequence[bytes] = ()
     """The blobs that the run refers to."""
+    forked_from: str = ""
+    """The run of the same journal that it was forked from, and the step, as `run#2`; "" for an import."""
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of checking a journal for alterations."""
+
+    records: int
+    """How many records were checked."""
+    altered: Sequence[JournalAltered]
+    """The first alteration of each run, and of each session's decisions."""
+    imported: Sequence[str]
+    """The runs that were imported. Nobody can say whether they were altered before that."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

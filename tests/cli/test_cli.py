@@ -17,6 +17,7 @@ import pytest
 from handrail.cli import main
 from handrail.cli.workers_commands import STARTER
 from handrail.errors import DefinitionError
+from handrail.journal.location import default_journal, make_private_folder
 from handrail.models import model_named
 from handrail.models.scripted import WHAT_IT_IS, DemoModel
 from support import warm_python
@@ -232,8 +233,9 @@ def test_output_that_cannot_be_written_is_reported(folder: Path, arguments: list
 
 def test_a_run_that_is_not_recorded_says_so(folder: Path, here: Here):
     """If the default journal can't be used, the run says so and goes on."""
-    (folder.parent / ".handrail").mkdir()
-    (folder.parent / ".handrail" / "runs.db").write_text("no journal at all")
+    journal = default_journal(folder.parent)
+    make_private_folder(journal.parent)
+    journal.write_text("no journal at all")
     code, out, err = here("run", "team/hello.md", "x", "-q")
     assert (code, out) == (0, "Hello\\x1b[31m there.\n")
     assert "This run is not recorded" in err

@@ -221,12 +221,14 @@ def test_the_next_command_can_be_typed_as_printed(line: Line, monkeypatch: pytes
     line.record("tea", "end")
     assert "Continue with: handrail runs resume" in (said := line("fork", "tea", 1))
     assert "--journal" not in said
-    (line.base / "runs.db").rename(line.base / "other runs.db")
+    for part in ("", ".key"):
+        (line.base / f"runs.db{part}").rename(line.base / f"other runs.db{part}")
     said = line("fork", "tea", 1, "--journal", "other runs.db")
     assert "--journal 'other runs.db'" in said
     monkeypatch.setenv("HANDRAIL_JOURNAL", str(line.base / "runs.db"))
     (line.base / ".handrail").mkdir()
-    (line.base / "other runs.db").rename(line.base / ".handrail" / "runs.db")
+    for part in ("", ".key"):
+        (line.base / f"other runs.db{part}").rename(line.base / ".handrail" / f"runs.db{part}")
     assert "--journal .handrail/runs.db" in line("fork", "tea", 1, "--journal", ".handrail/runs.db")
 
 

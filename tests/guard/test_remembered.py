@@ -245,7 +245,7 @@ async def test_what_nobody_saw_is_kept_under_the_journals_key(
     await office.run(ToolCall("unlock", {"password": "hunter3"}), approvals="approve_all")
     assert ran == ["unlock"]
     connection = sqlite3.connect(office.path)
-    decisions = connection.execute("SELECT body FROM decisions").fetchall()
+    decisions = connection.execute("SELECT body FROM records WHERE chain LIKE 'decisions %'").fetchall()
     connection.close()
     assert decisions
     assert all(b"hunter" not in body for (body,) in decisions)

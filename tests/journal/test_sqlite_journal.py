@@ -272,17 +272,17 @@ def test_a_transaction_that_fails_leaves_nothing(journal: Opened):
     """A transaction that fails leaves nothing, and the journal stays usable."""
 
     def half(connection: sqlite3.Connection) -> None:
-        connection.execute("INSERT INTO steps VALUES ('half', '', x'')")
-        connection.execute("INSERT INTO units (nonsense) VALUES (1)")
+        connection.execute("INSERT INTO chains VALUES ('half', 0, x'')")
+        connection.execute("INSERT INTO records (nonsense) VALUES (1)")
 
     async def main(journal: SqliteJournal) -> Any:
-        with pytest.raises(JournalError, match="it can't be written: table units has no column"):
+        with pytest.raises(JournalError, match="it can't be written: table records has no column"):
             await journal._database.transact(half)
         await journal.calls.commit(unit("1"))
-        steps = await journal._database.transact(
-            lambda connection: connection.execute("SELECT * FROM steps").fetchall()
+        halves = await journal._database.transact(
+            lambda connection: connection.execute("SELECT * FROM chains WHERE chain = 'half'").fetchall()
         )
-        return steps, len(await journal.calls.load("run"))
+        return halves, len(await journal.calls.load("run"))
 
     assert journal(main) == ([], 1)
 
@@ -300,7 +300,7 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
     (tmp_path / "text.db").write_text("this is no database " * 100)
     for name, words in (
         ("other.db", "this is a database, but not a journal"),
-        ("newer.db", "its schema is version 99, and this version of Handrail uses 5"),
+        ("newer.db", "its schema is version 99, and this version of Handrail uses 6"),
         ("text.db", "it can't be opened: file is not a database"),
         (".", "it can't be opened: unable to open database file"),
         ("a\0b", "its path contains a zero byte. Give a path without one"),
@@ -357,3 +357,26 @@ def test_the_runs_of_a_session_are_found_without_going_through_all_of_somebody_s
 
     plan = journal(explain, inline=True)
     assert any("runs_of_a_session" in line for line in plan), plan
+
+
+def test_a_journal_without_its_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It is not written with a second key: a missing, damaged or other key is named when the journal is opened."""
+    path, key = tmp_path / "runs.db", tmp_path / "runs.db.key"
+    SqliteJournal(path).close()
+    first = key.read_bytes()
+    key.unlink()
+    with pytest.raises(
+        JournalError, match=r"its key 'runs.db.key' is missing. Put back the one it was made with"
+    ):
+        SqliteJournal(path)
+    assert not key.exists()
+    for other, problem in ((first[1:], "has 31 bytes"), (bytes(32), "were not written with this key")):
+        key.write_bytes(other)
+        key.chmod(0o600)
+        with pytest.raises(JournalError, match=problem):
+            SqliteJournal(path)
+    key.write_bytes(first)
+    SqliteJournal(path).close()
+    monkeypatch.setenv("HANDRAIL_KEY", "another")
+    with pytest.raises(JournalError, match="were not written with this key"):
+        SqliteJournal(path)

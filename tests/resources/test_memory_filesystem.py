@@ -19,6 +19,7 @@ from handrail.errors import (
 )
 from handrail.protocols import FileInfo, Filesystem, Fork, Forkable, Match
 from handrail.resources.memory import FileLimits, MemoryFilesystem
+from handrail.resources.search import find
 from support.filesystems import Files, NewFiles, commit, tree
 
 
@@ -302,7 +303,7 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
     "grep pattern": (
         lambda f: f.grep("(a"),
         FileError,
-        "this is not a valid Python regular expression: missing )",
+        "this is not a valid regular expression: unclosed group",
     ),
     "grep type": (lambda f: f.grep(None), FileError, "a pattern must be a str, not a NoneType"),  # pyright: ignore[reportArgumentType]
 }
@@ -373,3 +374,28 @@ def test_two_forks_that_are_too_much_together_conflict():
     with pytest.raises(Conflict, match="b"):
         two.prepare()
     assert tree(root) == {"a": ""}
+
+
+class CountedFolder(dict[str, bool]):
+    """The names in a folder, which counts how often they are gone through."""
+
+    visits = 0
+
+    def items(self) -> Any:
+        self.visits += 1
+        return super().items()
+
+
+def test_a_glob_goes_through_each_folder_once():
+    """Each `**` in a row would go through every folder again; however many there are, it happens once."""
+    folders = {"/".join(["a"] * depth): CountedFolder(a=depth < 4, b=False) for depth in range(5)}
+    found = find("/".join(["**"] * 400 + ["b"]), lambda path: None, folders.__getitem__)
+    assert len(found) == 5
+    assert [folder.visits for folder in folders.values()] == [1] * 5
+
+
+def test_a_name_with_many_stars_is_matched_at_once(new_files: NewFiles):
+    """Stars do not multiply: a name of the greatest length is compared with a hundred of them."""
+    files = new_files({"a" * 255: ""})
+    assert list(files.glob("*a" * 100 + "*b")) == []
+    assert list(files.glob("*a" * 100 + "*")) == ["a" * 255]

@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail import Prompt, Session, ToolContext, tool
+from handrail import Adapter, Prompt, Session, ToolContext, tool
+from handrail.dispatch.turn import ToolCall
 from handrail.errors import RunBusy, RunError, RunParked, UndoRefused
 from handrail.events import MessageAdded
+from handrail.journal.sqlite import SqliteJournal
 from handrail.messages import UserMessage
+from handrail.models.scripted import ScriptedModel
 from handrail.runs import fork, show, undo
 from support.recorded import PROMPT, TOOLS, Counted, Noted, Recorder, call
 
@@ -252,3 +255,32 @@ async def test_a_session_at_work_is_left_alone(recorder: Recorder):
     go.set()
     await task
     await undo(recorder.journal, "one", noted)
+
+
+async def test_the_same_call_id_in_another_conversation_is_another_call(recorder: Recorder):
+    """Models choose call ids, so they repeat between principals: an undo touches its own call's files only."""
+    for who in ("ann", "bob"):
+        asked = ToolCall("write", {"path": f"{who}.txt", "text": who}, "call_1")
+        await recorder.run(who, asked, "end", session=Session(id=who, principal=who))
+    done = await undo(recorder.journal, "ann", "call_1", recorder.files)
+    assert list(done.paths) == ["ann.txt"]
+    assert [path.name for path in recorder.folder.iterdir()] == ["bob.txt"]
+    with pytest.raises(UndoRefused, match="undone already"):
+        await undo(recorder.journal, "ann", "call_1", recorder.files)
+    assert list((await undo(recorder.journal, "bob", "call_1", recorder.files)).paths) == ["bob.txt"]
+
+
+async def test_the_same_run_and_call_in_another_journal_are_not_touched(recorder: Recorder, tmp_path: Path):
+    """Two journals may use one folder: what the other one recorded can't be undone with this one."""
+    (tmp_path / "other").mkdir()
+    other = SqliteJournal(tmp_path / "other" / "runs.db", watch=None)
+    asked = ToolCall("write", {"path": "mine", "text": "x"}, "call_1")
+    await recorder.run("r", asked, "end")
+    theirs = ToolCall("write", {"path": "theirs", "text": "x"}, "call_1")
+    adapter = Adapter(ScriptedModel([theirs, "end"]), journal=other, filesystem=recorder.files)
+    await adapter.evaluate(PROMPT, "go", run_id="r")
+    await undo(recorder.journal, "r", "call_1", recorder.files)
+    assert [path.name for path in recorder.folder.iterdir()] == ["theirs"]
+    with pytest.raises(UndoRefused, match="nothing is kept of it"):
+        recorder.files.undo("call_1")
+    other.close()

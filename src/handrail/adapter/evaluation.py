@@ -29,12 +29,14 @@ from handrail.dispatch.frame import Frame, open_frame
 from handrail.dispatch.options import RunOptions
 from handrail.errors import DefinitionError, RunError
 from handrail.guard.approval_memory import keep_decisions
-from handrail.journals import Recoverable
+from handrail.journal.location import check_out_of_reach
+from handrail.journals import Journal, Recoverable
 from handrail.prompt import Prompt
 from handrail.protocols import EventBus
-from handrail.records import OVER
+from handrail.records import OVER, RunRow
 from handrail.replay.log import RunLog
 from handrail.replay.parked_run import Parking
+from handrail.resources.paths import folder_of
 from handrail.session import Dispatcher, Session
 
 if TYPE_CHECKING:
@@ -72,11 +74,11 @@ async def resume(
     row = await journal.runs.get(run_id)
     prompt = prompt or prompt_of(run_id, row.record.app)
     if row.status in OVER:
-        return answer_of(row, prompt, await session_after(journal, row, session))
+        return await _recorded_answer(journal, row, prompt, session)
     check_resumed(row, prompt, options.filesystem, options.tools)
     async with acquire_run(journal, run_id) as row:
         if row.status in OVER:  # it may have ended since the first look
-            return answer_of(row, prompt, await session_after(journal, row, session))
+            return await _recorded_answer(journal, row, prompt, session)
         if isinstance(options.filesystem, Recoverable):
             await options.filesystem.recover(journal)
         resumed = await load_resumed(journal, row, session, clock)
@@ -84,6 +86,16 @@ async def resume(
         return await _go(
             adapter, prompt, resumed.options(options), heard is not None, resumed.log, resumed, heard
         )
+
+
+async def _recorded_answer(
+    journal: Journal, row: RunRow, prompt: Prompt[Any], session: Session | None
+) -> PromptResponse[Any]:
+    """Return the recorded answer of a run that is over. Raises `JournalAltered` if the record was altered."""
+    found = await journal.runs.verify(row.record.id)
+    if found.altered:
+        raise found.altered[0]
+    return answer_of(row, prompt, await session_after(journal, row, session))
 
 
 async def _go(
@@ -101,6 +113,8 @@ async def _go(
     )
     frame = _frame(adapter, prompt, options, settings, log)
     check_files(prompt, frame)
+    if log is not None:
+        check_out_of_reach(getattr(options.journal, "path", ""), folder_of(frame.world.filesystem))
     check_added(prompt, options.tools)
     if frame.parking is not None:
         frame.parking.begin()

@@ -93,8 +93,8 @@ class Activity:
     """The id of the outermost run."""
     denied: list[str] = field(default_factory=list[str])
     """Tools whose calls were not approved."""
-    done: list[str] = field(default_factory=list[str])
-    """Ids of the calls that succeeded, oldest first."""
+    done: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    """Ids of the calls that succeeded, each with the id of its run, oldest first."""
     _group: str = ""
     """The id of the call whose inner calls were printed last."""
     _calls: dict[str, int] = field(default_factory=dict[str, int])
@@ -128,7 +128,7 @@ class Activity:
     def on_invoked(self, event: ToolInvoked) -> list[Text]:
         row = self.rows.pop(event.call_id, None)
         if event.status == "ok":
-            self.done.append(event.call_id)
+            self.done.append((event.run_context.request_id, event.call_id))
         headings = self._headings(event.path)
         if len(event.path) == 1:
             self._group = ""

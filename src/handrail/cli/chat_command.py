@@ -53,7 +53,7 @@ class Chat:
         self._quiet = conversation.options.quiet
         self._usage = Usage()
         self._cost: Decimal | None = Decimal(0)
-        self._done: list[str] = []
+        self._done: list[tuple[str, str]] = []
         self._code = DONE
         self._commands: dict[str, Callable[[list[str]], None]] = {
             "/help": lambda rest: self._view.note(HELP),
@@ -172,12 +172,12 @@ class Chat:
             self._view.note("This worker has no files. Give it some: --files FOLDER.", "yellow")
             return
         while self._done:
-            call_id = self._done.pop()
+            run_id, call_id = self._done.pop()
             try:
-                paths = files.undo(call_id)
+                paths = files.undo(call_id, run_id=run_id)
             except UndoRefused as refused:
                 if refused.places:  # somebody else has changed the files since
-                    self._done.append(call_id)
+                    self._done.append((run_id, call_id))
                     self._view.note(escape(str(refused)), "yellow")
                     return
                 continue  # this call changed no files

@@ -50,7 +50,8 @@ JournalFile = Annotated[
     typer.Option(
         "--journal",
         metavar="FILE",
-        help="Where runs are recorded. Default: $HANDRAIL_JOURNAL, else .handrail/runs.db.",
+        help="Where runs are recorded. Default: $HANDRAIL_JOURNAL, else a file of the current "
+        "folder's own below $XDG_STATE_HOME/handrail.",
     ),
 ]
 
@@ -123,16 +124,18 @@ class WorkerOptions:
 
         return Deadline.after(float(found[1]) * _UNITS[found[2]], pauses_for_people=True)
 
-    def open_journal(self) -> SqliteJournal | None:
+    def open_journal(self, files: object) -> SqliteJournal | None:
         """Open the journal. If the default one can't be used, say so and record nothing."""
+        from handrail.errors import JournalExposed
+
         if self.no_journal and self.journal is not None:
             raise UsageError("--journal and --no-journal contradict each other. Give one of them.")
         if self.no_journal:
             return None
         try:
-            return open_journal(self.journal)
+            return open_journal(self.journal, files)
         except UsageError as error:
-            if _is_named(self.journal):
+            if _is_named(self.journal) or isinstance(error.__cause__, JournalExposed):
                 raise
             print_error(f"This run is not recorded. {error}", "yellow")
             return None
@@ -289,22 +292,39 @@ def open_files(files: Path | None, folder: Path | None) -> DirectoryFilesystem |
     return DirectoryFilesystem(files)
 
 
-def open_journal(given: Path | None) -> SqliteJournal:
-    """Open the journal, creating it if needed. Raises `UsageError` if that fails."""
-    from handrail.errors import JournalError
+def open_journal(given: Path | None, files: object = None) -> SqliteJournal:
+    """Open the journal, creating it if needed. Raises `UsageError` if that fails, or if tools could change it."""
+    from handrail.errors import JournalError, JournalExposed
+    from handrail.journal.location import check_out_of_reach
     from handrail.journal.sqlite import SqliteJournal
+    from handrail.resources.paths import folder_of
 
-    path = journal_path(given)
     advice = "Use another file: --journal FILE."
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not _is_named(given):
-            path.with_name(".gitignore").write_text("*\n")  # recorded runs don't belong in version control
+        path = prepare_journal(given)
+        check_out_of_reach(str(path), folder_of(files))
         return SqliteJournal(path)
+    except JournalExposed as error:
+        raise UsageError(str(error)) from error
     except JournalError as error:
         raise UsageError(f"{error} {advice}") from None
+
+
+def prepare_journal(given: Path | None) -> Path:
+    """Return the path of the journal, in a folder that exists. The default one's is private to its owner."""
+    from handrail.journal.location import make_private_folder
+
+    path = journal_path(given)
+    try:
+        if _is_named(given):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        else:
+            make_private_folder(path.parent)
     except OSError as error:
-        raise UsageError(f"can't create the journal {str(path)!r}: {error.strerror}. {advice}") from None
+        raise UsageError(
+            f"can't create the journal {str(path)!r}: {error.strerror}. Use another file: --journal FILE."
+        ) from None
+    return path
 
 
 def _is_named(journal: Path | None) -> bool:

@@ -21,6 +21,7 @@ from handrail.errors import (
     PromptRenderError,
     RunParked,
 )
+from handrail.journal.location import default_journal
 from handrail.rendering import escape
 
 DONE, FAILED, USAGE, NOT_APPROVED, LIMIT, PARKED, CANCELLED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
@@ -35,7 +36,6 @@ EXIT_CODES = (
     (CANCELLED, "cancelled by Ctrl-C; unfinished calls were undone (143: by SIGTERM)"),
 )
 
-DEFAULT_JOURNAL = Path(".handrail/runs.db")
 CANCEL_NOTE = "Cancelled. Unfinished calls were undone."
 
 
@@ -99,8 +99,9 @@ def classify_stop(stop_reason: str, denied: list[str]) -> tuple[int, str]:
 
 
 def journal_path(given: Path | None) -> Path:
-    """Return the journal to use: the file given, else $HANDRAIL_JOURNAL, else `.handrail/runs.db`."""
-    return given or Path(os.environ.get("HANDRAIL_JOURNAL") or DEFAULT_JOURNAL)
+    """Return the journal to use: the file given, else $HANDRAIL_JOURNAL, else that of the current folder."""
+    named = os.environ.get("HANDRAIL_JOURNAL")
+    return given or (Path(named) if named else default_journal(Path.cwd()))
 
 
 def runs_command(verb: str, run_id: str, journal: str) -> str:

@@ -146,7 +146,7 @@ class Conversation:
         # With --json a program reads the answer, so no questions are asked.
         self.is_attended = not as_json and is_terminal(sys.stdin) and is_terminal(sys.stdout)
         self.view = self._make_view()
-        self.journal = options.open_journal()
+        self.journal = options.open_journal(self.files)
         self._approvals = parse_approvals(options.approve, can_park=True)
         self._environment: Any = TerminalEnvironment(
             stdin=io.StringIO() if as_json else None, screen=self.view

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import inspect
 import json
 import re
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -18,28 +14,11 @@ from handrail import runs
 from handrail.adapter.run_record import decode_begin
 from handrail.cli import runs_view as view
 from handrail.cli.activity import answer_text
-from handrail.cli.command_options import (
-    JournalFile,
-    ModelName,
-    find_model,
-    parse_approvals,
-    search_here,
-    with_signature,
-)
-from handrail.cli.outcome import (
-    CANCEL_NOTE,
-    CANCELLED,
-    DONE,
-    FAILED,
-    PARKED,
-    Failure,
-    UsageError,
-    classify_stop,
-    fail,
-    journal_path,
-    print_json,
-)
+from handrail.cli.command_options import ModelName, find_model, parse_approvals
+from handrail.cli.outcome import DONE, FAILED, PARKED, UsageError, classify_stop
 from handrail.cli.recorded_run import Program, RecordedRun
+from handrail.cli.runs_app import Json, Report, RunId, command
+from handrail.cli.runs_app import app as app
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import RunParked
 from handrail.journal.answers import secret_refused
@@ -53,10 +32,6 @@ from handrail.runs.tree import Standing
 STANDINGS = get_args(Standing)
 _HOURS = {"h": 1, "d": 24, "w": 168}
 
-app = typer.Typer(name="runs", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
-
-RunId = Annotated[str, typer.Argument(help="The run's id, or its beginning.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Files = Annotated[
     Path | None,
     typer.Option(
@@ -76,84 +51,10 @@ NewId = Annotated[
 ]
 
 
-class Report:
-    """The result of a command: data for programs, and text for people."""
-
-    def __init__(self, data: dict[str, Any], *text: Any, code: int = DONE) -> None:
-        self.data = data
-        self.text = text
-        self.code = code
-
-
-Command = Callable[..., Awaitable[Report]]
-
-
-def _shared(journal: JournalFile = None, as_json: Json = False) -> None:
-    """Declare the options that every command has."""
-
-
-def _command(name: str, *, creates_journal: bool = False) -> Callable[[Command], Command]:
-    """Register a command. Its options are its parameters after the journal, and the shared ones."""
-
-    def register(command: Command) -> Command:
-        _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        names = {each.name for each in own}
-        shared = inspect.signature(_shared, eval_str=True).parameters.values()
-
-        @functools.wraps(command)
-        def run(**given: Any) -> None:
-            as_json = given["as_json"]
-            arguments = {each: value for each, value in given.items() if each in names}
-            raise typer.Exit(_run(command, given["journal"], arguments, as_json, creates_journal))
-
-        app.command(name)(with_signature(run, [*own, *(each for each in shared if each.name not in names)]))
-        return command
-
-    return register
-
-
-def _run(
-    command: Command, journal: Path | None, arguments: dict[str, Any], as_json: bool, creates_journal: bool
-) -> int:
-    """Run a command on its journal, print its report, and return the exit code."""
-    try:
-        search_here()
-        path = _journal_file(journal, creates_journal)
-
-        async def run() -> Report:
-            opened = SqliteJournal(path, watch=None)
-            try:
-                return await command(opened, **arguments)
-            finally:
-                opened.close()
-
-        report = asyncio.run(run())
-    except Exception as error:
-        return fail(error, as_json=as_json)
-    except KeyboardInterrupt:
-        return fail(Failure(CANCELLED, "Cancelled", CANCEL_NOTE), as_json=as_json)
-    if as_json:
-        print_json({"ok": report.code == DONE, "exit_code": report.code, **report.data})
-    else:
-        for each in report.text:
-            view.print_item(each)
-    return report.code
-
-
-def _journal_file(given: Path | None, create: bool) -> Path:
-    """Return the journal's file. It must exist, unless the command may create it."""
-    path = journal_path(given)
-    if create:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    elif not path.is_file():
-        raise UsageError(f"there is no journal at {path}. Name one with --journal FILE or HANDRAIL_JOURNAL.")
-    return path
-
-
 # Looking at runs.
 
 
-@_command("list")
+@command("list")
 async def list_runs(
     journal: SqliteJournal,
     standing: Annotated[
@@ -182,7 +83,7 @@ async def list_runs(
     return Report({"runs": [view.run_data(line) for line in lines]}, view.run_table(lines, now))
 
 
-@_command("show")
+@command("show")
 async def show(
     journal: SqliteJournal,
     run: RunId,
@@ -193,10 +94,22 @@ async def show(
     return Report(view.tree_data(tree), view.run_tree(tree, full))
 
 
+@command("verify")
+async def verify(
+    journal: SqliteJournal,
+    run: Annotated[str | None, typer.Argument(help="Only this run and its session. Default: all.")] = None,
+) -> Report:
+    """Check that nobody else has changed the journal. It says which records are not as they were written."""
+    run_id = None if run is None else (await RecordedRun.find(journal, run)).id
+    found = await journal.runs.verify(run_id)
+    code = FAILED if found.altered else DONE
+    return Report(view.verification_data(found), *view.verification_lines(found), code=code)
+
+
 # Continuing runs.
 
 
-@_command("resume")
+@command("resume")
 async def resume(
     journal: SqliteJournal,
     run: RunId,
@@ -261,7 +174,7 @@ def _parked_report(recorded: RecordedRun, program: Program, parked: RunParked) -
     return Report(data, *program.notes, "The run waits for an answer:", *lines, advice, code=PARKED)
 
 
-@_command("answer")
+@command("answer")
 async def answer(
     journal: SqliteJournal,
     run: RunId,
@@ -338,7 +251,7 @@ async def _record_answer(recorded: RecordedRun, asked: Question, answer: Answer)
 # Changing runs.
 
 
-@_command("cancel")
+@command("cancel")
 async def cancel(journal: SqliteJournal, run: RunId) -> Report:
     """End a run. If another process is running it, that process stops it within seconds."""
     row = await runs.cancel(journal, (await RecordedRun.find(journal, run)).id)
@@ -350,7 +263,7 @@ async def cancel(journal: SqliteJournal, run: RunId) -> Report:
     )
 
 
-@_command("approvals")
+@command("approvals")
 async def approvals(
     journal: SqliteJournal,
     run: RunId,
@@ -378,7 +291,7 @@ async def approvals(
     return Report(data, view.approval_line(None, found), "Forgotten: it will be asked again.")
 
 
-@_command("fork")
+@command("fork")
 async def fork(
     journal: SqliteJournal,
     run: RunId,
@@ -395,7 +308,7 @@ async def fork(
     )
 
 
-@_command("undo")
+@command("undo")
 async def undo(
     journal: SqliteJournal,
     run: RunId,
@@ -410,7 +323,7 @@ async def undo(
     return Report({**data, "stands": list(done.stands)}, *view.undo_lines(done))
 
 
-@_command("replay")
+@command("replay")
 async def replay(
     journal: SqliteJournal,
     run: RunId,
@@ -449,7 +362,7 @@ async def replay(
 # Moving and forgetting runs.
 
 
-@_command("export")
+@command("export")
 async def export(
     journal: SqliteJournal, run: RunId, path: Annotated[Path, typer.Argument(help="The file to write.")]
 ) -> Report:
@@ -459,7 +372,7 @@ async def export(
     return Report({"run_id": id, "path": str(path), "lines": lines}, f"Exported {id} to {path}.")
 
 
-@_command("import", creates_journal=True)
+@command("import", creates_journal=True)
 async def import_(
     journal: SqliteJournal,
     path: Annotated[Path, typer.Argument(help="A file that `export` wrote.")],
@@ -474,7 +387,7 @@ async def import_(
     return Report(data, f"Imported {row.record.id}, which is {row.status}.")
 
 
-@_command("forget")
+@command("forget")
 async def forget(
     journal: SqliteJournal,
     before: Annotated[

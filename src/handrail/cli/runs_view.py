@@ -20,7 +20,7 @@ from handrail.cli.screens import make_console
 from handrail.environment.text import format_rows, is_terminal
 from handrail.events import ApprovalRemembered
 from handrail.question import Question
-from handrail.records import QuestionRecord
+from handrail.records import QuestionRecord, Verification
 from handrail.rendering import escape, exact
 from handrail.runs import CallNode, Divergence, RunLine, RunTree, Turn, Undoing
 from handrail.runs.tree import Nested
@@ -225,6 +225,32 @@ def approval_line(number: int | None, kept: ApprovalRemembered) -> Text:
 
 
 # Results of commands.
+
+
+def verification_data(found: Verification) -> dict[str, Any]:
+    """Return the outcome of a verification as plain data for JSON."""
+    altered = [
+        {
+            "chain": each.chain,
+            "id": each.id,
+            "record": each.record,
+            "what": each.what,
+            "problem": each.problem,
+        }
+        for each in found.altered
+    ]
+    return {"records": found.records, "altered": altered, "imported": list(found.imported)}
+
+
+def verification_lines(found: Verification) -> list[Text]:
+    """Format the outcome of a verification: each alteration with its place, and what can't be vouched for."""
+    lines = [Text(_line(each.place_and_problem), "red") for each in found.altered]
+    checked = f"{found.records} records checked"
+    lines.append(Text(f"{checked}: nothing was altered." if not lines else f"{checked}."))
+    if found.imported:
+        ids = escape(", ".join(found.imported))
+        lines.append(Text(f"Imported, so what they began with is not verified: {ids}.", "yellow"))
+    return lines
 
 
 def undo_lines(done: Undoing) -> list[Any]:

@@ -38,7 +38,7 @@ def serve(options: ServeOptions) -> int:
 
         with divert_stdout():
             loaded = _load(options)
-        with contextlib.closing(open_journal(options.journal)) as journal:
+        with contextlib.closing(open_journal(options.journal, loaded.source.files)) as journal:
             app = asgi(
                 loaded.source,
                 journal=journal,

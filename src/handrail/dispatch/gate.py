@@ -51,7 +51,7 @@ from handrail.dispatch.policies import (
     tell_policies,
 )
 from handrail.dispatch.tickets import answer_for_tickets, take_up_tickets
-from handrail.dispatch.transaction import Transaction, commit_lock_of, new_transaction
+from handrail.dispatch.transaction import Transaction, commit_lock_of, key_of, new_transaction
 from handrail.errors import Conflict, DefinitionError, RunBusy, TransientError
 from handrail.events import CallStatus, ToolInvoked, ToolRolledBack, ToolStarted
 from handrail.limits import Reservation
@@ -312,7 +312,7 @@ class Gate:
                 if transaction.durable is None:
                     transaction.apply()
                 else:
-                    transaction.apply_all(call.id)
+                    transaction.apply_all(key_of(attempt))
             finally:
                 lock.release()
             transaction.publish()

@@ -14,6 +14,7 @@ import msgspec
 from handrail.errors import ContextExpired
 from handrail.place import RUN, Place
 from handrail.protocols import DurableFork, Fork, Forkable
+from handrail.records import CallKey
 from handrail.session import Session, SessionFork
 from handrail.threads import forget_closed
 from handrail.tools import EFFECTS, Tool
@@ -146,15 +147,15 @@ class Transaction(msgspec.Struct, eq=False):
         for fork in self.touched:
             fork.apply()
 
-    def apply_all(self, call_id: str) -> None:
+    def apply_all(self, key: CallKey) -> None:
         """Apply every fork, including durable ones. If this raises, nothing is applied."""
-        self.stage(call_id)
+        self.stage(key)
         self.apply_durable()
         self.apply_others()
 
-    def stage(self, call_id: str, journal: str = "", synced: bool = False) -> list[Mapping[str, Any]]:
+    def stage(self, key: CallKey, synced: bool = False) -> list[Mapping[str, Any]]:
         """Write down what the durable forks are about to change. Raises before anything is applied."""
-        staged = [fork.stage(call_id, journal=journal, synced=synced) for fork in self.durable or ()]
+        staged = [fork.stage(key, synced=synced) for fork in self.durable or ()]
         return [manifest for manifest in staged if manifest is not None]
 
     def apply_durable(self, synced: bool = False) -> None:
@@ -218,6 +219,12 @@ def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
     call, writable = attempt.call, EFFECTS[tool.effect].writes
     parent = None if call.parent is None else call.parent.transaction
     return Transaction(attempt.frame.session, call.name, writable, parent)
+
+
+def key_of(attempt: Attempt, journal: str = "") -> CallKey:
+    """Return the key under which a call's commit is kept, in the journal with this id."""
+    call = attempt.call
+    return CallKey(call.id, attempt.run_context.request_id, str(call.place), journal)
 
 
 # --- one commit at a time ----------------------------------------------------------------------------

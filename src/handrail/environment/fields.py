@@ -10,6 +10,7 @@ from datetime import date, datetime, time
 from typing import Any, cast
 
 from handrail.environment.text import compact
+from handrail.patterns import compile_pattern
 from handrail.rendering import escape_line
 
 JsonSchema = dict[str, Any]
@@ -118,13 +119,13 @@ def _parse_string(schema: JsonSchema, typed: str) -> str:
 
 
 def _matches(pattern: str, text: str) -> bool:
-    """Return whether a text matches a pattern, or True if Python can't compile the pattern.
+    """Return whether a text matches a pattern, or True if it can't be matched in bounded time.
 
     The tool validates the answer again.
     """
     try:
-        return re.search(pattern, text) is not None
-    except re.error:
+        return compile_pattern(pattern).found_in(text)
+    except ValueError:
         return True
 
 

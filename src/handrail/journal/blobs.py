@@ -6,9 +6,10 @@ import hashlib
 import sqlite3
 from collections.abc import Sequence
 
-from handrail.errors import BlobNotFoundError
+from handrail.errors import BlobNotFoundError, JournalAltered
 from handrail.journal.database import Database
 from handrail.journal.lease import check_owner
+from handrail.journal.verification import is_intact
 
 
 class SqliteBlobs:
@@ -27,7 +28,10 @@ class SqliteBlobs:
         return await database.transact(put)
 
     async def get(self, digest: str, /) -> bytes:
-        for (data,) in await self._database.select("SELECT data FROM blobs WHERE digest = ?", digest):
+        database = self._database
+        for (data,) in await database.select("SELECT data FROM blobs WHERE digest = ?", digest):
+            if not is_intact(digest, data):
+                raise JournalAltered(database.path, "blob", digest, 1, "", "its bytes were changed")
             return data
         raise BlobNotFoundError(digest)
 

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from handrail.errors import RunBusy
+from handrail.errors import JournalAltered, RunBusy
+from handrail.journal.chains import Record, run_chain, step_chain
 from handrail.journal.database import Database, encode
-from handrail.journal.lease import check_not_taken, check_owner, is_dead, is_free
+from handrail.journal.lease import check_not_taken, check_owner, is_dead, is_free, is_owner
 from handrail.journal.local import LocalSteps
-from handrail.journal.runs import get_run, put_entries
+from handrail.journal.runs import get_run, put_unit
+from handrail.journal.verification import (
+    CLEARED,
+    SETTLED,
+    STEP,
+    VOID,
+    RunRecords,
+    committed_unit,
+    steps_in,
+    verified,
+)
 from handrail.records import CommitUnit, Entry
 
 T = TypeVar("T")
+
+log = logging.getLogger("handrail.journal")
 
 
 class SqliteCalls:
@@ -34,10 +48,7 @@ class SqliteCalls:
 
         def commit(connection: sqlite3.Connection) -> None:
             check_not_taken(connection, database.owner, unit.run_id)
-            connection.execute(
-                "INSERT INTO units (run_id, call_id, state, unit, session_id) VALUES (?, ?, ?, ?, ?)",
-                (unit.run_id, unit.call_id, state, encoded, unit.session_id),
-            )
+            put_unit(connection, database.chains, unit, encoded, state)
 
         if unit.files:
             self._applying.add(unit.call_id)
@@ -56,70 +67,108 @@ class SqliteCalls:
         await self._settle(unit, "void", synced=True)
 
     async def _settle(self, unit: CommitUnit, state: str, *, synced: bool) -> None:
-        query = "UPDATE units SET state = ? WHERE run_id = ? AND call_id = ? AND state = 'committed'"
+        database = self._database
+        chain, now = run_chain(unit.run_id), database.now()
+        query = """UPDATE records INDEXED BY units_to_apply SET state = ?
+            WHERE chain = ? AND key = ? AND state = 'committed' RETURNING link"""
 
         def settle(connection: sqlite3.Connection) -> None:
-            connection.execute(query, (state, unit.run_id, unit.call_id))
+            found = connection.execute(query, (state, chain, unit.call_id)).fetchall()
+            if state == "void":
+                for (link,) in found:
+                    database.chains.append(connection, chain, VOID, unit.call_id, b"%d" % link, at=now)
 
-        await self._database.transact(settle, synced=synced)
+        await database.transact(settle, synced=synced)
 
     async def unapplied(self) -> Sequence[CommitUnit]:
         database = self._database
-        query = """SELECT unit, coalesce(owner, '') FROM units LEFT JOIN runs ON runs.id = run_id
-            WHERE state = 'committed' ORDER BY number"""
-        rows = await database.select(query)
-        found = [(msgspec.msgpack.decode(unit, type=CommitUnit), owner) for unit, owner in rows]
-        return tuple(
-            unit
-            for unit, owner in found
-            if (not owner or owner == database.owner or is_dead(owner)) and unit.call_id not in self._applying
-        )
+        query = """SELECT records.number, chain, coalesce(owner, '') FROM records INDEXED BY units_to_apply
+            LEFT JOIN runs ON runs.id = substr(chain, length('run ') + 1) WHERE state = 'committed' ORDER BY number"""
+
+        def find(connection: sqlite3.Connection) -> list[CommitUnit]:
+            chains: dict[str, dict[int, Record]] = {}
+            found: list[CommitUnit] = []
+            for number, chain, owner in connection.execute(query).fetchall():
+                if owner and owner != database.owner and not is_dead(owner):
+                    continue
+                if chain not in chains:
+                    chains[chain] = self._units_in(connection, chain)
+                if number in chains[chain]:
+                    found.append(committed_unit(chains[chain][number]))
+            return found
+
+        return tuple(unit for unit in await database.transact(find) if unit.call_id not in self._applying)
+
+    def _units_in(self, connection: sqlite3.Connection, chain: str) -> dict[int, Record]:
+        """Return the committed calls of a chain, by their number; nothing if the chain was altered."""
+        try:
+            records = verified(connection, self._database.chains, chain.removeprefix("run "))
+        except JournalAltered as altered:  # the files of other runs are still finished
+            log.error("the files of a run are left as they are: %s", altered)
+            return {}
+        return {each.number: each for each in records.units}
 
     async def load(self, run_id: str, /) -> Sequence[CommitUnit]:
-        return await self._units("run_id = ?", run_id)
+        records = await self._verified(run_id)
+        return tuple(map(committed_unit, records.units))
 
     async def load_session(self, session_id: str, /) -> Sequence[CommitUnit]:
-        return await self._units("session_id = ?", session_id)
+        chains = self._database.chains
+        query = "SELECT DISTINCT chain FROM records WHERE session_id = ? AND session_id != ''"
+
+        def load(connection: sqlite3.Connection) -> list[Record]:
+            found: list[Record] = []
+            for (chain,) in connection.execute(query, (session_id,)).fetchall():
+                records = verified(connection, chains, chain.removeprefix("run "))
+                found += [each for each in records.units if each.session_id == session_id]
+            return found
+
+        found = await self._database.transact(load)
+        return tuple(committed_unit(each) for each in sorted(found))
 
     async def later(self, unit: CommitUnit, /) -> Sequence[CommitUnit]:
-        return await self._units(
-            """number > (SELECT max(number) FROM units WHERE run_id = ? AND call_id = ? AND state != 'void')
-            AND NOT EXISTS (
-                SELECT 1 FROM entries WHERE entries.run_id = units.run_id AND kind = 'undone' AND key = call_id
-            )""",
-            unit.run_id,
-            unit.call_id,
-        )
-
-    async def _units(self, where: str, *values: str) -> tuple[CommitUnit, ...]:
-        query = f"SELECT unit FROM units WHERE state != 'void' AND {where} ORDER BY number"
-        rows = await self._database.select(query, *values)
+        query = """SELECT body FROM records WHERE kind = 'unit' AND state != 'void' AND number > (
+                SELECT max(number) FROM records WHERE chain = ? AND kind = 'unit' AND key = ? AND state != 'void'
+            ) AND NOT EXISTS (
+                SELECT 1 FROM records AS undone
+                WHERE undone.chain = records.chain AND undone.key = records.key
+                AND undone.kind IN ('undone', 'told') AND undone.kind = 'undone'
+            ) ORDER BY number"""
+        rows = await self._database.select(query, run_chain(unit.run_id), unit.call_id)
         return tuple(msgspec.msgpack.decode(row[0], type=CommitUnit) for row in rows)
+
+    async def _verified(self, run_id: str) -> RunRecords:
+        chains = self._database.chains
+        return await self._database.transact(lambda connection: verified(connection, chains, run_id))
 
     async def note(self, run_id: str, entry: Entry, /, *, from_outside: bool = False) -> None:
         database = self._database
 
         def note(connection: sqlite3.Connection) -> None:
             if from_outside:
-                row = get_run(connection, run_id)
+                row = get_run(connection, database.chains, run_id)
                 if row.owner and not is_free(row.owner, row.leased_until, database.now(), ""):
                     raise RunBusy(run_id, row.owner)
+                verified(connection, database.chains, run_id)
             else:
                 check_owner(connection, database.owner, run_id)
-            put_entries(connection, run_id, [entry])
+            database.chains.append(
+                connection, run_chain(run_id), entry.kind, entry.key, entry.body, at=entry.at
+            )
 
         await database.transact(note)
 
     async def entries(self, run_id: str, /) -> Sequence[Entry]:
-        query = "SELECT kind, key, at, body FROM entries WHERE run_id = ? ORDER BY number"
-        rows = await self._database.select(query, run_id)
-        return tuple(Entry(*row) for row in rows)
+        return tuple((await self._verified(run_id)).entries)
 
     async def marks(self, session_id: str, /) -> Sequence[tuple[str, Entry]]:
-        query = """SELECT entries.run_id, kind, key, at, body FROM runs JOIN entries ON entries.run_id = runs.id
-            WHERE session_id = ? AND kind IN ('undone', 'told') ORDER BY number"""
-        rows = await self._database.select(query, session_id)
-        return tuple((run_id, Entry(*entry)) for run_id, *entry in rows)
+        query = """SELECT runs.id, kind, key, at, body FROM runs JOIN records ON chain = 'run ' || runs.id
+            WHERE runs.session_id = ? AND kind IN ('undone', 'told') ORDER BY number"""
+        found: dict[tuple[str, str, str], tuple[str, Entry]] = {}
+        for run_id, kind, key, at, body in await self._database.select(query, session_id):
+            found.pop((run_id, kind, key), None)  # a later one replaces it
+            found[run_id, kind, key] = (run_id, Entry(kind, key, at, body))
+        return tuple(found.values())
 
 
 class SqliteSteps:
@@ -128,7 +177,13 @@ class SqliteSteps:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._local = LocalSteps()
-        self.forget = self._local.forget
+        self._known: dict[str, dict[str, bytes | None]] = {}
+        """The verified steps of the runs that this process owns, and which nobody else can add to."""
+
+    def forget(self, run_id: str) -> None:
+        """Drop the values of a run's steps in this process."""
+        self._known.pop(run_id, None)
+        self._local.forget(run_id)
 
     async def run(
         self,
@@ -141,7 +196,9 @@ class SqliteSteps:
     ) -> T:
         async def recorded() -> Any:
             row = await self._database.transact(lambda connection: self._reserve(connection, key, run_id))
-            if row is not None and row[0] is not None:
+            if row is None:
+                self._note(run_id, key, None)
+            elif row[0] is not None:
                 return msgspec.msgpack.decode(row[0])
             try:
                 value = await (function() if row is None or unsettled is None else unsettled())
@@ -149,25 +206,51 @@ class SqliteSteps:
             except Exception:  # a cancelled step may have happened, and stays reserved
                 if row is None:  # a step that was already reserved stays so until it is decided
                     with contextlib.suppress(RunBusy):  # the new owner decides
-                        await self._database.write(
-                            run_id, "DELETE FROM steps WHERE key = ? AND value IS NULL", key
-                        )
+                        await self._add(run_id, key, CLEARED, b"")
                 raise
-            query = "UPDATE steps SET value = ? WHERE key = ? AND value IS NULL"
-            await self._database.write(run_id, query, encoded, key)
+            await self._add(run_id, key, SETTLED, encoded)
             return value
 
         return await self._local.run(key, recorded, run_id=run_id)
 
     async def load(self, run_id: str, /) -> Sequence[tuple[str, bytes | None]]:
-        query = "SELECT key, value FROM steps WHERE run_id = ? ORDER BY key"
-        rows = await self._database.select(query, run_id)
-        return tuple((key, value) for key, value in rows)
+        chains = self._database.chains
+        records = await self._database.transact(lambda connection: verified(connection, chains, run_id))
+        return tuple(sorted(records.steps.items()))
 
-    def _reserve(self, connection: sqlite3.Connection, key: str, run_id: str) -> Any:
-        row = connection.execute("SELECT value FROM steps WHERE key = ?", (key,)).fetchone()
-        if row is None:
+    def _reserve(self, connection: sqlite3.Connection, key: str, run_id: str) -> tuple[bytes | None] | None:
+        """Return the value of a step that is reserved or settled. Reserve one that is neither, and return None."""
+        chains, chain = self._database.chains, _chain_of(run_id, key)
+        known = self._known.get(run_id)
+        if known is None or not is_owner(connection, self._database.owner, run_id):
+            known = steps_in(chains.read(connection, chain))
+        if key in known:
+            return (known[key],)
+        if run_id:
+            check_owner(connection, self._database.owner, run_id)
+            self._known[run_id] = known
+        chains.append(connection, chain, STEP, key, b"", at=self._database.now())
+        return None
+
+    async def _add(self, run_id: str, key: str, kind: str, body: bytes) -> None:
+        database = self._database
+        chain, now = _chain_of(run_id, key), database.now()
+
+        def add(connection: sqlite3.Connection) -> None:
             if run_id:
-                check_owner(connection, self._database.owner, run_id)
-            connection.execute("INSERT INTO steps VALUES (?, ?, NULL)", (key, run_id))
-        return row
+                check_not_taken(connection, database.owner, run_id)
+            database.chains.append(connection, chain, kind, key, body, at=now)
+
+        await database.transact(add)
+        if kind == SETTLED:
+            self._note(run_id, key, body)
+        else:
+            self._known.get(run_id, {}).pop(key, None)
+
+    def _note(self, run_id: str, key: str, value: bytes | None) -> None:
+        if run_id in self._known:
+            self._known[run_id][key] = value
+
+
+def _chain_of(run_id: str, key: str) -> str:
+    return run_chain(run_id) if run_id else step_chain(key)

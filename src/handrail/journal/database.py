@@ -15,7 +15,10 @@ import pydantic_core
 
 from handrail.clock import Clock
 from handrail.errors import DefinitionError, JournalError
-from handrail.journal.lease import check_not_taken, new_owner
+from handrail.journal.chains import Chains
+from handrail.journal.digest import key_check, new_key
+from handrail.journal.lease import new_owner
+from handrail.journal.location import check_private_files, create_private_file
 
 T = TypeVar("T")
 
@@ -24,7 +27,7 @@ Moments = Callable[[Literal["before", "after"], sqlite3.Connection], None]
 """Called just before each transaction, and again once it is durable but before its caller is told."""
 
 MEMORY = ":memory:"
-SCHEMA = 5
+SCHEMA = 6
 """Version of the schema. A journal with another version is refused."""
 
 _BUSY_SECONDS = 10.0
@@ -33,27 +36,22 @@ _TABLES: Sequence[str] = (
     """CREATE TABLE runs (
         id TEXT PRIMARY KEY, session_id TEXT NOT NULL, principal TEXT NOT NULL, status TEXT NOT NULL,
         owner TEXT NOT NULL, leased_until REAL NOT NULL, began_at REAL NOT NULL, changed_at REAL NOT NULL,
-        record BLOB NOT NULL, outcome BLOB NOT NULL, stopping INTEGER NOT NULL DEFAULT 0
+        record BLOB NOT NULL, outcome BLOB NOT NULL, stopping INTEGER NOT NULL DEFAULT 0,
+        deaths INTEGER NOT NULL DEFAULT 0, progress INTEGER NOT NULL DEFAULT 0
     ) WITHOUT ROWID""",
     "CREATE INDEX runs_by_time ON runs (began_at)",
     "CREATE INDEX runs_of_a_session ON runs (session_id, began_at)",
     "CREATE INDEX runs_of_a_principal ON runs (principal, began_at)",
     "CREATE INDEX sessions_of_a_principal ON runs (principal, session_id, began_at, changed_at)",
-    """CREATE TABLE entries (
-        number INTEGER PRIMARY KEY, run_id TEXT NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL,
-        at REAL NOT NULL, body BLOB NOT NULL, UNIQUE (run_id, kind, key)
+    """CREATE TABLE records (
+        number INTEGER PRIMARY KEY, chain TEXT NOT NULL, link INTEGER NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL,
+        at REAL NOT NULL, session_id TEXT NOT NULL, body BLOB NOT NULL, mac BLOB NOT NULL, state TEXT NOT NULL,
+        UNIQUE (chain, link)
     )""",
-    "CREATE INDEX undone_calls ON entries (run_id, key) WHERE kind IN ('undone', 'told')",
-    """CREATE TABLE units (
-        number INTEGER PRIMARY KEY, run_id TEXT NOT NULL, call_id TEXT NOT NULL,
-        state TEXT NOT NULL CHECK (state IN ('committed', 'applied', 'void')), unit BLOB NOT NULL,
-        session_id TEXT NOT NULL
-    )""",
-    "CREATE INDEX units_of_a_run ON units (run_id)",
-    "CREATE INDEX units_of_a_session ON units (session_id)",
-    "CREATE INDEX units_to_apply ON units (number) WHERE state = 'committed'",
-    "CREATE TABLE steps (key TEXT PRIMARY KEY, run_id TEXT NOT NULL, value BLOB) WITHOUT ROWID",
-    "CREATE INDEX steps_of_a_run ON steps (run_id) WHERE run_id != ''",
+    "CREATE INDEX undone_calls ON records (chain, key) WHERE kind IN ('undone', 'told')",
+    "CREATE INDEX units_of_a_session ON records (session_id) WHERE session_id != ''",
+    "CREATE INDEX units_to_apply ON records (chain, key) WHERE state = 'committed'",
+    "CREATE TABLE chains (chain TEXT PRIMARY KEY, links INTEGER NOT NULL, seal BLOB NOT NULL) WITHOUT ROWID",
     """CREATE TABLE questions (
         id TEXT PRIMARY KEY, question BLOB NOT NULL, answer BLOB, answered_at REAL, run_id TEXT NOT NULL,
         asked_at REAL NOT NULL, principal TEXT NOT NULL
@@ -61,11 +59,6 @@ _TABLES: Sequence[str] = (
     "CREATE INDEX questions_of_a_run ON questions (run_id)",
     "CREATE INDEX open_questions ON questions (asked_at) WHERE answer IS NULL",
     "CREATE INDEX open_questions_to_a_principal ON questions (principal, asked_at) WHERE answer IS NULL",
-    """CREATE TABLE decisions (
-        number INTEGER PRIMARY KEY, session_id TEXT NOT NULL, principal TEXT NOT NULL,
-        kind TEXT NOT NULL CHECK (kind IN ('remembered', 'revoked')), id TEXT NOT NULL,
-        at REAL NOT NULL, body BLOB NOT NULL, UNIQUE (session_id, principal, kind, id)
-    )""",
     """CREATE TABLE tickets (
         run_id TEXT NOT NULL, place TEXT NOT NULL, text TEXT NOT NULL, open INTEGER NOT NULL,
         holder TEXT NOT NULL, held_until REAL NOT NULL, deposit BLOB NOT NULL, PRIMARY KEY (run_id, place)
@@ -91,7 +84,7 @@ class Database:
 
     The work is done in a thread of its own. With `inline` it is done at once in the caller's thread: for databases
     in memory, and for simulations, which need a single order of events. `moments` is also for simulations: it may
-    end the process at that point.
+    end the process at that point. `find_key` returns the key of the records' MACs, given whether the journal is new.
     """
 
     def __init__(
@@ -100,12 +93,16 @@ class Database:
         *,
         clock: Clock,
         new_id: str,
+        find_key: Callable[[bool], bytes] | None = None,
         synced: bool = False,
         inline: bool = False,
         moments: Moments | None = None,
     ) -> None:
         self.path = path
         self.id = ""
+        self.key = b""
+        self.chains: Chains
+        self._find_key: Callable[[bool], bytes] = find_key or _random_key
         self.owner = new_owner()
         """The name under which this process owns runs."""
         self._clock = clock
@@ -169,15 +166,6 @@ class Database:
         """Return the rows that a query finds."""
         return await self.transact(lambda connection: connection.execute(query, values).fetchall())
 
-    async def write(self, run_id: str, query: str, *values: object) -> None:
-        """Run a statement. Raises `RunBusy` if another process has taken the run over."""
-
-        def write(connection: sqlite3.Connection) -> None:
-            check_not_taken(connection, self.owner, run_id)
-            connection.execute(query, values)
-
-        await self.transact(write)
-
     def _run_inline(self, connection: sqlite3.Connection, job: _Job[T]) -> T:
         with self._lock:
             self._check_open()
@@ -209,6 +197,8 @@ class Database:
         if "\0" in self.path:
             raise JournalError(self.path, "its path contains a zero byte", "Give a path without one.")
         try:
+            if self.path != MEMORY:
+                create_private_file(self.path)
             connection = sqlite3.connect(
                 self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
@@ -216,11 +206,14 @@ class Database:
                 connection.execute("PRAGMA journal_mode = WAL")
                 # OFF survives the end of the process, since the system has the data; FULL also survives a power cut.
                 connection.execute(f"PRAGMA synchronous = {'FULL' if self._synced else 'OFF'}")
-                self.id = _prepare(connection, self.path, new_id)
+                self.id, self.key = _prepare(connection, self.path, new_id, self._find_key)
+                self.chains = Chains(self.id, self.path, self.key)
+                if self.path != MEMORY:
+                    check_private_files(self.path)
             except BaseException:
                 connection.close()
                 raise
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise JournalError(
                 self.path, f"it can't be opened: {error}", "Give the path of a journal or of a new file."
             ) from error
@@ -290,23 +283,38 @@ def _deliver(future: asyncio.Future[T], job: _Job[T]) -> None:
         future.set_result(job.result())
 
 
-def _prepare(connection: sqlite3.Connection, path: str, new_id: str) -> str:
-    """Create the tables in an empty database, and return the journal's id."""
+def _prepare(
+    connection: sqlite3.Connection, path: str, new_id: str, find_key: Callable[[bool], bytes]
+) -> tuple[str, bytes]:
+    """Create the tables in an empty database, and return the journal's id and key."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+        is_new = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+        if is_new:
             for table in _TABLES:
                 connection.execute(table)
-            about = (("id", new_id), ("schema", str(SCHEMA)))
+            key = find_key(True)
+            about = (("id", new_id), ("schema", str(SCHEMA)), ("key", key_check(key, new_id)))
             connection.executemany("INSERT INTO about VALUES (?, ?)", about)
         else:
             _check_schema(connection, path)
+            key = find_key(False)
+        about = dict(connection.execute("SELECT key, value FROM about").fetchall())
+        id = str(about.get("id"))
+        if about.get("key") != key_check(key, id):
+            raise JournalError(
+                path, "its records were not written with this key", "Put back the one it was made with."
+            )
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-    return connection.execute("SELECT value FROM about WHERE key = 'id'").fetchone()[0]
+    return id, key
+
+
+def _random_key(is_new: bool) -> bytes:
+    return new_key()
 
 
 def _check_schema(connection: sqlite3.Connection, path: str) -> None:

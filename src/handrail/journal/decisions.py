@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Literal, cast
 
 from handrail.events import ApprovalRemembered, ApprovalRevoked
+from handrail.journal.chains import Chains, decision_chain
 from handrail.journal.database import Database
 from handrail.journal.lease import check_not_taken
 from handrail.question import Answer, Question
@@ -96,31 +97,29 @@ class SqliteDecisions:
 
         def write(connection: sqlite3.Connection) -> None:
             check_not_taken(connection, database.owner, run_id)
-            put_decision(connection, decision)
+            put_decision(connection, database.chains, decision)
 
         database.transact_now(write)
 
     async def read(self, session_id: str, principal: str, /) -> Sequence[Decision]:
-        query = (
-            "SELECT kind, id, at, body FROM decisions WHERE session_id = ? AND principal = ? ORDER BY number"
-        )
-        rows = await self._database.select(query, session_id, principal)
+        chains, chain = self._database.chains, decision_chain(session_id, principal)
+        records = await self._database.transact(lambda connection: chains.read(connection, chain))
         return tuple(
-            Decision(session_id=session_id, principal=principal, kind=kind, id=id, at=at, body=body)
-            for kind, id, at, body in rows
+            Decision(
+                session_id=session_id,
+                principal=principal,
+                kind=cast("Any", each.kind),
+                id=each.key,
+                at=each.at,
+                body=each.body,
+            )
+            for each in records
         )
 
 
-def put_decision(connection: sqlite3.Connection, decision: Decision) -> None:
+def put_decision(connection: sqlite3.Connection, chains: Chains, decision: Decision) -> None:
     """Store a decision, unless it is stored already."""
-    connection.execute(
-        "INSERT OR IGNORE INTO decisions (session_id, principal, kind, id, at, body) VALUES (?, ?, ?, ?, ?, ?)",
-        (
-            decision.session_id,
-            decision.principal,
-            decision.kind,
-            decision.id,
-            decision.at,
-            decision.body,
-        ),
-    )
+    chain = decision_chain(decision.session_id, decision.principal)
+    known = {(each.kind, each.key) for each in chains.read(connection, chain)}
+    if (decision.kind, decision.id) not in known:
+        chains.append(connection, chain, decision.kind, decision.id, decision.body, at=decision.at)

@@ -14,6 +14,7 @@ import msgspec
 import pydantic_core
 
 from handrail.errors import JournalError
+from handrail.journal.location import check_private
 
 KEY_VARIABLE = "HANDRAIL_KEY"
 _KEY_BYTES = 32
@@ -24,23 +25,35 @@ def new_key() -> bytes:
     return secrets.token_bytes(_KEY_BYTES)
 
 
-def key_beside(journal: str) -> bytes:
+def key_beside(journal: str, is_new: bool) -> bytes:
     """Return the key for a journal's file, from the environment or else from a file beside the journal.
 
-    The file is created if it is missing, and only its owner can read it.
+    The file is created with a new journal, and only its owner can read it. Raises `JournalError` if it is missing.
     """
     given = os.environ.get(KEY_VARIABLE)
     if given:
         return hashlib.sha256(b"handrail key\0" + given.encode()).digest()
     path = Path(f"{journal}.key")
-    if not path.exists():
+    if is_new and not path.exists():
         _make(path)
+    if not path.exists():
+        raise JournalError(
+            journal,
+            f"its key {path.name!r} is missing",
+            f"Put back the one it was made with, or set {KEY_VARIABLE} as it was then.",
+        )
+    check_private(journal, path)
     key = path.read_bytes()
     if len(key) != _KEY_BYTES:
         raise JournalError(
             journal, f"its key {path.name!r} has {len(key)} bytes", "Put back the one it was made with."
         )
     return key
+
+
+def key_check(key: bytes, journal: str) -> str:
+    """Return a digest that shows whether a key is the one that a journal was made with."""
+    return hashlib.blake2b(journal.encode(), key=key, digest_size=16, person=b"handrail key").hexdigest()
 
 
 def _make(path: Path) -> None:
@@ -53,7 +66,7 @@ def _make(path: Path) -> None:
         with contextlib.suppress(FileExistsError):
             os.link(made, path)
     finally:
-        made.unlink()
+        made.unlink()  # a process that ends before this leaves a second name, which `check_out_of_reach` reports
 
 
 def digest(key: bytes, *parts: Any) -> str:

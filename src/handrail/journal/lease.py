@@ -68,6 +68,12 @@ def _started(pid: int) -> str:
     return "" if fields[0] in ("Z", "X") else fields[19]
 
 
+def is_owner(connection: sqlite3.Connection, owner: str, run_id: str) -> bool:
+    """Return whether this process owns the run."""
+    row = connection.execute("SELECT owner FROM runs WHERE id = ?", (run_id,)).fetchone()
+    return row is not None and row[0] == owner
+
+
 def check_owner(connection: sqlite3.Connection, owner: str, run_id: str) -> None:
     """Raise `RunBusy` unless this process owns the run, and `RunUnknown` if the run is not recorded."""
     row = connection.execute("SELECT owner FROM runs WHERE id = ?", (run_id,)).fetchone()

@@ -7,16 +7,20 @@ import contextlib
 import logging
 import sqlite3
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from handrail.clock import Clock
 from handrail.errors import AnswerRefused, JournalError
 from handrail.journal.answers import answered_already, check_answer, check_repeat, still_fits
+from handrail.journal.chains import Chains, outside_chain, run_chain
 from handrail.journal.database import Database, Work, encode
 from handrail.journal.decisions import decision_in, put_decision
+from handrail.journal.lease import check_not_taken
 from handrail.journal.local import LocalQuestions
+from handrail.journal.runs import withdraw
+from handrail.journal.verification import ANSWER, ANSWER_CLEARED, QUESTION, verified
 from handrail.question import Answer, Question
 from handrail.records import QuestionRecord
 
@@ -49,46 +53,73 @@ class SqliteQuestions:
         /,
     ) -> Answer:
         database = self._database
-        [(recorded, found, given)] = await database.select(_FIND, question.run_id, question.id)
-        earlier = None if found is None else msgspec.msgpack.decode(found, type=Question)
-        if earlier is None or earlier.digest != question.digest:
-            await database.write(
-                question.run_id,
-                "INSERT INTO questions (id, question, run_id, asked_at, principal) VALUES (?, ?, ?, ?, ?) "
-                "ON CONFLICT DO UPDATE SET question = excluded.question, principal = excluded.principal, answer = NULL",
-                question.id,
-                encode(question, "asking"),
-                question.run_id,
-                question.asked_at.timestamp(),
-                question.principal,
-            )
+        recorded, found = await database.transact(lambda connection: self._find(connection, question))
+        if found is None or found.question.digest != question.digest:
+            await database.transact(self._put(question))
         else:
-            question = earlier  # it keeps the expiry from when it was first asked
-            if given is not None:
-                answer = msgspec.msgpack.decode(given, type=Answer)
-                if still_fits(answer, check):
-                    return answer
-                query = "UPDATE questions SET answer = NULL WHERE id = ?"
-                await database.write(question.run_id, query, question.id)
+            question = found.question  # it keeps the expiry from when it was first asked
+            if found.answer is not None:
+                if still_fits(found.answer, check):
+                    return found.answer
+                await database.transact(self._clear(question))
         with self._watch.watching(question.id):
             try:
                 answer = await self._local.ask(question, asker, check, mask)
             except asyncio.CancelledError:
                 if not recorded:  # no process can resume the run and ask again
-                    database.transact_now(_delete("id = ?", question.id))
+                    database.transact_now(self._withdraw("id = ?", question.id))
                 raise
             finally:
                 self._local.forget(question.id)  # the database has it
         if answer.outcome in ("timed out", "cancelled"):
-            await database.transact(_delete("id = ?", question.id))
+            await database.transact(self._withdraw("id = ?", question.id))
         return answer
+
+    def _find(self, connection: sqlite3.Connection, question: Question) -> tuple[bool, QuestionRecord | None]:
+        """Return whether the question's run is recorded, and the question if it was asked before."""
+        query = (
+            "SELECT EXISTS (SELECT 1 FROM runs WHERE id = ?), EXISTS (SELECT 1 FROM questions WHERE id = ?)"
+        )
+        recorded, asked = connection.execute(query, (question.run_id, question.id)).fetchone()
+        return bool(recorded), _get(connection, self._database.chains, question.id) if asked else None
+
+    def _put(self, question: Question) -> Work[None]:
+        database = self._database
+        encoded, at = encode(question, "asking"), question.asked_at.timestamp()
+
+        def put(connection: sqlite3.Connection) -> None:
+            check_not_taken(connection, database.owner, question.run_id)
+            connection.execute(_PUT, (question.id, encoded, question.run_id, at, question.principal))
+            chain = run_chain(question.run_id)
+            database.chains.append(connection, chain, QUESTION, question.id, encoded, at=at)
+
+        return put
+
+    def _clear(self, question: Question) -> Work[None]:
+        """Return work that drops an answer which can't be used any more, so that the question is asked again."""
+        database, now = self._database, self._clock.now().timestamp()
+
+        def clear(connection: sqlite3.Connection) -> None:
+            check_not_taken(connection, database.owner, question.run_id)
+            connection.execute("UPDATE questions SET answer = NULL WHERE id = ?", (question.id,))
+            chain = outside_chain(question.run_id)
+            database.chains.append(connection, chain, ANSWER_CLEARED, question.id, b"", at=now)
+
+        return clear
+
+    def _withdraw(self, where: str, *values: str) -> Work[None]:
+        chains, now = self._database.chains, self._clock.now().timestamp()
+        return lambda connection: withdraw(connection, chains, now, where, *values)
 
     def answer(self, answer: Answer, /) -> None:
         """Accept an answer, even to a question that another process asked or that waits for its run to be resumed."""
         if self._local.is_known(answer.question_id):
             self._local.answer(answer)
             return
-        found = self._database.transact_now(lambda connection: _get(connection, answer.question_id))
+        database = self._database
+        found = database.transact_now(
+            lambda connection: _get(connection, database.chains, answer.question_id)
+        )
         question = found.question
         check_answer(question, answer, self._clock.now())
         if question.secret and answer.outcome == "answered":
@@ -107,16 +138,18 @@ class SqliteQuestions:
         return tuple(msgspec.msgpack.decode(row[0], type=Question) for row in rows)
 
     async def history(self, run_id: str, /) -> Sequence[QuestionRecord]:
-        query = f"SELECT {_COLUMNS} FROM questions WHERE run_id = ? ORDER BY asked_at, id"
-        return tuple(_asked(row) for row in await self._database.select(query, run_id))
+        chains = self._database.chains
+        records = await self._database.transact(lambda connection: verified(connection, chains, run_id))
+        found = [_asked(each) for each in records.questions.values()]
+        return tuple(sorted(found, key=lambda each: (each.question.asked_at, each.question.id)))
 
     async def withdraw(self, question_id: str, /) -> None:
         await self._local.withdraw(question_id)
-        await self._database.transact(_delete("id = ?", question_id))
+        await self._database.transact(self._withdraw("id = ?", question_id))
 
     async def withdraw_all(self, prefix: str, /) -> None:
         await self._local.withdraw_all(prefix)
-        await self._database.transact(_delete("substr(id, 1, length(?)) = ?", prefix, prefix))
+        await self._database.transact(self._withdraw("substr(id, 1, length(?)) = ?", prefix, prefix))
 
     def _record(self, answer: Answer) -> None:
         """Record a final answer before the asker is told. Raises `AnswerRefused` if a different one is recorded."""
@@ -124,14 +157,14 @@ class SqliteQuestions:
             return  # the question may be asked again
         encoded = encode(answer, f"the answer to {answer.question_id!r} is")
         plain = msgspec.msgpack.decode(encoded, type=Answer)
-        now = self._clock.now()
+        now, chains = self._clock.now(), self._database.chains
 
         def record(connection: sqlite3.Connection) -> None:
-            query = f"SELECT {_COLUMNS} FROM questions WHERE id = ?"
-            row = connection.execute(query, (answer.question_id,)).fetchone()
-            if row is None:
+            if not connection.execute(
+                "SELECT 1 FROM questions WHERE id = ?", (answer.question_id,)
+            ).fetchone():
                 return
-            found = _asked(row)
+            found = _get(connection, chains, answer.question_id)
             if found.answer is not None:
                 if found.answer != plain:
                     raise answered_already(answer.question_id)
@@ -140,48 +173,49 @@ class SqliteQuestions:
                 "UPDATE questions SET answer = ?, answered_at = ? WHERE id = ?",
                 (encoded, now.timestamp(), answer.question_id),
             )
+            chain = outside_chain(found.question.run_id)
+            chains.append(connection, chain, ANSWER, answer.question_id, encoded, at=now.timestamp())
             decision = decision_in(found.question, plain, now)
             if decision is not None:
-                put_decision(connection, decision)
+                put_decision(connection, chains, decision)
 
         self._database.transact_now(record)
 
     async def _look_for_answer(self, question_id: str) -> None:
         """Deliver the answer to a question, if another process recorded one."""
-        query = "SELECT answer FROM questions WHERE id = ? AND answer NOT NULL"
-        for (answer,) in await self._database.select(query, question_id):
+        query = "SELECT 1 FROM questions WHERE id = ? AND answer NOT NULL"
+        chains = self._database.chains
+
+        def find(connection: sqlite3.Connection) -> Answer | None:
+            if not connection.execute(query, (question_id,)).fetchone():
+                return None
+            return _get(connection, chains, question_id).answer
+
+        answer = await self._database.transact(find)
+        if answer is not None:
             with contextlib.suppress(AnswerRefused):
-                self._local.deliver(msgspec.msgpack.decode(answer, type=Answer))
+                self._local.deliver(answer)
 
 
-_COLUMNS = "question, answer, answered_at"
-_FIND = """SELECT EXISTS (SELECT 1 FROM runs WHERE id = ?), question, answer
-    FROM (SELECT 1) LEFT JOIN questions ON id = ?"""
+_PUT = """INSERT INTO questions (id, question, run_id, asked_at, principal) VALUES (?, ?, ?, ?, ?)
+    ON CONFLICT DO UPDATE SET question = excluded.question, principal = excluded.principal, answer = NULL,
+    asked_at = excluded.asked_at"""
 
 
-def _delete(where: str, *values: str) -> Work[None]:
-    """Return work that deletes questions without an answer."""
-
-    def delete(connection: sqlite3.Connection) -> None:
-        connection.execute(f"DELETE FROM questions WHERE answer IS NULL AND {where}", values)
-
-    return delete
-
-
-def _get(connection: sqlite3.Connection, question_id: str) -> QuestionRecord:
-    query = f"SELECT {_COLUMNS} FROM questions WHERE id = ?"
+def _get(connection: sqlite3.Connection, chains: Chains, question_id: str) -> QuestionRecord:
+    """Return a question as it was recorded. Raises `JournalAltered` if the run's records were altered."""
+    query = "SELECT run_id FROM questions WHERE id = ?"
     row = connection.execute(query, (question_id,)).fetchone()
     if row is None:
         raise AnswerRefused(question_id, "there is no such question", "Answer one that is open.")
-    return _asked(row)
+    return _asked(verified(connection, chains, row[0]).questions[question_id])
 
 
-def _asked(row: Sequence[Any]) -> QuestionRecord:
-    question, answer, answered_at = row
-    question = msgspec.msgpack.decode(question, type=Question)
-    if answer is None:
+def _asked(found: tuple[bytes, bytes | None, float | None]) -> QuestionRecord:
+    question = msgspec.msgpack.decode(found[0], type=Question)
+    if found[1] is None:
         return QuestionRecord(question)
-    return QuestionRecord(question, msgspec.msgpack.decode(answer, type=Answer), answered_at)
+    return QuestionRecord(question, msgspec.msgpack.decode(found[1], type=Answer), found[2])
 
 
 class _Watch:

@@ -11,9 +11,35 @@ import msgspec
 
 from handrail.errors import RunBusy, RunError, RunUnknown
 from handrail.journal.blobs import put_blob, remove_unused_blobs
+from handrail.journal.chains import Chains, decision_chain, fetch, outside_chain, run_chain
 from handrail.journal.database import Database, encode
 from handrail.journal.lease import LEASE_SECONDS, check_owner, is_free
-from handrail.records import OVER, Entry, Mark, RunCopy, RunRecord, RunRow, RunStatus, SessionRow
+from handrail.journal.verification import (
+    CANCEL,
+    FORK,
+    IMPORT,
+    OUTCOME,
+    RUN,
+    SETTLED,
+    STEP,
+    UNIT,
+    WITHDRAWN,
+    end_of,
+    verified,
+    verify_journal,
+    verify_session,
+)
+from handrail.records import (
+    OVER,
+    CommitUnit,
+    Mark,
+    RunCopy,
+    RunRecord,
+    RunRow,
+    RunStatus,
+    SessionRow,
+    Verification,
+)
 
 _ROW = """record, status, owner, leased_until, changed_at, outcome, stopping,
     (SELECT count(*) FROM questions WHERE run_id = runs.id AND answer IS NULL)"""
@@ -56,7 +82,7 @@ class SqliteRuns:
             query = "SELECT max(began_at) FROM runs WHERE session_id = ?"
             placed = _after(run, connection.execute(query, (run.session_id,)).fetchone()[0])
             lease = database.owner, now + LEASE_SECONDS
-            _insert(connection, placed, "running", lease, now, b"")
+            _insert(connection, database.chains, placed, "running", lease, now, b"")
 
         await database.transact(begin)
 
@@ -65,9 +91,10 @@ class SqliteRuns:
         now = database.now()
 
         def take(connection: sqlite3.Connection) -> RunRow:
-            row = get_run(connection, run_id)
+            row = get_run(connection, database.chains, run_id)
             if not is_free(row.owner, row.leased_until, now, database.owner):
                 raise RunBusy(run_id, row.owner)
+            verify_session(connection, database.chains, run_id)
             status = row.status if row.status in OVER else "running"
             connection.execute(
                 "UPDATE runs SET status = ?, owner = ?, leased_until = ?, changed_at = ?, stopping = 0 WHERE id = ?",
@@ -86,16 +113,21 @@ class SqliteRuns:
         def keep(connection: sqlite3.Connection) -> bool:
             check_owner(connection, database.owner, run_id)
             connection.execute("UPDATE runs SET leased_until = ? WHERE id = ?", (now + LEASE_SECONDS, run_id))
-            return get_run(connection, run_id).stopping
+            stopping = get_run(connection, database.chains, run_id).stopping
+            return stopping and verified(connection, database.chains, run_id).cancelled
 
         return await database.transact(keep, synced=False)
 
     async def stop(self, run_id: str, /) -> None:
-        def stop(connection: sqlite3.Connection) -> None:
-            get_run(connection, run_id)  # raises `RunUnknown` if there is no such run
-            connection.execute("UPDATE runs SET stopping = 1 WHERE id = ?", (run_id,))
+        database = self._database
+        now = database.now()
 
-        await self._database.transact(stop)
+        def stop(connection: sqlite3.Connection) -> None:
+            get_run(connection, database.chains, run_id)  # raises `RunUnknown` if there is no such run
+            connection.execute("UPDATE runs SET stopping = 1 WHERE id = ?", (run_id,))
+            database.chains.append(connection, outside_chain(run_id), CANCEL, "", b"", at=now)
+
+        await database.transact(stop)
 
     async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
         database = self._database
@@ -103,19 +135,24 @@ class SqliteRuns:
 
         def leave(connection: sqlite3.Connection) -> None:
             check_owner(connection, database.owner, run_id)
+            before = get_run(connection, database.chains, run_id)
             connection.execute(
                 "UPDATE runs SET status = ?, owner = '', leased_until = 0, changed_at = ?, outcome = ?, stopping = 0 "
                 "WHERE id = ?",
                 (status, now, outcome, run_id),
             )
+            if end_of(status, outcome) != end_of(before.status, before.outcome):
+                end, body = end_of(status, outcome)
+                database.chains.append(connection, run_chain(run_id), OUTCOME, end, body, at=now)
             if status in OVER:
-                connection.execute("DELETE FROM questions WHERE run_id = ? AND answer IS NULL", (run_id,))
+                withdraw(connection, database.chains, now, "run_id = ?", run_id)
 
         await database.transact(leave)
         self._lost(run_id)
 
     async def get(self, run_id: str, /) -> RunRow:
-        return await self._database.transact(lambda connection: get_run(connection, run_id))
+        database = self._database
+        return await database.transact(lambda connection: get_run(connection, database.chains, run_id))
 
     async def list(
         self,
@@ -164,28 +201,41 @@ class SqliteRuns:
         )
 
     async def add(self, copy: RunCopy, /) -> None:
-        run = copy.row.record
+        run, row, chains = copy.row.record, copy.row, self._database.chains
+        chain, now = run_chain(run.id), self._database.now()
 
         def add(connection: sqlite3.Connection) -> None:
             _check_new(connection, run.id)
-            _insert(connection, run, copy.row.status, ("", 0.0), copy.row.changed_at, copy.row.outcome)
-            put_entries(connection, run.id, copy.entries)
-            # This journal must not change the run's files, so its units count as applied.
-            connection.executemany(
-                "INSERT INTO units (run_id, call_id, state, unit, session_id) VALUES (?, ?, 'applied', ?, ?)",
-                (
-                    (run.id, unit.call_id, msgspec.msgpack.encode(unit), unit.session_id)
-                    for unit in copy.units
-                ),
-            )
-            connection.executemany(
-                "INSERT OR REPLACE INTO steps VALUES (?, ?, ?)",
-                ((key, run.id, value) for key, value in copy.steps),
-            )
+            if copy.forked_from:
+                source, _, step = copy.forked_from.rpartition("#")
+                verify_session(connection, chains, source)
+                head = chains.head(connection, run_chain(source))
+                chains.append(connection, chain, FORK, f"{source}#{step}", head, at=now)
+            else:
+                chains.append(connection, chain, IMPORT, run.id, b"unverified", at=now)
+            _insert(connection, chains, run, row.status, ("", 0.0), row.changed_at, row.outcome)
+            for entry in copy.entries:
+                chains.append(connection, chain, entry.kind, entry.key, entry.body, at=entry.at)
+            for unit in copy.units:
+                put_unit(connection, chains, unit, msgspec.msgpack.encode(unit), "applied")
+            for key, value in copy.steps:
+                chains.append(connection, chain, STEP, key, b"", at=now)
+                if value is not None:
+                    chains.append(connection, chain, SETTLED, key, value, at=now)
             for data in copy.blobs:
                 put_blob(connection, data, run.id)
 
         await self._database.transact(add)
+
+    async def verify(self, run_id: str | None = None, /) -> Verification:
+        database = self._database
+
+        def verify(connection: sqlite3.Connection) -> Verification:
+            if run_id is not None:
+                get_run(connection, database.chains, run_id)  # raises `RunUnknown` if there is no such run
+            return verify_journal(connection, database.chains, run_id)
+
+        return await database.transact(verify)
 
     async def forget(self, run_ids: Sequence[str], /) -> None:
         def forget(connection: sqlite3.Connection) -> None:
@@ -198,20 +248,42 @@ class SqliteRuns:
             self._lost(run_id)
 
 
-def get_run(connection: sqlite3.Connection, run_id: str) -> RunRow:
+def get_run(connection: sqlite3.Connection, chains: Chains, run_id: str) -> RunRow:
     """Return the current row of a run. Raises `RunUnknown` if there is no such run."""
-    row = connection.execute(f"SELECT {_ROW} FROM runs WHERE id = ?", (run_id,)).fetchone()
-    if row is None:
+    rows = fetch(connection, f"SELECT {_ROW} FROM runs WHERE id = ?", run_id)
+    if not rows:
         raise RunUnknown(run_id)
-    return _row(row)
+    try:
+        row = _row(rows[0])
+    except (msgspec.MsgspecError, TypeError):
+        row = None
+    if row is None or row.record.id != run_id:
+        problem = "its row among the runs is not what was recorded"
+        raise chains.altered(run_chain(run_id), 1, problem, what=f"{RUN} {run_id}")
+    return row
 
 
-def put_entries(connection: sqlite3.Connection, run_id: str, entries: Sequence[Entry]) -> None:
-    """Add entries to a run. An entry replaces an earlier one of the same kind and key."""
-    connection.executemany(
-        "INSERT OR REPLACE INTO entries (run_id, kind, key, at, body) VALUES (?, ?, ?, ?, ?)",
-        ((run_id, entry.kind, entry.key, entry.at, entry.body) for entry in entries),
+def put_unit(
+    connection: sqlite3.Connection, chains: Chains, unit: CommitUnit, encoded: bytes, state: str
+) -> None:
+    """Record a committed call."""
+    chains.append(
+        connection,
+        run_chain(unit.run_id),
+        UNIT,
+        unit.call_id,
+        encoded,
+        at=unit.at,
+        session_id=unit.session_id,
+        state=state,
     )
+
+
+def withdraw(connection: sqlite3.Connection, chains: Chains, now: float, where: str, *values: str) -> None:
+    """Delete questions without an answer, and record that they were withdrawn."""
+    query = f"DELETE FROM questions WHERE answer IS NULL AND {where} RETURNING id, run_id"
+    for id, run_id in sorted(connection.execute(query, values).fetchall()):
+        chains.append(connection, run_chain(run_id), WITHDRAWN, id, b"", at=now)
 
 
 def _row(row: Sequence[Any]) -> RunRow:
@@ -239,6 +311,7 @@ def _check_new(connection: sqlite3.Connection, run_id: str) -> None:
 
 def _insert(
     connection: sqlite3.Connection,
+    chains: Chains,
     run: RunRecord,
     status: RunStatus,
     lease: tuple[str, float],
@@ -248,6 +321,11 @@ def _insert(
     record = encode(run, f"run {run.id!r} began with")
     ids = run.id, run.session_id, run.principal
     connection.execute(_INSERT, (*ids, status, *lease, run.began_at, changed_at, record, outcome))
+    chain = run_chain(run.id)
+    chains.append(connection, chain, RUN, run.id, record, at=run.began_at)
+    end, body = end_of(status, outcome)
+    if end or body:
+        chains.append(connection, chain, OUTCOME, end, body, at=changed_at)
 
 
 def _after(run: RunRecord, last: float | None) -> RunRecord:
@@ -259,11 +337,13 @@ def _after(run: RunRecord, last: float | None) -> RunRecord:
 
 def _remove(connection: sqlite3.Connection, run_ids: tuple[str, ...]) -> None:
     marks = ", ".join("?" * len(run_ids))
-    for table in ("entries", "units", "questions", "tickets", "steps", "blob_runs"):
+    for table in ("questions", "tickets", "blob_runs"):
         connection.execute(f"DELETE FROM {table} WHERE run_id IN ({marks})", run_ids)
-    connection.execute(
-        f"""DELETE FROM decisions WHERE session_id IN (SELECT session_id FROM runs WHERE id IN ({marks}))
-        AND NOT EXISTS (SELECT 1 FROM runs WHERE session_id = decisions.session_id AND id NOT IN ({marks}))""",
-        run_ids * 2,
-    )
+    query = f"""SELECT DISTINCT session_id, principal FROM runs AS gone WHERE id IN ({marks})
+        AND NOT EXISTS (SELECT 1 FROM runs WHERE session_id = gone.session_id AND id NOT IN ({marks}))"""
+    over = connection.execute(query, run_ids * 2).fetchall()
+    chains = [decision_chain(*each) for each in over]
+    chains += [chain(run_id) for run_id in run_ids for chain in (run_chain, outside_chain)]
+    for table in ("records", "chains"):
+        connection.executemany(f"DELETE FROM {table} WHERE chain = ?", ((chain,) for chain in chains))
     connection.execute(f"DELETE FROM runs WHERE id IN ({marks})", run_ids)

@@ -12,7 +12,7 @@ from handrail.journal.blobs import SqliteBlobs
 from handrail.journal.calls import SqliteCalls, SqliteSteps
 from handrail.journal.database import MEMORY, Database, Moments
 from handrail.journal.decisions import SqliteDecisions
-from handrail.journal.digest import key_beside, new_key
+from handrail.journal.digest import key_beside
 from handrail.journal.questions import SqliteQuestions
 from handrail.journal.runs import SqliteRuns
 from handrail.journal.tickets import SqliteTickets
@@ -54,11 +54,17 @@ class SqliteJournal:
         self.durability: Durability = durability
         self.synced = durability == "power"
         self._database = database = Database(
-            self.path, clock=clock, new_id=new_id(), synced=self.synced, inline=inline, moments=moments
+            self.path,
+            clock=clock,
+            new_id=new_id(),
+            find_key=None if self.path == MEMORY else lambda is_new: key_beside(self.path, is_new),
+            synced=self.synced,
+            inline=inline,
+            moments=moments,
         )
         self.id = database.id
         self.owner = database.owner
-        self.key = new_key() if self.path == MEMORY else key_beside(self.path)
+        self.key = database.key
         self.steps = SqliteSteps(database)
         self.runs = SqliteRuns(database, self.steps.forget)
         self.calls = SqliteCalls(database)

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from handrail.errors import OutcomeUnknown, TicketError
+from handrail.journal.chains import outside_chain, run_chain
 from handrail.journal.database import Database
 from handrail.journal.lease import LEASE_SECONDS, check_owner, is_free
-from handrail.journal.runs import put_entries
-from handrail.records import OVER, Entry
+from handrail.journal.verification import DEPOSIT, TICKET, verified
+from handrail.records import OVER
 
 _COLUMNS = "text, open, holder, held_until, deposit"
 
@@ -41,18 +42,22 @@ class SqliteTickets:
             found = _get(connection, run_id, place)
             ticket = _Ticket(text) if found is None else msgspec.structs.replace(found, open=True)
             _put(connection, run_id, place, ticket)
-            put_entries(connection, run_id, [Entry("verb", place, now, b"ticket")])
+            chain = run_chain(run_id)
+            if found is None:
+                database.chains.append(connection, chain, TICKET, place, text.encode(), at=now)
+            database.chains.append(connection, chain, "verb", place, b"ticket", at=now)
             return ticket.text
 
         return database.transact_now(issue)
 
     async def claim(self, run_id: str, place: str, by: str, again: bool, /) -> bytes:
-        now = self._database.now()
+        database = self._database
+        now = database.now()
 
         def claim(connection: sqlite3.Connection) -> bytes:
             ticket = _get_open(connection, run_id, place)
             if ticket.deposit:
-                return ticket.deposit
+                return verified(connection, database.chains, run_id).deposits[place]
             if not is_free(ticket.holder, ticket.held_until, now, by):
                 raise TicketError(
                     "somebody is redeeming it",
@@ -64,7 +69,7 @@ class SqliteTickets:
             _put(connection, run_id, place, held)
             return b""
 
-        return await self._database.transact(claim, synced=False)
+        return await database.transact(claim, synced=False)
 
     async def release(self, run_id: str, place: str, by: str, /) -> None:
         def release(connection: sqlite3.Connection) -> None:
@@ -76,6 +81,9 @@ class SqliteTickets:
         await self._database.transact(release)
 
     async def deposit(self, run_id: str, place: str, by: str, body: bytes, /) -> None:
+        database = self._database
+        now = database.now()
+
         def deposit(connection: sqlite3.Connection) -> None:
             ticket = _get_open(connection, run_id, place)
             if ticket.holder != by:
@@ -84,8 +92,9 @@ class SqliteTickets:
                     "See to it that the process is not stopped while it works.",
                 )
             _put(connection, run_id, place, msgspec.structs.replace(ticket, deposit=body))
+            database.chains.append(connection, outside_chain(run_id), DEPOSIT, place, body, at=now)
 
-        await self._database.transact(deposit)
+        await database.transact(deposit)
 
     async def close(self, run_id: str, places: Sequence[str], /) -> Mapping[str, bytes]:
         database = self._database
@@ -93,12 +102,15 @@ class SqliteTickets:
         def close(connection: sqlite3.Connection) -> dict[str, bytes]:
             check_owner(connection, database.owner, run_id)
             found: dict[str, bytes] = {}
+            deposits: Mapping[str, bytes] | None = None
             for place in places:
                 ticket = _get(connection, run_id, place)
                 if ticket is not None:
                     _put(connection, run_id, place, msgspec.structs.replace(ticket, open=False))
                     if ticket.deposit or ticket.holder:
-                        found[place] = ticket.deposit
+                        if deposits is None:
+                            deposits = verified(connection, database.chains, run_id).deposits
+                        found[place] = deposits.get(place, b"")
             return found
 
         return await database.transact(close)

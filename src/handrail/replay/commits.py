@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from handrail.cancellation import shielded
+from handrail.dispatch.transaction import key_of
 from handrail.events import CallStatus
 from handrail.journals import Journal
 from handrail.replay.records import commit_unit, inner_call
@@ -53,7 +54,7 @@ async def commit_recorded(journal: Journal, attempt: Attempt, result: ToolResult
 
     def stage() -> tuple[list[Mapping[str, Any]], str]:
         diff = transaction.file_diff()
-        return transaction.stage(attempt.id, journal.id, synced), diff
+        return transaction.stage(key_of(attempt, journal.id), synced), diff
 
     files, diff = await run_in_thread(stage)  # 1
     unit = commit_unit(attempt, result, charged, files=files, diff=diff)

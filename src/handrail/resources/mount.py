@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
+
+from handrail.resources.paths import RESERVED, is_reserved
 
 OPAQUE = "user.overlay.opaque"
 
@@ -73,6 +76,43 @@ def strip_marks(path: str | Path) -> None:
         for name in os.listxattr(path, follow_symlinks=False):
             if ".overlay." in name:
                 os.removexattr(path, name, follow_symlinks=False)
+
+
+_MASKED = 1000
+"""Maximum number of folders in a root that are looked through for reserved names."""
+
+
+def mask_reserved(mask: Path, root: Path) -> None:
+    """Fill a layer that hides the reserved names of a root: `.handrail`, even one made later, and what its folders have.
+
+    Deeper ones are not looked for, so that the cost does not grow with the root. A command may read those,
+    and never changes them.
+    """
+    _white_out(mask / RESERVED)
+    folders: list[str] = []
+    with os.scandir(root) as entries:
+        for entry in entries:
+            if is_reserved(entry.name):
+                if entry.name != RESERVED:
+                    _white_out(mask / entry.name)
+            elif len(folders) < _MASKED and entry.is_dir(follow_symlinks=False):
+                folders.append(entry.name)
+    for name in folders:
+        if os.path.lexists(root / name / RESERVED):
+            (mask / name).mkdir()
+            _white_out(mask / name / RESERVED)
+            shutil.copystat(root / name, mask / name)
+            facts = os.stat(root / name)
+            with contextlib.suppress(PermissionError):
+                os.chown(mask / name, facts.st_uid, facts.st_gid)
+
+
+def _white_out(path: Path) -> None:
+    try:
+        os.mknod(path, stat.S_IFCHR, os.makedev(0, 0))
+    except PermissionError:  # the next best: an empty folder that hides the one below
+        os.mkdir(path)
+        os.setxattr(path, OPAQUE, b"y")
 
 
 def remove_tree(path: Path) -> None:

@@ -21,11 +21,29 @@ MAX_NAME = 255
 MAX_PATH = 4096
 """Maximum bytes in a whole path."""
 
+RESERVED = ".handrail"
+"""Name of the folder in which Handrail keeps its records. No tool and no command reaches it in any folder."""
+
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _REMEMBERED = 4096
 _SHORT = 256
 _COMPARED = 500
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether a name is Handrail's own in every folder: `.handrail`, or `.<name>.handrail` for staging."""
+    return name.endswith(RESERVED) and name.startswith(".")
+
+
+def reserved_in(path: str) -> str:
+    """Return the part of a normalized path that leads to a reserved name, or "" if there is none."""
+    if RESERVED in path:
+        names = path.split("/")
+        for at, name in enumerate(names, 1):
+            if is_reserved(name):
+                return "/".join(names[:at])
+    return ""
 
 
 class ParsedPath(msgspec.Struct, frozen=True, gc=False):

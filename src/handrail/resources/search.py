@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import translate
 
 from handrail.errors import EditRefused, FileError, PathRefused
+from handrail.patterns import Pattern, compile_pattern
 from handrail.protocols import Match
 from handrail.resources.paths import join, parse_path
 
 MAX_LINE = 500
 """Maximum number of characters of a line that `grep` shows."""
+_TOO_LONG = "(not searched: the line has {} characters, and this pattern takes lines of at most {})"
 
 _SPECIAL = re.compile(r"[*?\[]")
 _BRACES = re.compile(r"\{[^{}/]*,[^{}/]*\}")
@@ -86,7 +88,8 @@ def _segments(pattern: str) -> tuple[list[_Segment], bool]:
     segments: list[_Segment] = []
     for name in names:
         if name == "**":
-            segments.append(None)
+            if segments[-1:] != [None]:  # several in a row mean the same as one, and would multiply the steps
+                segments.append(None)
         elif _SPECIAL.search(name):
             segments.append(re.compile(translate(name)).match)
         else:
@@ -94,33 +97,43 @@ def _segments(pattern: str) -> tuple[list[_Segment], bool]:
     return segments, at.as_folder
 
 
-def line_pattern(pattern: str) -> re.Pattern[str]:
+def line_pattern(pattern: str) -> Pattern:
     """Compile the regular expression that `grep` searches each line for."""
     try:
-        return re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        problem = f"this is not a valid Python regular expression: {error}. Escape special characters with a backslash"
-        raise FileError(pattern, problem) from None
+        return compile_pattern(pattern)
+    except ValueError as error:
+        raise FileError(pattern, str(error)) from None
     except TypeError:
         problem = f"a pattern must be a str, not a {type(pattern).__name__}. Pass a str"
         raise FileError(str(pattern), problem) from None
 
 
-def matches(pattern: re.Pattern[str], path: str, data: bytes) -> Iterator[Match]:
-    """Yield the matching lines of one file. A file that is not text has none."""
+def matches(pattern: Pattern, path: str, data: bytes) -> Iterator[Match]:
+    """Yield the matching lines of one file. A file that is not text has none.
+
+    A line that is too long for the pattern is not searched, and yielded with a text that says so.
+    """
     if b"\0" in data:
         return
     try:
         text = data.decode()
     except UnicodeDecodeError:
         return
+    if pattern.plain is not None and pattern.plain not in text:
+        return
     lines = text.split("\n")
     if not lines[-1]:
         lines.pop()
-    for number, line in enumerate(lines, 1):
-        line = line.removesuffix("\r")
-        if pattern.search(line):
-            yield Match(path, number, line[:MAX_LINE])
+    if "\r" in text:
+        lines = [line.removesuffix("\r") for line in lines]
+    long: dict[int, int] = {}
+    if len(text) > pattern.longest and max(map(len, lines)) > pattern.longest:
+        long = {number: len(line) for number, line in enumerate(lines, 1) if len(line) > pattern.longest}
+        lines = ["" if number in long else line for number, line in enumerate(lines, 1)]
+    found = {number: line[:MAX_LINE] for number, line in pattern.matching(lines)}
+    found |= {number: _TOO_LONG.format(length, pattern.longest) for number, length in long.items()}
+    for number in sorted(found):
+        yield Match(path, number, found[number])
 
 
 def encode(path: str, content: object) -> bytes:

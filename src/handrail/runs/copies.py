@@ -125,6 +125,7 @@ async def fork(
             if key.startswith(run_id) and (leading_call(key.removeprefix(run_id)) or 0) <= kept
         ],
         blobs=await _blobs(journal, run_id),
+        forked_from=f"{run_id}#{step}",
     )
     await journal.runs.add(copy)
     return await journal.runs.get(new_id)

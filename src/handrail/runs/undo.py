@@ -21,7 +21,9 @@ from handrail.threads import run_in_thread
 class UndoesFiles(Protocol):
     """Files that keep what commits have replaced, such as a `DirectoryFilesystem`."""
 
-    def undo(self, call_id: str, /) -> tuple[str, ...]: ...
+    def undo(
+        self, call_id: str, /, *, run_id: str = "", place: str = "", journal: str = ""
+    ) -> tuple[str, ...]: ...
 
 
 class Undoing(msgspec.Struct, frozen=True):
@@ -53,7 +55,7 @@ async def undo(
     """
     row = await journal.runs.get(run_id)
     await _check_nobody_works(journal, row, clock)
-    unit = await _unit_of(journal, row, call_id)
+    unit = await _unit_of(journal, run_id, call_id)
     entries = {(entry.kind, entry.key): entry for entry in await journal.calls.entries(run_id)}
     done = entries.get(("undone", call_id))
     if done is not None:
@@ -66,7 +68,7 @@ async def undo(
             raise UndoRefused(call_id, (), f"it changed files of {unit.root!r}, which were not given")
         begun = ("undoing", call_id) in entries
         await journal.calls.note(run_id, Entry("undoing", call_id, now, b""), from_outside=True)
-        paths = await run_in_thread(lambda: _undo_files(filesystem, unit, begun))
+        paths = await run_in_thread(lambda: _undo_files(filesystem, unit, journal.id, begun))
     elif unit.diff:
         raise UndoRefused(call_id, (), f"its files are those of {row.record.forked_from!r}: undo it there")
     slices = [place for place in unit.writes if place.startswith("slice ")]
@@ -87,22 +89,22 @@ async def _check_nobody_works(journal: Journal, row: RunRow, clock: Clock) -> No
             raise RunBusy(other.record.id, other.owner)
 
 
-async def _unit_of(journal: Journal, row: RunRow, call_id: str) -> CommitUnit:
-    units = await journal.calls.load(row.record.id)
+async def _unit_of(journal: Journal, run_id: str, call_id: str) -> CommitUnit:
+    units = await journal.calls.load(run_id)
     found = next((unit for unit in units if call_id in (unit.call_id, unit.place)), None)
     if found is None or found.call_id != call_id:
         near = (
             f"Its id is {found.call_id!r}." if found is not None else "`handrail runs show` names its calls."
         )
-        raise RunError(row.record.id, f"it has no finished call {call_id!r}", near)
+        raise RunError(run_id, f"it has no finished call {call_id!r}", near)
     if found.status != "ok":
         raise UndoRefused(call_id, (), f"it failed ({found.status}), and so changed nothing")
     return found
 
 
-def _undo_files(filesystem: UndoesFiles, unit: CommitUnit, begun: bool) -> Sequence[str]:
+def _undo_files(filesystem: UndoesFiles, unit: CommitUnit, journal: str, begun: bool) -> Sequence[str]:
     try:
-        return filesystem.undo(unit.call_id)
+        return filesystem.undo(unit.call_id, run_id=unit.run_id, place=unit.place, journal=journal)
     except UndoRefused as refused:
         if begun and not refused.places:  # the process ended between changing the files and recording it
             return [place.removeprefix("file ") for place in unit.writes if place.startswith("file ")]

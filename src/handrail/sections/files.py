@@ -1,19 +1,12 @@
 """`FileTools`: a section with tools that read, search and change files.
 
-A regular expression from a model that could take exponential time is refused before it is tried. Python's
-engine backtracks and blocks the process while it does, so a few characters could stop everything. That
-happens when a part that matches in several ways is repeated, because each repetition multiplies the ways, and
-when many such parts follow each other.
+Searches go through every file, so they run on threads: other runs continue, and a timeout is met in time.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import re
 from collections.abc import Iterable, Sequence
-from re import _constants as words  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]  # what re parses with
-from re import _parser as parser  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]  # the same
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -101,7 +94,7 @@ async def list_folder(
 
 
 @tool(effect="read", capabilities={"fs.read"})
-async def find_files(
+def find_files(
     pattern: Annotated[
         str, Field(description="A glob such as `src/**/*.py`; `**` is any number of folders.")
     ],
@@ -117,15 +110,16 @@ async def find_files(
 
 
 @tool(effect="read", capabilities={"fs.read"})
-async def search_files(
-    pattern: Annotated[str, Field(description="A regular expression, looked for in each line.")],
+def search_files(
+    pattern: Annotated[
+        str,
+        Field(description="A regular expression, looked for in each line; no lookaround, no backreferences."),
+    ],
     files: Annotated[str, Field(description="Which files, as a glob.")] = "**",
     *,
     context: ToolContext,
 ) -> ToolResult[str]:
     """Find lines in files; each comes as path:line: text."""
-    if may_not_end(pattern):
-        return ToolResult.error(f"{pattern!r}: {REFUSED}.")
     try:
         found = [
             f"{each.path}:{each.line}: {each.text}" for each in context.filesystem.grep(pattern, glob=files)
@@ -237,59 +231,3 @@ def _size(text: str) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-REFUSED = (
-    "this pattern could take forever: a repeated group may not contain another repeat or alternatives. "
-    "Search for something simpler, such as plain text"
-)
-_ENDLESS = 20
-"""Ways to match assumed for an unbounded repeat: (\\w+ ){3} passes, four of these do not."""
-_BOUNDED = 8
-"""Maximum ways to match assumed for a bounded repeat among several in a row."""
-_MOST = 100_000
-
-
-def may_not_end(pattern: str) -> bool:
-    """Return whether a search with this pattern could take forever on some line."""
-    try:
-        parsed: Any = parser.parse(pattern)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # it has no types
-    except (re.error, RecursionError, OverflowError):
-        return False  # invalid patterns are refused elsewhere
-    return math.isinf(_ways(parsed)) or _ways(parsed, in_a_row=True) > _MOST
-
-
-def _ways(parsed: Any, in_a_row: bool = False) -> float:
-    """Estimate how many ways a pattern can match one text; infinity if a repeat makes them too many.
-
-    `in_a_row` leaves out unbounded repeats: many of them take long, but not forever.
-    """
-    ways = 1.0
-    for what, given in parsed:
-        if what in (words.MAX_REPEAT, words.MIN_REPEAT):  # pyright: ignore[reportUnknownMemberType]
-            ways *= _ways_of_repeat(*given, in_a_row=in_a_row)
-        elif what is words.BRANCH:  # pyright: ignore[reportUnknownMemberType]
-            ways *= sum(_ways(each, in_a_row) for each in _parts(given))
-        else:
-            ways *= math.prod(_ways(each, in_a_row) for each in _parts(given))
-    return ways
-
-
-def _ways_of_repeat(least: Any, most: Any, repeated: Any, *, in_a_row: bool) -> float:
-    endless = most is words.MAXREPEAT  # pyright: ignore[reportUnknownMemberType]
-    inside = _ways(repeated, in_a_row)
-    if inside > 1 and (endless or most * math.log(inside) > math.log(_MOST)):
-        return math.inf
-    if endless:
-        return 1.0 if in_a_row else _ENDLESS
-    rounds = most - least + 1
-    return inside**most * (min(rounds, _BOUNDED) if in_a_row else rounds)
-
-
-def _parts(given: Any) -> list[Any]:
-    """Return the patterns among the arguments of a regular expression operation."""
-    if isinstance(given, parser.SubPattern):  # pyright: ignore[reportUnknownMemberType]
-        return [given]
-    if type(given) in (list, tuple):
-        return [part for each in given for part in _parts(each)]
-    return []

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from handrail.errors import Conflict, FileError, FileMissing, PathRefused
+from handrail.records import CallKey
 from handrail.resources.directory import DirectoryFilesystem, jail
 from support.filesystems import Folders
 
@@ -255,7 +256,7 @@ def test_names_that_can_not_be_said_are_left_alone(world: World):
     assert fork.grep("odd") == ()
     fork.move("d", "moved")
     fork.prepare()
-    fork.stage("call")
+    fork.stage(CallKey("call"))
     fork.apply()
     fork.applied()
     assert {name for name in os.listdir(os.fsencode(world.root / "moved")) if name in odd} == set(odd)

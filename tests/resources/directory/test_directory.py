@@ -23,6 +23,7 @@ from handrail.errors import (
     UndoRefused,
 )
 from handrail.protocols import Filesystem, Forkable
+from handrail.records import CallKey
 from handrail.resources.directory import DirectoryFork
 from handrail.resources.directory.area import Area
 from handrail.resources.directory.disk import Disk
@@ -36,7 +37,7 @@ def committed(files: DirectoryFilesystem, call_id: str, *deeds: Callable[[Direct
     for deed in deeds:
         deed(fork)
     fork.prepare()
-    fork.stage(call_id)
+    fork.stage(CallKey(call_id))
     fork.apply()
     fork.applied()
 
@@ -523,6 +524,7 @@ def test_what_a_dead_process_left_is_cleared_away(folders: Folders):
     script = textwrap.dedent("""
         import os, sys
         from handrail import DirectoryFilesystem
+        from handrail.records import CallKey
         from handrail.resources.directory.disk import Disk
         class Dying(Disk):
             def exchange(self, source, name, target, other):
@@ -534,7 +536,7 @@ def test_what_a_dead_process_left_is_cleared_away(folders: Folders):
         fork.write("b", "2")
         fork.layers()
         fork.prepare()
-        fork.stage("call")
+        fork.stage(CallKey("call"))
         fork.apply()
     """)
     files.fork("alive").write("x", "")
@@ -548,12 +550,55 @@ def test_what_a_dead_process_left_is_cleared_away(folders: Folders):
     other.close()
 
 
+def test_an_undo_cut_by_a_crash_is_finished_and_can_not_be_undone(folders: Folders):
+    """What a finished undo displaced is not kept: undoing the undo would repeat the call."""
+    files = folders({"a": "1", "b": "1"})
+    committed(files, "call", lambda f: f.write("a", "2"), lambda f: f.write("b", "2"))
+    files.close()
+    script = textwrap.dedent("""
+        import os, sys
+        from handrail import DirectoryFilesystem
+        from handrail.resources.directory.disk import Disk
+        class Dying(Disk):
+            def exchange(self, source, name, target, other):
+                super().exchange(source, name, target, other)
+                os._exit(1)
+        DirectoryFilesystem(sys.argv[1], disk=Dying()).undo("call")
+    """)
+    subprocess.run([sys.executable, "-c", script, str(files.root)], check=False)
+    other = DirectoryFilesystem(files.root)
+    assert sorted(tree(other).values(), key=str) == ["1", "2"]
+    other.write("c", "1")
+    assert tree(other) == {"a": "1", "b": "1", "c": "1"}
+    with pytest.raises(UndoRefused, match="nothing is kept"):
+        other.undo("call")
+    other.close()
+
+
+def test_undo_finds_a_call_only_with_its_run(folders: Folders):
+    """Two calls of two runs may have one id. Each is found with its own run, neither without one."""
+    files = folders()
+    for run_id in ("ann", "bob"):
+        fork = files.fork("call")
+        fork.write(run_id, "")
+        fork.prepare()
+        fork.stage(CallKey("call", run_id, ".1"))
+        fork.apply()
+        fork.applied()
+    with pytest.raises(UndoRefused, match="name the run with run_id="):
+        files.undo("call")
+    with pytest.raises(UndoRefused, match="nothing is kept of it in run 'ann'"):
+        files.undo("call", run_id="ann", place=".2")
+    assert files.undo("call", run_id="ann") == ("ann",)
+    assert tree(files) == {"bob": ""}
+
+
 def test_a_fork_is_staged_only_when_prepared(folders: Folders):
     """A fork is staged only when it is prepared for its commit."""
     fork = folders({"a": "1"}).fork("call")
     fork.write("a", "2")
     with pytest.raises(ContextError, match="is not prepared, so it can't be staged"):
-        fork.stage("call")
+        fork.stage(CallKey("call"))
 
 
 def test_areas_are_numbered_apart(folders: Folders):

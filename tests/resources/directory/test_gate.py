@@ -123,7 +123,7 @@ def test_files_are_renamed_between_the_record_and_its_mark(folders: Folders):
         assert sorted(step["path"] for step in manifest["steps"]) == ["a", "d", "new", "new/b"]
         assert manifest["call_id"] == unit.call_id
         assert manifest["journal"] == journal.id
-        assert files.undo(unit.call_id) == ("a", "d", "new", "new/b")
+        assert files.undo(unit.call_id, run_id=unit.run_id, journal=journal.id) == ("a", "d", "new", "new/b")
         assert tree(files)["a"] == "1"
         assert aside(files) == []
 

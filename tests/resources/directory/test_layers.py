@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from handrail.errors import Conflict, ContextError, ContextExpired, EffectRefused, FileError
+from handrail.records import CallKey
 from handrail.resources.directory import DirectoryFork, Layers, layer_stack
 from support.filesystems import Folders, commit, tree
 
@@ -127,7 +128,7 @@ def test_modes_links_and_odd_names_come_along(folders: Folders, at: Path):
     taken = command(fork, script, at)[1]
     assert taken == ("a", "keep/", "link", "odd\\name", "out")
     fork.prepare()
-    fork.stage("call")
+    fork.stage(CallKey("call"))
     fork.apply()
     fork.applied()
     assert (files.root / "keep").stat().st_mode & 0o777 == 0o700

@@ -117,5 +117,5 @@ def test_a_ripgrep_that_fails_is_done_without(tmp_path: Path, monkeypatch: pytes
 
 def test_a_bad_pattern_is_refused_first(tmp_path: Path) -> None:
     """An invalid regular expression is reported, whether or not ripgrep would be used."""
-    with pytest.raises(FileError, match="not a valid Python regular expression"):
+    with pytest.raises(FileError, match="not a valid regular expression"):
         DirectoryFilesystem(tmp_path).grep("(")

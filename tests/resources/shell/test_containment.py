@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -13,12 +14,16 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from handrail.resources.shell import Support, probe
-from handrail.resources.shell import shell as shell_module
+from handrail.errors import DefinitionError
+from handrail.resources.shell import Support, command_process, probe
+from handrail.resources.shell import execution as shell_module
+from handrail.resources.shell.command_process import close_keeper
 from handrail.resources.shell.request import interpreter_folders
+from handrail.resources.shell.shell_errors import CommandMissing
 from support import ROOT
 from support.folders import PYTHON, Folder, anything, outside_tmp
 
@@ -177,7 +182,7 @@ def test_the_usual_places_of_secrets_are_empty(folder: Folder, backend: str, mon
     )
     assert finished.output.count("hunter2") == 1
     if os.geteuid() == 0:
-        assert folder.run(shell, "cat", "/etc/shadow").output == ""
+        assert "No such file" in folder.run(shell, "cat", "/etc/shadow").output
     assert folder.real() == before
     assert folder.caught() == []
     for path in ("home", "mine"):
@@ -289,10 +294,169 @@ def test_the_network_is_off(folder: Folder, backend: str, listener: Listener):
 
 
 def test_the_network_can_be_switched_on(folder: Folder, backend: str, listener: Listener):
-    """With the network on, a command has the machine's network and abstract sockets, but no sockets in /run."""
+    """With the network on, a command has the machine's network, but no abstract sockets and no sockets in /run."""
     arguments = [str(listener.port), f"handrail-{os.getpid()}", listener.path.getsockname()]
     finished = folder.run(anything(backend, network=True), PYTHON, "-c", CONNECT, *arguments)
-    assert finished.output == "connected\nconnected\nFileNotFoundError\nown loopback\n"
+    assert finished.output == "connected\nPermissionError\nFileNotFoundError\nown loopback\n"
+
+
+SEND = """
+import socket, sys
+for make in (lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0]):
+    try:
+        make().sendto(b"hello", "\\0" + sys.argv[1]); print("sent")
+    except OSError as error:
+        print(error.strerror)
+mine, other = socket.socketpair(); mine.send(b"own pair"); print(other.recv(9).decode())
+socket.socket(socket.AF_INET, socket.SOCK_DGRAM); print("network")
+"""
+
+
+@pytest.mark.usefixtures("walls")
+@pytest.mark.parametrize("scoped", [True, False])
+def test_no_abstract_socket_hears_it(folder: Folder, scoped: bool, monkeypatch: pytest.MonkeyPatch):
+    """With the network on, nothing can be sent to an abstract socket, with Landlock or, where it lacks, by the filter."""
+    if not scoped:
+        close_keeper()  # the next one is started with a kernel that can't scope
+        monkeypatch.setattr(
+            command_process, "_BOOT", command_process._BOOT.replace("main(int", _UNSCOPED + "main(int")
+        )
+    heard = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    heard.bind(f"\0handrail-heard-{os.getpid()}")
+    heard.setblocking(False)
+    try:
+        finished = folder.run(anything(network=True), PYTHON, "-c", SEND, f"handrail-heard-{os.getpid()}")
+        problem = "Operation not permitted" if scoped else "Address family not supported by protocol"
+        assert finished.output == f"{problem}\n{problem}\nown pair\nnetwork\n"
+        with pytest.raises(BlockingIOError):
+            heard.recv(10)
+    finally:
+        heard.close()
+        close_keeper()
+
+
+_UNSCOPED = "from handrail.resources.shell import kernel; kernel.scope_abstract_sockets = lambda: False\n"
+
+
+# --- the host ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def outside() -> Iterator[Path]:
+    """Fixture: a folder of the host that has nothing to do with any command, with a key, a program and a socket."""
+    with tempfile.TemporaryDirectory(dir=outside_tmp(), prefix=".shell-") as place:
+        found = Path(place)
+        (found / "key").write_text("hunter2")
+        (found / "bin").mkdir()
+        (found / "bin" / "tool").write_text("#!/bin/sh\necho tool ran\n")
+        (found / "bin" / "tool").chmod(0o755)
+        yield found
+
+
+@pytest.mark.usefixtures("walls")
+def test_nothing_of_the_host_is_seen(folder: Folder, backend: str, outside: Path):
+    """A command sees no file of the host but the system's programs: no home, no project, no journal, no data."""
+    places = [
+        place
+        for place in ("/home", "/srv", "/mnt", "/media", "/opt", "/var/lib", "/var/log", "/sys")
+        if os.path.isdir(place)
+    ]
+    finished = folder.sh(
+        anything(backend),
+        f"cat {outside}/key; ls -A {' '.join(places)} /run; cat /etc/shadow /etc/ssh/*; ls -A ~",
+    )
+    assert "hunter2" not in finished.output
+    assert finished.output.count("No such file") == len(places) + 3
+    shown = {*os.listdir("/usr"), "home"}
+    roots = folder.run(anything(backend), "ls", "-A", "/").output.split()
+    expected = {
+        "bin",
+        "dev",
+        "etc",
+        "lib",
+        "lib32",
+        "lib64",
+        "libx32",
+        "nix",
+        "gnu",
+        "proc",
+        "run",
+        "sbin",
+        "tmp",
+        "usr",
+        "var",
+    }
+    expected |= {path.split("/")[1] for path in (str(folder.root), *interpreter_folders())}
+    assert set(roots) <= expected, shown
+
+
+def test_a_socket_in_the_folder_leads_nowhere(folder: Folder, backend: str):
+    """A server's socket that lies in the folder can't be reached from a command."""
+    with socket.socket(socket.AF_UNIX) as server:
+        here = os.getcwd()
+        os.chdir(folder.root)
+        try:
+            server.bind("s")
+        finally:
+            os.chdir(here)
+        server.listen()
+        code = "import socket; socket.socket(socket.AF_UNIX).connect('s'); print('connected')"
+        finished = folder.run(anything(backend), PYTHON, "-c", code)
+        assert "connected" not in finished.output
+    (folder.root / "s").unlink()
+
+
+@pytest.mark.usefixtures("walls")
+def test_what_is_exposed_is_seen_and_not_written(folder: Folder, backend: str, outside: Path):
+    """An exposed folder or file is seen where it is, read-only, and nothing beside it is."""
+    shell = anything(backend, expose=[outside / "bin"])
+    finished = folder.sh(shell, f"{outside}/bin/tool; touch {outside}/bin/x; ls -A {outside}")
+    assert finished.output.splitlines() == [
+        "tool ran", f"touch: cannot touch '{outside}/bin/x': Read-only file system", "bin",
+    ]  # fmt: skip
+    finished = folder.sh(anything(backend, expose=[str(outside / "key")]), f"cat {outside}/key; ls {outside}")
+    assert finished.output == "hunter2key\n"
+
+
+def test_a_hidden_program_says_what_to_expose(
+    folder: Folder, backend: str, outside: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A program in a hidden folder fails with the `expose=` that it needs, by name, by path and inside a script."""
+    monkeypatch.setenv("PATH", f"{outside}/bin:{os.environ['PATH']}")
+    wanted = re.escape(f"expose=['{outside}']")
+    for program in ("tool", f"{outside}/bin/tool"):
+        with pytest.raises(CommandMissing, match=wanted):
+            folder.run(anything(backend), program)
+    assert folder.run(anything(backend, expose=[outside]), "tool").output == "tool ran\n"
+    finished = folder.sh(anything(backend), "tool")
+    assert finished.exit_code == 127
+    assert any(f"{outside}/bin" in note and "expose=" in note for note in finished.notes)
+    script = folder.add("s.sh", f"#!{outside}/bin/tool\n", mode=0o755)
+    with pytest.raises(CommandMissing, match=wanted):
+        folder.run(anything(backend), "./s.sh")
+    script.unlink()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("~", "Give a list"),
+        (["x"], "which is relative"),
+        (["/"], "commands have their own"),
+        (["/tmp"], "commands have their own"),
+        (["/nowhere"], "does not exist"),
+    ],
+)
+def test_what_can_not_be_exposed_is_refused(given: Any, said: str):
+    """A path that is relative, missing, or everything is refused when the shell is made."""
+    with pytest.raises(DefinitionError, match=said):
+        anything(expose=given)
+
+
+def test_the_interpreter_that_runs_handrail_is_there(folder: Folder, backend: str):
+    """Wherever it is installed, below a home or /tmp too, a command can use the interpreter that runs Handrail."""
+    finished = folder.run(anything(backend), sys.executable, "-c", "import msgspec, sys; print(sys.prefix)")
+    assert finished.output == f"{sys.prefix}\n"
 
 
 # --- getting out ------------------------------------------------------------------------------------

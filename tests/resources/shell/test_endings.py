@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from handrail.resources.shell import Allow, CommandResult, Layers, Support, command_process, probe
-from handrail.resources.shell import shell as shell_module
+from handrail.resources.shell import execution as shell_module
 from handrail.resources.shell.shell_errors import CommandMissing, CommandRefused, ShellError
 from handrail.testing import FakeShell, run_virtual
 from support.folders import PYTHON, Folder, anything, processes_with

@@ -4,7 +4,7 @@ import pytest
 
 from handrail.errors import DefinitionError, StateError
 from handrail.resources.shell import Allow, Shell
-from handrail.resources.shell.rules import Rules
+from handrail.resources.shell.rules import MAX_ARGUMENT, Rules
 from handrail.resources.shell.shell_errors import CommandRefused, RuleError
 
 
@@ -117,6 +117,20 @@ def test_a_rule_that_can_not_be_meant_is_refused_where_it_is_written(pattern: tu
         Allow(*pattern)  # pyright: ignore[reportArgumentType]
     assert isinstance(caught.value, DefinitionError)
     assert str(caught.value).startswith("rule Allow(")
+
+
+@pytest.mark.parametrize("word", ["**a**a**a**b", "*a*a*a*a*b", "docs/**x**x**x.md", "?*?*?*?*?*b"])
+def test_a_long_argument_is_compared_at_once(word: str):
+    """An argument of the greatest length does not keep a rule with several wildcards busy."""
+    rule = Allow("cat", word)
+    for argument in ("a" * MAX_ARGUMENT, "docs/" + "x" * (MAX_ARGUMENT - 5)):
+        assert not rule.matches(["cat", argument])
+
+
+def test_a_rule_with_too_long_a_pattern_is_refused_where_it_is_written():
+    """A pattern that could not be compared in bounded time is an error of the rule, not of a later command."""
+    with pytest.raises(RuleError, match="Write a shorter argument"):
+        Allow("cat", "a" * 2000 + "*")
 
 
 def test_nothing_may_run_without_a_rule():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from handrail.errors import DefinitionError, FileError, FileMissing, PathRefused
 from handrail.resources.shell import Allow, Shell, Support, probe
-from handrail.resources.shell import shell as shell_module
+from handrail.resources.shell import execution as shell_module
 from handrail.resources.shell.shell_errors import CommandMissing, CommandRefused, ShellUnavailable
 from support.folders import PYTHON, Folder, anything, tree
 

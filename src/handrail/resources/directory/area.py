@@ -22,13 +22,14 @@ import msgspec
 from handrail.clock import Clock
 from handrail.errors import Conflict, DefinitionError, FileError, UndoRefused
 from handrail.ids import random_id
+from handrail.records import CallKey
 from handrail.resources.directory.commit import Commit, Manifest, Step, members_of, opposites, shown_version
 from handrail.resources.directory.content import version_of
 from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.jail import Jail
 
 MANIFEST = "manifest"
-_COMMIT = "commit"
+_COMMIT, _UNDO = "commit", "undo"
 _READY = 8
 
 
@@ -153,7 +154,10 @@ class Area:
         """Finish an unrecorded commit if any of its steps was done; otherwise discard it."""
         if commit.is_begun():
             left = commit.finish()
-            self.retire(commit)
+            if not commit.folder.name.startswith(_UNDO):
+                self.retire(commit)
+                return left
+            self.disk.forget(commit.folder)  # kept, it could be undone, which would repeat the call's changes
             return left
         self.disk.forget(commit.folder)
         return ()
@@ -221,10 +225,11 @@ class Area:
         """Keep what an applied commit displaced, and drop the oldest commits beyond the limits."""
         kept = self._all_kept()
         when = int(self._clock.now().timestamp() * 1_000_000)
-        folder = self.folder / "done" / f"{when:020d}-{_short(commit.manifest.call_id)}"
+        short = _short(commit.manifest.key)
+        folder = self.folder / "done" / f"{when:020d}-{short}"
         while folder.exists():
             when += 1
-            folder = folder.with_name(f"{when:020d}-{_short(commit.manifest.call_id)}")
+            folder = folder.with_name(f"{when:020d}-{short}")
         self.disk.retire(commit.folder, folder)
         commit.folder = folder
         kept.append(Kept(folder, _size(folder)))
@@ -234,12 +239,12 @@ class Area:
             total -= oldest.size
             self.disk.forget(oldest.folder)
 
-    def done(self, call_id: str) -> Commit | None:
-        """Return the newest kept commit of a call, if any."""
+    def done(self, key: CallKey) -> Commit | None:
+        """Return the newest kept commit of a call, if any. A call of another run or journal is another call."""
         for kept in reversed(self._all_kept()):
-            if kept.folder.name.endswith(f"-{_short(call_id)}"):
+            if kept.folder.name.endswith(f"-{_short(key)}"):
                 manifest = read_manifest(kept.folder)
-                if manifest is not None and manifest.call_id == call_id:
+                if manifest is not None and _is_of(manifest.key, key):
                     return Commit(self.jail, self.disk, kept.folder, manifest)
         return None
 
@@ -273,7 +278,7 @@ class Area:
 
     def _take_up(self, commit: Commit, manifest: Manifest) -> Commit:
         """Turn a kept commit into a pending one with other steps."""
-        folder = self.mine / f"undo{self.number()}"
+        folder = self.mine / f"{_UNDO}{self.number()}"
         self._kept = [kept for kept in self._all_kept() if kept.folder != commit.folder]
         self.disk.retire(commit.folder, folder)
         self.disk.write(folder / f"{MANIFEST}.new", msgspec.msgpack.encode(manifest))
@@ -317,5 +322,10 @@ def _size(folder: Path) -> int:
     return total
 
 
-def _short(call_id: str) -> str:
-    return hashlib.blake2b(call_id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+def _is_of(found: CallKey, wanted: CallKey) -> bool:
+    return found == (wanted if wanted.place else msgspec.structs.replace(wanted, place=found.place))
+
+
+def _short(key: CallKey) -> str:
+    text = "\0".join((key.journal, key.run_id, key.call_id))
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

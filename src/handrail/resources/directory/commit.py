@@ -30,11 +30,12 @@ from typing import Any, Literal
 import msgspec
 
 from handrail.errors import Conflict, FileError
+from handrail.records import CallKey
 from handrail.resources.directory.content import Folder, identity, mode_of, version_of
 from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.jail import Jail, refusal
 from handrail.resources.layer import Node, Over
-from handrail.resources.paths import ancestors, join, split
+from handrail.resources.paths import ancestors, join, reserved_in, split
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -83,6 +84,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One commit to one folder."""
 
     call_id: str
+    run_id: str = ""
+    place: str = ""
     root: str
     staging: str
     folder: str
@@ -90,6 +93,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     journal: str = ""
     """The id of the journal that decides whether the commit was made; "" for none."""
     steps: tuple[Step, ...] = ()
+
+    @property
+    def key(self) -> CallKey:
+        """The call that made the commit."""
+        return CallKey(self.call_id, self.run_id, self.place, self.journal)
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -264,6 +272,8 @@ class Commit:
     def _do(self, step: Step, folders: Folders) -> bool:
         """Do one step. Returns False if a folder to be created exists already, which is just as good."""
         path = step.where
+        if reserved_in(path):
+            raise Unexpected  # no call makes such a step, so somebody has changed the manifest
         folder, name = split(path)
         there, slots = folders.open(folder), folders.slots
         if step.do == "mode":

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from handrail.errors import Conflict, ContextError, ContextExpired
+from handrail.records import CallKey
 from handrail.resources.directory.commit import Commit
 from handrail.resources.directory.content import (
     FIRST_VERSION,
@@ -116,21 +117,19 @@ class DirectoryFork(Linked, FileFork):
 
     # --- the end of a call ------------------------------------------------------------------------
 
-    def stage(self, call_id: str, /, *, journal: str = "", synced: bool = False) -> Mapping[str, Any] | None:
+    def stage(self, key: CallKey, /, *, synced: bool = False) -> Mapping[str, Any] | None:
         """Write everything that a commit needs beside the folder, after `prepare`.
 
         Returns the manifest, from which another process can finish the commit, or None if there is nothing
-        to commit. `journal` is the id of the journal that will record it. Without one, the commit counts
-        as made once anything was renamed. With `synced` it survives a power cut.
+        to commit. `key` names the call, and the journal that will record it. Without a journal, the commit
+        counts as made once anything was renamed. With `synced` it survives a power cut.
         """
         with self._shared.lock:
             if self._state != PREPARED or self._line:
                 raise ContextError(f"the fork of {self._owner!r} is not prepared, so it can't be staged")
             if self._over and self._commit is None:
                 ground = self._ground
-                self._commit = stage_commit(
-                    ground.jail, ground.area, self._over, call_id, journal=journal, synced=synced
-                )
+                self._commit = stage_commit(ground.jail, ground.area, self._over, key, synced=synced)
             return None if self._commit is None else msgspec.to_builtins(self._commit.manifest)
 
     def apply(self, *, synced: bool = False) -> None:
@@ -146,7 +145,7 @@ class DirectoryFork(Linked, FileFork):
             asked_for = self._commit is not None
             if self._state == PREPARED and self._over:
                 try:
-                    self.stage(f"{self._owner} ({self._ground.area.number()})", synced=synced)
+                    self.stage(CallKey(f"{self._owner} ({self._ground.area.number()})"), synced=synced)
                     if self._commit is not None:
                         self._commit.apply(synced=synced)
                 except BaseException:
@@ -286,6 +285,8 @@ class DirectoryFork(Linked, FileFork):
         folder, name = split(entry.path)
         old = self._look(folder, name)
         if old.is_folder and (entry.kind != "folder" or entry.opaque):
+            if entry.kind != "folder":
+                self._ground.refuse_around(entry.path)
             for inside, each, node in reversed(self._below(entry.path, old)):
                 path = join(inside, each)
                 if entry.kind != "folder" or not os.path.lexists(top / path):

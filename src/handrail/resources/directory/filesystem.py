@@ -18,7 +18,7 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, UndoRefused
 from handrail.journals import Journal
 from handrail.operation import Operation
-from handrail.records import CommitUnit
+from handrail.records import CallKey, CommitUnit
 from handrail.resources.directory.area import MANIFEST, Area, case_insensitive, read_manifest
 from handrail.resources.directory.commit import Commit, Manifest
 from handrail.resources.directory.content import UNSEEN, node_of
@@ -89,17 +89,24 @@ class DirectoryFilesystem(Linked):
         """Return a fork for the call `owner`. Without `writable` it refuses every change."""
         return DirectoryFork(self, (), self._ground, owner, writable)
 
-    def undo(self, call_id: str, /) -> tuple[str, ...]:
+    def undo(
+        self, call_id: str, /, *, run_id: str = "", place: str = "", journal: str = ""
+    ) -> tuple[str, ...]:
         """Restore what the commit of this call displaced, and remove what it created.
 
+        Ids of calls repeat between conversations, so a call is found only with the id of its run, and with the
+        id of its journal if it was recorded in one (`handrail.runs.undo` does this, and tells the model too).
         Returns the changed paths, sorted. Raises `UndoRefused` if nothing is kept of the commit, or if
         somebody has changed some of its paths since; then it names them.
         """
         ground = self._ground
         with ground.lock:
-            commit = ground.area.done(call_id)
+            commit = ground.area.done(CallKey(call_id, run_id, place, journal))
             if commit is None:
-                raise UndoRefused(call_id, (), "nothing is kept of it: it changed no files, or it is too old")
+                where = f" in run {run_id!r}" if run_id else " outside a run (name the run with run_id=)"
+                raise UndoRefused(
+                    call_id, (), f"nothing is kept of it{where}: it changed no files, or it is too old"
+                )
             for path in commit.manifest.paths:
                 refuse_claimed(self._claimed or {}, path)
             return ground.area.undo(commit)

@@ -21,6 +21,7 @@ from typing import Any
 
 from handrail.errors import Conflict, FileError, FileLimitReached
 from handrail.resources.directory.content import version_of
+from handrail.resources.paths import RESERVED, is_reserved, join, reserved_in
 
 _OPENAT2 = 437
 """Number of the `openat2` call, the same on every Linux architecture."""
@@ -161,7 +162,10 @@ Found = tuple[os.stat_result, str]
 
 
 class Jail:
-    """A folder, held open while the jail is in use. It stays the same folder even if it is renamed."""
+    """A folder, held open while the jail is in use. It stays the same folder even if it is renamed.
+
+    Reserved names do not exist in it, at any depth.
+    """
 
     __slots__ = ("fd", "root")
 
@@ -181,6 +185,8 @@ class Jail:
 
     def look(self, path: str) -> Found | None:
         """Return what is at a path without following links, or None for nothing or a path behind a link."""
+        if RESERVED in path and reserved_in(path):
+            return None
         try:
             fd = open_beneath(self.fd, path, os.O_PATH | os.O_NOFOLLOW)
         except OSError as error:
@@ -195,6 +201,8 @@ class Jail:
 
     def folder(self, path: str, flags: int = os.O_PATH) -> int:
         """Open a folder. Raises `OSError` if there is none."""
+        if RESERVED in path and reserved_in(path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return open_beneath(self.fd, path, flags | os.O_DIRECTORY)
 
     def scan(self, path: str) -> Iterator[tuple[str, str]]:
@@ -208,12 +216,35 @@ class Jail:
         try:
             with os.scandir(fd) as entries:
                 for entry in entries:
-                    yield entry.name, _kind(entry)
+                    if not is_reserved(entry.name):
+                        yield entry.name, _kind(entry)
         finally:
             os.close(fd)
 
+    def find_reserved(self, path: str) -> str:
+        """Return a reserved path in a folder, at any depth, or "" if there is none."""
+        pending = [path]
+        while pending:
+            folder = pending.pop()
+            try:
+                fd = self.folder(folder, os.O_RDONLY)
+            except OSError:
+                continue
+            try:
+                with os.scandir(fd) as entries:
+                    for entry in entries:
+                        if is_reserved(entry.name):
+                            return join(folder, entry.name)
+                        if entry.is_dir(follow_symlinks=False):
+                            pending.append(join(folder, entry.name))
+            finally:
+                os.close(fd)
+        return ""
+
     def read(self, path: str, version: int, limit: int) -> bytes:
         """Read the file seen at this version. Raises `Conflict` if it has changed."""
+        if RESERVED in path and reserved_in(path):
+            raise Conflict([path])
         try:
             fd = open_beneath(self.fd, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError as error:

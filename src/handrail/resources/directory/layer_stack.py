@@ -27,7 +27,7 @@ from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.jail import Jail, open_beneath
 from handrail.resources.layer import Node, Over
 from handrail.resources.mount import OPAQUE, attribute, is_opaque, is_whiteout, strip_marks
-from handrail.resources.paths import join, split
+from handrail.resources.paths import is_reserved, join, split
 
 _WHITEOUT, _ORIGIN = "user.overlay.whiteout", "user.overlay.origin"
 MOST = 16
@@ -138,6 +138,8 @@ class Upper:
                 problem = "a command removed the read permission of this folder. Keep its mode"
                 raise FileError(folder, problem) from None
             for each in found:
+                if is_reserved(each.name):
+                    continue  # a command can't see what is there, so it made this itself
                 path = join(folder, each.name)
                 entry = _entry(path, Path(each.path))
                 gone.discard(path)

@@ -11,7 +11,6 @@ taken from its output.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 from collections import deque
@@ -21,13 +20,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from handrail.errors import Conflict, PathRefused
+from handrail.errors import Conflict, FileError, PathRefused
+from handrail.patterns import is_plain
 from handrail.protocols import FileInfo, Match
 from handrail.resources.directory.area import Area
 from handrail.resources.directory.content import Held, OnDisk, is_link
 from handrail.resources.directory.jail import Jail
 from handrail.resources.layer import TOP, Layer, Node, Shared
-from handrail.resources.paths import join, parse_file_path, parse_path, split
+from handrail.resources.paths import join, parse_file_path, parse_path, reserved_in, split
 from handrail.resources.search import line_pattern, sorted_matches
 
 _FOLLOWED = 40
@@ -49,10 +49,19 @@ class Ground(Shared):
         """The name of the staging folder if it is in the root, else ""."""
 
     def refuse_hidden(self, path: str) -> None:
-        """Raise if a path is in the staging folder."""
+        """Raise if a path is in the staging folder, or has a reserved name in it."""
+        if reserved := reserved_in(path):
+            raise PathRefused(path, f"{reserved!r} is reserved for Handrail's own files. Choose another path")
         hidden = self.hidden
         if hidden and (path == hidden or path.startswith(f"{hidden}/")):
             raise PathRefused(path, "uncommitted changes are staged there. Choose another path")
+
+    def refuse_around(self, path: str) -> None:
+        """Raise if a folder that is about to go has a reserved name in it, at any depth."""
+        reserved = self.jail.find_reserved(parse_path(path).path)
+        if reserved:
+            problem = f"it contains {reserved!r}, where Handrail keeps its own files, so it stays. Choose what is in it"
+            raise FileError(path, problem)
 
 
 class Linked(Layer):
@@ -210,7 +219,7 @@ class Linked(Layer):
     def grep(self, pattern: str, /, *, glob: str = "**") -> Sequence[Match]:
         line_pattern(pattern)
         paths = self.glob(glob)
-        text = plain_text(pattern) if len(paths) >= WORTH else None
+        text = pattern if len(paths) >= WORTH and is_plain(pattern) else None
         without = frozenset[str]() if text is None else self._without(text, paths)
         return sorted_matches(pattern, self._contents_of(path for path in paths if path not in without))
 
@@ -272,11 +281,15 @@ class Linked(Layer):
 
     def delete(self, path: str, /, *, recursive: bool = False) -> None:
         with self._shared.lock:
-            super().delete(self._followed(path, last=False), recursive=recursive)
+            found = self._followed(path, last=False)
+            self._ground.refuse_around(found)
+            super().delete(found, recursive=recursive)
 
     def move(self, source: str, target: str, /) -> None:
         with self._shared.lock:
-            super().move(self._followed(source, last=False), self._followed(target, last=False))
+            found = self._followed(source, last=False)
+            self._ground.refuse_around(found)
+            super().move(found, self._followed(target, last=False))
 
 
 def _can_be_said(path: str) -> bool:
@@ -287,17 +300,10 @@ def _can_be_said(path: str) -> bool:
         return False
 
 
-_PLAIN = re.compile(r"[^\\.^$*+?{}\[\]|()\x00-\x1f]+\Z")
-"""Patterns without special characters: every matching line contains the pattern literally."""
 _AT_ONCE = 500
 """Files per ripgrep process, so that their names fit on a command line."""
 WORTH = 32
 """Number of files from which ripgrep is faster."""
-
-
-def plain_text(pattern: str) -> str | None:
-    """Return the text that every matching line contains, or None if the pattern is not plain text."""
-    return pattern if _PLAIN.match(pattern) else None
 
 
 def files_holding(root: Path, text: str, paths: Sequence[str]) -> set[str] | None:

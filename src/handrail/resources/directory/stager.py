@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 from handrail.errors import Conflict, FileError
+from handrail.records import CallKey
 from handrail.resources.directory.area import Area
 from handrail.resources.directory.commit import (
     Change,
@@ -26,22 +27,22 @@ from handrail.resources.mount import strip_marks
 from handrail.resources.paths import split
 
 
-def stage_commit(
-    jail: Jail, area: Area, over: Over, call_id: str, *, journal: str, synced: bool
-) -> Commit | None:
+def stage_commit(jail: Jail, area: Area, over: Over, key: CallKey, *, synced: bool) -> Commit | None:
     """Write everything that a commit of these changes needs. Returns None if there is nothing to commit."""
     changes = list(in_order(over))
     if not changes:
         return None
-    stager = _Stager(jail, area, area.commit_folder(journal, synced=synced))
+    stager = _Stager(jail, area, area.commit_folder(key.journal, synced=synced))
     try:
         steps = stager.steps(changes, over)
         manifest = Manifest(
-            call_id=call_id,
+            call_id=key.call_id,
+            run_id=key.run_id,
+            place=key.place,
             root=str(jail.root),
             staging=str(area.folder),
             folder=f"{stager.folder.parent.name}/{stager.folder.name}",
-            journal=journal,
+            journal=key.journal,
             steps=steps,
         )
         area.write_manifest(stager.folder, manifest)

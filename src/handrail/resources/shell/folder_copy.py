@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from handrail.resources.mount import OPAQUE, is_opaque, is_whiteout, remove_tree, strip_marks
+from handrail.resources.paths import is_reserved
 
 _FICLONE = 0x40049409
 _TICKS = 200
@@ -113,7 +114,7 @@ class Copy:
     def _settle(self, path: str, lowers: Sequence[str]) -> None:
         folder = f"{self._target}/{path}" if path else self._target
         prefix = f"{path}/" if path else ""
-        now = set(os.listdir(folder))
+        now = {name for name in os.listdir(folder) if not is_reserved(name)}
         below = members(lowers)
         for name in sorted(self._names.get(path, set()) - now):
             self._clear(prefix + name)
@@ -174,7 +175,7 @@ def members(stack: Sequence[str]) -> dict[str, list[str]]:
         except (FileNotFoundError, NotADirectoryError):
             continue
         for entry in entries:
-            if entry.name in closed:
+            if entry.name in closed or is_reserved(entry.name):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 found.setdefault(entry.name, []).append(entry.path)
@@ -193,11 +194,11 @@ def changes(upper: Path) -> Iterator[tuple[str, str]]:
     A folder is `replaced` if it hides the layers below.
     """
     for folder, folders, files in os.walk(upper):
-        folders.sort()
+        folders[:] = sorted(name for name in folders if not is_reserved(name))
         place = os.path.relpath(folder, upper)
         if place != ".":
             yield ("replaced" if is_opaque(folder) else "folder"), place
-        for name in sorted(files):
+        for name in sorted(name for name in files if not is_reserved(name)):
             path = os.path.normpath(f"{place}/{name}")
             yield ("deleted" if is_whiteout(os.lstat(f"{folder}/{name}")) else "written"), path
 

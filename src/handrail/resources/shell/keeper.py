@@ -198,7 +198,7 @@ def _set_up(request: Request, control: socket.socket) -> None:
         limit(request)
     else:
         _say(control, Reply(mounted=enter_sandbox(request)))
-        drop_privileges()
+        drop_privileges(request)
 
 
 def _enter(request: Request) -> None:

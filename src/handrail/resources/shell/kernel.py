@@ -44,6 +44,10 @@ _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CLONE3 = 435  # these have the same number on every architecture
 _CLOSE_RANGE = 436
 _MOUNT_SETATTR = 442
+_LANDLOCK_CREATE_RULESET = 444
+_LANDLOCK_RESTRICT_SELF = 446
+_SCOPE_ABSTRACT_UNIX_SOCKET = 1
+_MNT_DETACH = 2
 _CLONE_PIDFD = 0x1000
 _CLOSE_RANGE_CLOEXEC = 4
 _AT_FDCWD = -100
@@ -177,6 +181,30 @@ def drop_privileges(keep: int) -> None:
     data = struct.pack("6I", low, low, 0, high, high, 0)
     _checked(_libc.capset(header, data), "capset")
     _control(_PR_SET_NO_NEW_PRIVS, 1, "set no_new_privs")
+
+
+def replace_root() -> None:
+    """Make the current folder, a mount, the root of this process, and detach the old root."""
+    _checked(_libc.pivot_root(b".", b"."), "pivot_root")
+    _checked(_libc.umount2(b".", ctypes.c_int(_MNT_DETACH)), "detach the old root")
+
+
+def scope_abstract_sockets() -> bool:
+    """Let this process and its children reach no abstract unix socket but their own. Returns False if the kernel can't."""
+    rules = struct.pack("QQQ", 0, 0, _SCOPE_ABSTRACT_UNIX_SOCKET)
+    found = _libc.syscall(
+        ctypes.c_long(_LANDLOCK_CREATE_RULESET), rules, ctypes.c_size_t(len(rules)), ctypes.c_uint(0)
+    )
+    if found < 0:
+        return False  # before Linux 6.12, or without Landlock
+    try:
+        _checked(
+            _libc.syscall(ctypes.c_long(_LANDLOCK_RESTRICT_SELF), ctypes.c_int(found), ctypes.c_uint(0)),
+            "restrict abstract sockets",
+        )
+    finally:
+        os.close(found)
+    return True
 
 
 def filter_calls(program: bytes) -> None:

@@ -41,7 +41,9 @@ class Request(NamedTuple):
     processes: int
     hidden: list[str]
     exposed: list[str]
-    """Folders to show, read-only, even if they are below a folder that is private to the command."""
+    """Files and folders of the host to show, read-only, where they are."""
+    temporary: int
+    """Maximum bytes in each of the command's temporary folders."""
 
     def encode(self) -> bytes:
         return json.dumps(self._asdict()).encode()
@@ -154,6 +156,19 @@ def hidden_paths(more: Iterable[str]) -> list[str]:
     )
 
 
+_LIBRARIES = ("site-packages", "dist-packages")
+
+
 def interpreter_folders() -> list[str]:
-    """Return the folders of the running Python, so that commands can use it wherever it is installed."""
-    return sorted({os.path.realpath(prefix) for prefix in (sys.prefix, sys.exec_prefix, sys.base_prefix)})
+    """Return the folders of the running Python and its libraries, so that commands can use it wherever it is installed.
+
+    A folder that contains more than that, such as a home, is left out.
+    """
+    home = os.path.realpath(os.path.expanduser("~"))
+    prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
+    libraries = {path for path in sys.path if os.path.basename(path) in _LIBRARIES}
+    return sorted(
+        prefix
+        for prefix in {*prefixes, *libraries}
+        if prefix.count("/") > 1 and not (home + "/").startswith(os.path.realpath(prefix) + "/")
+    )

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from types import EllipsisType
 
+from handrail.patterns import Pattern, compile_pattern
 from handrail.resources.shell.shell_errors import CommandRefused, RuleError
 
 MAX_ARGUMENT = 128 * 1024 - 1
@@ -91,6 +92,9 @@ _INTERPRETERS = frozenset(
 )
 _UP = re.compile(r"(?:^|[/=:,])\.\.(?:$|/)")
 _WILD = re.compile(r"\*\*|\*|\?")
+_WILD_PARTS = re.compile(r"(\*\*|\*|\?)")
+_SPECIAL = re.compile(r"[\\.^$+{}\[\]|()]")
+_STARS = frozenset("*?")
 
 
 class Allow:
@@ -114,7 +118,10 @@ class Allow:
         self._open = pattern[-1:] == (...,)
         self._check()
         words = [word for word in pattern if isinstance(word, str)]
-        self._tests = [_Argument(word) for word in words]
+        try:
+            self._tests = [_Argument(word) for word in words]
+        except ValueError as error:
+            raise RuleError(repr(self), str(error), "Write a shorter argument.") from None
 
     def matches(self, argv: Sequence[str]) -> bool:
         if len(argv) < len(self._tests) or (len(argv) > len(self._tests) and not self._open):
@@ -184,21 +191,26 @@ def _runs_anything(program: str, arguments: Sequence[str], *, is_open: bool) -> 
 class _Argument:
     """The pattern for one argument."""
 
-    __slots__ = ("_regex", "_word")
+    __slots__ = ("_from_start", "_pattern", "_word")
 
     def __init__(self, word: str) -> None:
         self._word = word
-        self._regex: re.Pattern[str] | None = None
+        self._pattern: Pattern | None = None
+        self._from_start = word[:1] in _STARS
         if _WILD.search(word):
             meanings = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
-            parts = (meanings.get(part) or re.escape(part) for part in re.split(r"(\*\*|\*|\?)", word))
-            start = "(?![-/])" if word[0] in "*?" else ""
-            self._regex = re.compile(start + "".join(parts), re.DOTALL)
+            parts = (meanings.get(part) or _SPECIAL.sub(r"\\\g<0>", part) for part in _WILD_PARTS.split(word))
+            self._pattern = compile_pattern(f"(?s)\\A{''.join(parts)}\\z")
 
     def matches(self, argument: str) -> bool:
-        if self._regex is None:
+        """Return whether an argument matches. One that is too long for the pattern does not."""
+        if self._pattern is None:
             return argument == self._word
-        return self._regex.fullmatch(argument) is not None and not _UP.search(argument)
+        if self._from_start and argument[:1] in ("-", "/"):
+            return False
+        if len(argument) > self._pattern.longest:
+            return False
+        return self._pattern.found_in(argument) and not _UP.search(argument)
 
 
 class Rules:

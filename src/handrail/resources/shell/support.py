@@ -101,6 +101,7 @@ def _try(folder: Path, isolation: Isolation, view: View) -> str | None:
             processes=1024,
             hidden=[],
             exposed=[],
+            temporary=1 << 20,
         )
         stop = Stop()
         with stop:

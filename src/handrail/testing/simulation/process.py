@@ -164,7 +164,7 @@ def _noting_commits(world: World, files: Path) -> Callable[[sqlite3.Connection],
 
     def note(connection: sqlite3.Connection) -> None:
         nonlocal before
-        count = "SELECT count(*) FILTER (WHERE state = 'applied'), count(*) FILTER (WHERE state = 'committed') FROM units"
+        count = "SELECT count(*) FILTER (WHERE state = 'applied'), count(*) FILTER (WHERE state = 'committed') FROM records"
         applied, committed = connection.execute(count).fetchone()
         if (applied, committed) != before and not committed:
             world.happened("committed", files=snapshot(files))
@@ -303,10 +303,10 @@ def snapshot(folder: Path) -> dict[str, str]:
 def recorded(journal: Path) -> dict[str, Any]:
     """Return what a journal's file contains about the run, read without the journal."""
     with sqlite3.connect(journal) as connection:
-        found = connection.execute("SELECT unit FROM units WHERE state != 'void'").fetchall()
-        units = [msgspec.msgpack.decode(row[0]) for row in found]
-        entries = connection.execute("SELECT kind, key, body FROM entries ORDER BY number").fetchall()
-        steps = connection.execute("SELECT key, hex(value) FROM steps WHERE value NOT NULL").fetchall()
+        query = "SELECT body FROM records WHERE kind = 'unit' AND state != 'void'"
+        units = [msgspec.msgpack.decode(row[0]) for row in connection.execute(query)]
+        entries = connection.execute("SELECT kind, key, body FROM records ORDER BY number").fetchall()
+        steps = [(key, body.hex().upper()) for kind, key, body in entries if kind == "step settled"]
         status = connection.execute("SELECT status FROM runs WHERE id = ?", (RUN,)).fetchone()
     connection.close()
     return {

@@ -1,0 +1,105 @@
+"""The `handrail runs` program: how its commands are registered, run and reported."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from handrail.cli import runs_view as view
+from handrail.cli.command_options import JournalFile, prepare_journal, search_here, with_signature
+from handrail.cli.outcome import (
+    CANCEL_NOTE,
+    CANCELLED,
+    DONE,
+    Failure,
+    UsageError,
+    fail,
+    journal_path,
+    print_json,
+)
+from handrail.journal.sqlite import SqliteJournal
+
+app = typer.Typer(name="runs", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+RunId = Annotated[str, typer.Argument(help="The run's id, or its beginning.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+class Report:
+    """The result of a command: data for programs, and text for people."""
+
+    def __init__(self, data: dict[str, Any], *text: Any, code: int = DONE) -> None:
+        self.data = data
+        self.text = text
+        self.code = code
+
+
+Command = Callable[..., Awaitable[Report]]
+
+
+def _shared(journal: JournalFile = None, as_json: Json = False) -> None:
+    """Declare the options that every command has."""
+
+
+def command(name: str, *, creates_journal: bool = False) -> Callable[[Command], Command]:
+    """Register a command. Its options are its parameters after the journal, and the shared ones."""
+
+    def register(command: Command) -> Command:
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        names = {each.name for each in own}
+        shared = inspect.signature(_shared, eval_str=True).parameters.values()
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            as_json = given["as_json"]
+            arguments = {each: value for each, value in given.items() if each in names}
+            raise typer.Exit(_run(command, given["journal"], arguments, as_json, creates_journal))
+
+        app.command(name)(with_signature(run, [*own, *(each for each in shared if each.name not in names)]))
+        return command
+
+    return register
+
+
+def _run(
+    command: Command, journal: Path | None, arguments: dict[str, Any], as_json: bool, creates_journal: bool
+) -> int:
+    """Run a command on its journal, print its report, and return the exit code."""
+    try:
+        search_here()
+        path = _journal_file(journal, creates_journal)
+
+        async def run() -> Report:
+            opened = SqliteJournal(path, watch=None)
+            try:
+                return await command(opened, **arguments)
+            finally:
+                opened.close()
+
+        report = asyncio.run(run())
+    except Exception as error:
+        return fail(error, as_json=as_json)
+    except KeyboardInterrupt:
+        return fail(Failure(CANCELLED, "Cancelled", CANCEL_NOTE), as_json=as_json)
+    if as_json:
+        print_json({"ok": report.code == DONE, "exit_code": report.code, **report.data})
+    else:
+        for each in report.text:
+            view.print_item(each)
+    return report.code
+
+
+def _journal_file(given: Path | None, create: bool) -> Path:
+    """Return the journal's file. It must exist, unless the command may create it."""
+    if create:
+        return prepare_journal(given)
+    path = journal_path(given)
+    if not path.is_file():
+        raise UsageError(f"there is no journal at {path}. Name one with --journal FILE or HANDRAIL_JOURNAL.")
+    return path

@@ -1,0 +1,186 @@
+"""Chains of records: each record carries a keyed MAC that also covers the record before it.
+
+A journal's records form chains: one for each run, one for what other processes add to a run (answers, cancellations,
+deposits), and one for each session and principal with their decisions. Records are only ever added. What takes an
+earlier record back, such as a void commit or a withdrawn question, is a record of its own.
+
+The MAC of a record is one half of a keyed BLAKE2b digest of the journal, the chain, the record and the chain's seal.
+The other half is the chain's new seal, which is stored once, at the head of the chain, and is replaced by the next
+record in the same transaction. So a changed, moved or copied record does not fit its MAC, and a removed one leaves a
+gap, at the end too: nobody can restore the seal of an earlier record. Not covered is an older copy of the whole file,
+or of a whole chain with its head.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from typing import Any, NamedTuple
+
+import msgspec
+
+from handrail.errors import JournalAltered
+
+MAC_BYTES = 32
+_PERSON = b"handrail record"
+_encode = msgspec.msgpack.Encoder().encode
+
+_HEAD = (
+    """SELECT (SELECT max(number) FROM records), links, seal FROM (SELECT 1) LEFT JOIN chains ON chain = ?"""
+)
+_INSERT = """INSERT INTO records (number, chain, link, kind, key, at, session_id, body, mac, state)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_READ = """SELECT number, link, kind, key, at, session_id, body, mac, state FROM records
+    WHERE chain = ? ORDER BY link"""
+
+
+def run_chain(run_id: str) -> str:
+    """Return the name of the chain of a run: what its owner recorded."""
+    return f"run {run_id}"
+
+
+def outside_chain(run_id: str) -> str:
+    """Return the name of the chain of what others added to a run: answers, cancellations and deposits."""
+    return f"outside {run_id}"
+
+
+def decision_chain(session_id: str, principal: str) -> str:
+    """Return the name of the chain of a principal's decisions in a session."""
+    return f"decisions {msgspec.json.encode((session_id, principal)).decode()}"
+
+
+def step_chain(key: str) -> str:
+    """Return the name of the chain of a step outside of any run."""
+    return f"step {key}"
+
+
+def _decode(found: bytes) -> str:
+    return found.decode(errors="surrogateescape")
+
+
+def fetch(connection: sqlite3.Connection, query: str, *values: object) -> list[Any]:
+    """Return the rows that a query finds, also those whose text is not text, so that it can be said which they are."""
+    try:
+        return connection.execute(query, values).fetchall()
+    except sqlite3.OperationalError:
+        before = connection.text_factory
+        connection.text_factory = _decode
+        try:
+            return connection.execute(query, values).fetchall()
+        finally:
+            connection.text_factory = before
+
+
+class Record(NamedTuple):
+    """One record of a chain."""
+
+    number: int
+    """Its position in the whole journal."""
+    link: int
+    """Its 1-based position in its chain."""
+    kind: str
+    key: str
+    at: float
+    session_id: str
+    body: bytes
+    mac: bytes
+    state: str
+    """Of a committed call: whether its files have been changed. Not covered by the MAC."""
+
+
+class Chains:
+    """Adds records to chains, and reads chains that nobody else has altered."""
+
+    def __init__(self, journal: str, path: str, key: bytes) -> None:
+        self._journal = journal
+        self.path = path
+        self._keyed = hashlib.blake2b(key=key, digest_size=2 * MAC_BYTES, person=_PERSON)
+
+    def _digest(
+        self,
+        chain: str,
+        number: int,
+        link: int,
+        kind: str,
+        key: str,
+        at: float,
+        session_id: str,
+        seal: bytes,
+        body: bytes,
+    ) -> bytes:
+        hashed = self._keyed.copy()
+        hashed.update(_encode((self._journal, chain, number, link, kind, key, at, session_id, seal, body)))
+        return hashed.digest()
+
+    def append(
+        self,
+        connection: sqlite3.Connection,
+        chain: str,
+        kind: str,
+        key: str,
+        body: bytes,
+        *,
+        at: float = 0.0,
+        session_id: str = "",
+        state: str = "",
+    ) -> int:
+        """Add a record to a chain, in the transaction that is open. Returns its position in the chain."""
+        last, links, seal = connection.execute(_HEAD, (chain,)).fetchone()
+        number, link = (last or 0) + 1, (links or 0) + 1
+        digest = self._digest(chain, number, link, kind, key, at, session_id, seal or b"", body)
+        mac, seal = digest[:MAC_BYTES], digest[MAC_BYTES:]
+        connection.execute(_INSERT, (number, chain, link, kind, key, at, session_id, body, mac, state))
+        if links is None:
+            connection.execute("INSERT INTO chains VALUES (?, ?, ?)", (chain, link, seal))
+        else:
+            connection.execute("UPDATE chains SET links = ?, seal = ? WHERE chain = ?", (link, seal, chain))
+        return link
+
+    def head(self, connection: sqlite3.Connection, chain: str) -> bytes:
+        """Return the MAC of a chain's last record, or b"" for an empty chain."""
+        query = "SELECT mac FROM records WHERE chain = ? ORDER BY link DESC LIMIT 1"
+        row = connection.execute(query, (chain,)).fetchone()
+        return b"" if row is None else row[0]
+
+    def read(self, connection: sqlite3.Connection, chain: str) -> list[Record]:
+        """Return the records of a chain, in order. Raises `JournalAltered` if they are not as they were written."""
+        found: list[Record] = []
+        seal = b""
+        for row in fetch(connection, _READ, chain):
+            record = Record(*row)
+            expected = len(found) + 1
+            if record.link != expected:
+                raise self.altered(chain, expected, "it is missing")
+            digest = self._of(chain, record, seal)
+            mac, seal = digest[:MAC_BYTES], digest[MAC_BYTES:]
+            if record.mac != mac:
+                raise self.altered(chain, record.link, "it is not what was recorded there", record)
+            found.append(record)
+        query = "SELECT links, seal FROM chains WHERE chain = ?"
+        links, sealed = next(iter(fetch(connection, query, chain)), (0, b""))
+        if not isinstance(links, int) or links > len(found):
+            raise self.altered(chain, len(found) + 1, "it is missing")
+        if (links, sealed) != (len(found), seal):
+            raise self.altered(
+                chain, len(found), "the chain does not end with it", found[-1] if found else None
+            )
+        return found
+
+    def _of(self, chain: str, record: Record, seal: bytes) -> bytes:
+        try:
+            return self._digest(chain, *record[:6], seal, record.body)
+        except (
+            TypeError,
+            ValueError,
+            OverflowError,
+        ):  # a value of another type, which nobody here has written
+            raise self.altered(chain, record.link, "it is not what was recorded there", record) from None
+
+    def altered(
+        self, chain: str, link: int, problem: str, record: Record | None = None, what: str = ""
+    ) -> JournalAltered:
+        """Return the error for a record of a chain."""
+        kind, _, id = str(chain).partition(" ")  # anything can be in a column
+        if record is not None and not what:
+            what = f"{record.kind} {record.key}".strip()
+        return JournalAltered(self.path, kind, id, link, what, problem)

@@ -1,0 +1,107 @@
+"""Where a journal lies: the default place of each project, and the files that only their owner may use."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shlex
+import stat
+from pathlib import Path
+
+from handrail.errors import JournalError, JournalExposed
+
+RESERVED = ".handrail"
+"""The name of a folder that tools never see, wherever it lies in the folder that they may change."""
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_PARTS = ("", "-wal", "-shm", ".key")
+"""What a journal's files are called, after the name of the journal itself."""
+
+
+def default_journal(project: Path) -> Path:
+    """Return the journal of the project in this folder, below `$XDG_STATE_HOME/handrail`.
+
+    Its folder is named after the project's real path: the last part, to be readable, and a digest of all of it,
+    so that no two projects share one. Raises `JournalError` if there is no home folder to put it in.
+    """
+    real = os.path.realpath(project)
+    readable = re.sub(r"[^A-Za-z0-9_.-]+", "_", os.path.basename(real)).lstrip(".")[:40] or "root"
+    digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:20]
+    return state_folder() / f"{readable}-{digest}" / "runs.db"
+
+
+def state_folder() -> Path:
+    """Return the folder that holds the journals of all projects."""
+    given = os.environ.get("XDG_STATE_HOME", "")
+    if os.path.isabs(given):  # the specification says to ignore any other
+        return Path(given) / "handrail"
+    try:
+        return Path.home() / ".local" / "state" / "handrail"
+    except RuntimeError:
+        raise JournalError(
+            "runs.db", "there is no home folder to keep it in", "Set XDG_STATE_HOME, or name a file."
+        ) from None
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create the folder of a default journal for its owner alone. Refuse one that other users can reach."""
+    above = folder.parent
+    above.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for each in (above, folder):
+        each.mkdir(exist_ok=True, mode=0o700)
+        check_private(str(folder), each)
+
+
+def create_private_file(path: str) -> None:
+    """Create a journal's file for its owner alone, if it does not exist. SQLite gives its other files the same mode."""
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def check_private_files(path: str) -> None:
+    """Raise `JournalExposed` if other users can read or change one of a journal's files."""
+    for part in _PARTS:
+        check_private(path, Path(path + part))
+
+
+def check_private(journal: str, path: Path) -> None:
+    """Raise `JournalExposed` if other users can read or change a file or folder of a journal."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # not there yet, or opening it says what is wrong
+    if mode & _OTHERS and (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+        wanted = "700" if stat.S_ISDIR(mode) else "600"
+        raise JournalExposed(
+            journal,
+            f"other users can use {str(path)!r} (mode {stat.S_IMODE(mode):o})",
+            f"Run `chmod {wanted} {shlex.quote(str(path))}` if nobody has changed it.",
+        )
+
+
+def check_out_of_reach(journal: str, folder: str) -> None:
+    """Raise `JournalExposed` for a journal in a folder that tools may change, since they could write answers into it.
+
+    Symbolic links are resolved. A file with several names is refused, because another name may lie in the folder.
+    A journal below `.handrail` in the folder is allowed: tools can't see that name.
+    """
+    if not folder or journal == ":memory:" or not journal:
+        return
+    root, real = os.path.realpath(folder), os.path.realpath(journal)
+    advice = "Name a file outside of it, or name none: the default is out of reach of tools."
+    inside = os.path.relpath(real, root).split(os.sep)
+    if inside[0] not in (os.pardir, RESERVED):
+        raise JournalExposed(journal, f"it lies in {root!r}, which tools may change", advice)
+    for part in _PARTS:
+        try:
+            names = os.stat(real + part).st_nlink
+        except OSError:
+            continue
+        if names > 1:
+            raise JournalExposed(
+                journal,
+                f"{real + part!r} has {names} names (hard links), and tools may reach it by another one",
+                f"Remove the others: `find / -samefile {shlex.quote(real + part)}` lists them.",
+            )

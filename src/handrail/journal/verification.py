@@ -1,0 +1,320 @@
+"""Verification: whether what a journal says about a run is what was recorded.
+
+The chains decide. What other tables repeat, so that it can be listed and searched, has to agree with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from handrail.errors import JournalAltered
+from handrail.journal.chains import Chains, Record, decision_chain, fetch, outside_chain, run_chain
+from handrail.question import Question
+from handrail.records import OVER, CommitUnit, Entry, RunRecord, Verification
+
+RUN, OUTCOME, FORK, IMPORT = "run", "outcome", "fork", "import"
+UNIT, VOID = "unit", "void"
+STEP, SETTLED, CLEARED = "step", "step settled", "step cleared"
+QUESTION, WITHDRAWN, TICKET = "question", "withdrawn", "ticket"
+ANSWER, ANSWER_CLEARED, DEPOSIT, CANCEL = "answer", "answer cleared", "deposit", "cancel"
+
+_INTERNAL = frozenset(
+    (RUN, OUTCOME, FORK, IMPORT, UNIT, VOID, STEP, SETTLED, CLEARED, QUESTION, WITHDRAWN, TICKET)
+)
+"""The kinds of records in a run's chain that are not entries."""
+
+_BOOKKEEPING = frozenset(("deadline", "call begun", "call tried", "verb", STEP, FORK, IMPORT))
+"""The kinds of records that a run adds without getting any further."""
+
+
+class RunRecords:
+    """The verified records of one run."""
+
+    def __init__(self, own: list[Record], outside: list[Record]) -> None:
+        self.own = own
+        self.outside = outside
+
+    @property
+    def units(self) -> list[Record]:
+        """The committed calls that were not voided."""
+        void = self.voided
+        return [each for each in self.own if each.kind == UNIT and each.link not in void]
+
+    @property
+    def voided(self) -> set[int]:
+        """The positions of the committed calls that were taken back."""
+        return {int(each.body) for each in self.own if each.kind == VOID}
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The newest entry of each kind and key, in the order in which they were recorded."""
+        found: dict[tuple[str, str], Entry] = {}
+        for each in self.own:
+            if each.kind not in _INTERNAL:
+                found.pop((each.kind, each.key), None)
+                found[each.kind, each.key] = Entry(each.kind, each.key, each.at, each.body)  # pyright: ignore[reportArgumentType]  # what is not internal is an entry
+        return list(found.values())
+
+    @property
+    def steps(self) -> dict[str, bytes | None]:
+        """The values of the run's steps; None for one that began and never ended."""
+        return steps_in(self.own)
+
+    @property
+    def questions(self) -> dict[str, tuple[bytes, bytes | None, float | None]]:
+        """The questions, each with its answer and when that was given."""
+        asked: dict[str, Record] = {}
+        for each in self.own:
+            if each.kind == QUESTION:
+                asked[each.key] = each
+            elif each.kind == WITHDRAWN:
+                asked.pop(each.key, None)
+        given: dict[str, Record] = {}
+        for each in self.outside:
+            if each.kind == ANSWER:
+                given[each.key] = each
+            elif each.kind == ANSWER_CLEARED:
+                given.pop(each.key, None)
+        found: dict[str, tuple[bytes, bytes | None, float | None]] = {}
+        for id, question in asked.items():
+            answer = given.get(id)
+            has = answer is not None and answer.number > question.number
+            found[id] = (
+                (question.body, answer.body, answer.at) if has and answer else (question.body, None, None)
+            )
+        return found
+
+    @property
+    def tickets(self) -> dict[str, bytes]:
+        """The texts of the tickets that the run has issued, by place."""
+        return {each.key: each.body for each in self.own if each.kind == TICKET}
+
+    @property
+    def deposits(self) -> dict[str, bytes]:
+        """The deposits for the run's tickets, by place."""
+        return {each.key: each.body for each in self.outside if each.kind == DEPOSIT}
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody has asked for the run to be cancelled."""
+        return any(each.kind == CANCEL for each in self.outside)
+
+    @property
+    def outcome(self) -> tuple[str, bytes]:
+        """The status of a run that is over, and its outcome; empty for one that is not."""
+        ends = [each for each in self.own if each.kind == OUTCOME]
+        return (ends[-1].key, ends[-1].body) if ends else ("", b"")
+
+    @property
+    def origin(self) -> Record | None:
+        """The record that names what the run was forked from, or marks it as imported."""
+        first = self.own[0] if self.own else None
+        return first if first is not None and first.kind in (FORK, IMPORT) else None
+
+    @property
+    def progress(self) -> int:
+        """How far the run has got: it grows with everything recorded that is not recorded again by each try."""
+        done = {(each.kind, each.key) for each in self.own if each.kind not in _BOOKKEEPING}
+        return len(done) + len(self.outside)
+
+
+def steps_in(records: list[Record]) -> dict[str, bytes | None]:
+    """Return the values of the steps in a chain; None for one that began and never ended."""
+    found: dict[str, bytes | None] = {}
+    for each in records:
+        if each.kind == STEP:
+            found.setdefault(each.key, None)
+        elif each.kind == SETTLED:
+            found[each.key] = each.body
+        elif each.kind == CLEARED:
+            found.pop(each.key, None)
+    return found
+
+
+def end_of(status: str, outcome: bytes) -> tuple[str, bytes]:
+    """Return what is recorded of a run's end. Whether a run that is not over is running or parked is not recorded."""
+    return (status if status in OVER else "", outcome)
+
+
+def verified(connection: sqlite3.Connection, chains: Chains, run_id: str) -> RunRecords:
+    """Return the records of a run. Raises `JournalAltered` if they, or what repeats them, are not as recorded."""
+    chain = run_chain(run_id)
+    records = RunRecords(chains.read(connection, chain), chains.read(connection, outside_chain(run_id)))
+    void = records.voided
+    for each in records.own:
+        if each.kind == UNIT and (each.state == "void") != (each.link in void):
+            raise chains.altered(chain, each.link, "its state is not what was recorded", each)
+    _check_row(connection, chains, run_id, records)
+    _check_questions(connection, chains, run_id, records)
+    _check_tickets(connection, chains, run_id, records)
+    return records
+
+
+def _check_row(connection: sqlite3.Connection, chains: Chains, run_id: str, records: RunRecords) -> None:
+    chain = run_chain(run_id)
+    query = "SELECT record, session_id, principal, began_at, status, outcome FROM runs WHERE id = ?"
+    row = next(iter(fetch(connection, query, run_id)), None)
+    began = next((each for each in records.own if each.kind == RUN), None)
+    if began is None:
+        if row is not None:
+            raise chains.altered(chain, 1, "it is missing", what=f"{RUN} {run_id}")
+        return
+    if row is None:
+        raise chains.altered(chain, began.link, "its row among the runs is missing", began)
+    body, session_id, principal, began_at, status, outcome = row
+    if body == began.body:
+        record = msgspec.msgpack.decode(began.body, type=RunRecord)
+        if (run_id, session_id, principal, began_at) == (
+            record.id,
+            record.session_id,
+            record.principal,
+            record.began_at,
+        ):
+            if end_of(status, outcome) == records.outcome:
+                return
+            end = next((each for each in reversed(records.own) if each.kind == OUTCOME), began)
+            raise chains.altered(chain, end.link, "the run's outcome is not what was recorded", end)
+    raise chains.altered(chain, began.link, "its row among the runs is not what was recorded", began)
+
+
+def _check_questions(
+    connection: sqlite3.Connection, chains: Chains, run_id: str, records: RunRecords
+) -> None:
+    query = "SELECT id, question, answer, answered_at, principal, asked_at FROM questions WHERE run_id = ?"
+    rows: dict[str, tuple[Any, ...]] = {row[0]: row[1:] for row in fetch(connection, query, run_id)}
+    expected = records.questions
+    for id in {**expected, **rows}:
+        wanted, found = expected.get(id), rows.get(id)
+        if wanted is None or found is None or not _is_row_of(wanted[0], found):
+            link = next((each.link for each in reversed(records.own) if each.key == id), 0)
+            problem = (
+                "it was not recorded"
+                if wanted is None
+                else "its row is missing"
+                if found is None
+                else "its row was changed"
+            )
+            raise chains.altered(run_chain(run_id), link, problem, what=f"{QUESTION} {id}")
+        if wanted[1:] != (found[1], None if found[1] is None else found[2]):
+            link = next((each.link for each in reversed(records.outside) if each.key == id), 0)
+            problem = "its row is not what was recorded" if link else "it was not recorded"
+            raise chains.altered(outside_chain(run_id), link, problem, what=f"{ANSWER} {id}")
+
+
+def _is_row_of(question: bytes, row: tuple[Any, ...]) -> bool:
+    if row[0] != question:
+        return False
+    asked = msgspec.msgpack.decode(question, type=Question)
+    return row[3:] == (asked.principal, asked.asked_at.timestamp())
+
+
+def _check_tickets(connection: sqlite3.Connection, chains: Chains, run_id: str, records: RunRecords) -> None:
+    rows = fetch(connection, "SELECT place, text, deposit FROM tickets WHERE run_id = ?", run_id)
+    texts: dict[str, bytes] = {}
+    deposits: dict[str, bytes] = {}
+    for place, text, deposit in rows:
+        texts[place] = str(text).encode(errors="surrogateescape")
+        if deposit:
+            deposits[place] = deposit
+    for kind, chain, own, expected, found in (
+        (TICKET, run_chain(run_id), records.own, records.tickets, texts),
+        (DEPOSIT, outside_chain(run_id), records.outside, records.deposits, deposits),
+    ):
+        for place in {**expected, **found}:
+            if expected.get(place) != found.get(place):
+                link = next((each.link for each in own if (each.kind, each.key) == (kind, place)), 0)
+                raise chains.altered(chain, link, "its row is not what was recorded", what=f"{kind} {place}")
+
+
+def verify_session(connection: sqlite3.Connection, chains: Chains, run_id: str) -> RunRecords:
+    """Verify a run and everything it builds on: the runs of its session, and the session's decisions.
+
+    Returns the run's own records.
+    """
+    records = verified(connection, chains, run_id)
+    row = connection.execute("SELECT session_id, principal FROM runs WHERE id = ?", (run_id,)).fetchone()
+    if row is not None:
+        session_id, principal = row
+        others = connection.execute(
+            "SELECT id FROM runs WHERE session_id = ? AND id != ?", (session_id, run_id)
+        ).fetchall()
+        for (other,) in others:
+            verified(connection, chains, other)
+        chains.read(connection, decision_chain(session_id, principal))
+    return records
+
+
+def verify_journal(connection: sqlite3.Connection, chains: Chains, run_id: str | None) -> Verification:
+    """Check one run and its session, or the whole journal."""
+    counted = _Counting(chains)
+    altered = tuple(_alterations(connection, counted, run_id))
+    query = "SELECT chain FROM records WHERE link = 1 AND kind = ? ORDER BY number"
+    imported = [chain.removeprefix("run ") for (chain,) in connection.execute(query, (IMPORT,))]
+    return Verification(
+        records=counted.records,
+        altered=altered,
+        imported=[id for id in imported if run_id in (None, id)],
+    )
+
+
+class _Counting(Chains):
+    """Chains that count the records they read."""
+
+    def __init__(self, chains: Chains) -> None:
+        self.__dict__.update(vars(chains))
+        self.records = 0
+
+    def read(self, connection: sqlite3.Connection, chain: str) -> list[Record]:
+        found = super().read(connection, chain)
+        self.records += len(found)
+        return found
+
+
+def _alterations(
+    connection: sqlite3.Connection, chains: Chains, run_id: str | None
+) -> Iterator[JournalAltered]:
+    """Yield the first alteration of each chain."""
+    if run_id is not None:
+        try:
+            verify_session(connection, chains, run_id)
+        except JournalAltered as altered:
+            yield altered
+        return
+    runs: dict[str, None] = {}
+    others: dict[str, None] = {}
+    for (chain,) in fetch(connection, "SELECT chain FROM records UNION SELECT chain FROM chains"):
+        kind, _, id = str(chain).partition(" ")
+        if kind in ("run", "outside"):
+            runs[id] = None
+        else:
+            others[chain] = None
+    query = "SELECT id FROM runs UNION SELECT run_id FROM questions UNION SELECT run_id FROM tickets"
+    runs.update((id, None) for (id,) in fetch(connection, query))
+    for id in runs:
+        try:
+            verified(connection, chains, id)
+        except JournalAltered as altered:
+            yield altered
+    for chain in others:
+        try:
+            chains.read(connection, chain)
+        except JournalAltered as altered:
+            yield altered
+    for digest, data in fetch(connection, "SELECT digest, data FROM blobs"):
+        if not is_intact(digest, data):
+            yield JournalAltered(chains.path, "blob", digest, 1, "", "its bytes were changed")
+
+
+def is_intact(digest: str, data: object) -> bool:
+    """Return whether a blob is what its digest says."""
+    return isinstance(data, bytes) and hashlib.sha256(data).hexdigest() == digest
+
+
+def committed_unit(record: Record) -> CommitUnit:
+    """Return the committed call in a record."""
+    return msgspec.msgpack.decode(record.body, type=CommitUnit)

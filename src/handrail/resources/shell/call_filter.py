@@ -1,0 +1,80 @@
+"""The seccomp filter of a command: system calls that no namespace covers fail as if the kernel lacked them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+
+_LOAD = 0x20
+_AND = 0x54
+_JUMP_IF_EQUAL = 0x15
+_JUMP_IF_GREATER = 0x25
+_RETURN = 0x06
+_ALLOW = 0x7FFF0000
+_FAIL = 0x00050000
+
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
+_FOREIGN = 0x3FFFFFFF
+"""Highest call number of the native calling convention.
+
+Higher numbers belong to another one with its own table.
+"""
+
+_UNIX = 1
+_NETWORKS = (2, 10, 16)  # AF_INET, AF_INET6, AF_NETLINK
+_DATAGRAM, _KINDS = 2, 0xF
+
+# By machine: the architecture number, `socket`, `socketpair`, and add_key, request_key, keyctl, perf_event_open,
+# bpf, userfaultfd.
+_MACHINES = {
+    "x86_64": (0xC000003E, 41, 53, (248, 249, 250, 298, 321, 323)),
+    "aarch64": (0xC00000B7, 198, 199, (217, 218, 219, 241, 280, 282)),
+}
+_IO_URING = (425, 426, 427)
+
+Line = tuple[int, int, int, int]
+
+
+def call_filter(*, unix: bool) -> bytes | None:
+    """Build the filter, or return None on a machine whose call numbers are unknown here.
+
+    Some kinds of sockets reach past a network namespace (to the host of a virtual machine, to
+    hardware), `io_uring` opens any socket without the filtered call, and keys, tracing and kernel
+    programs belong to the whole machine. Programs of a foreign architecture do not run at all.
+    Without `unix`, a command can only connect unix sockets with each other, by pairs.
+    """
+    known = _MACHINES.get(os.uname().machine)
+    if known is None:
+        return None
+    architecture, socket, pair, refused = known
+    lines: list[Line] = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_JUMP_IF_EQUAL, 1, 0, architecture),
+        _fail(errno.ENOSYS),
+        (_LOAD, 0, 0, _NUMBER),
+        (_JUMP_IF_GREATER, 0, 1, _FOREIGN),
+        _fail(errno.ENOSYS),
+    ]
+    for number in (*refused, *_IO_URING):
+        lines += [(_JUMP_IF_EQUAL, 0, 1, number), _fail(errno.ENOSYS)]
+    if not unix:
+        # A pair of datagram sockets can be used to send to any address.
+        kinds: list[Line] = [
+            (_LOAD, 0, 0, _SECOND_ARGUMENT),
+            (_AND, 0, 0, _KINDS),
+            (_JUMP_IF_EQUAL, 0, 1, _DATAGRAM),
+            _fail(errno.EAFNOSUPPORT),
+            (_RETURN, 0, 0, _ALLOW),
+        ]
+        lines += [(_JUMP_IF_EQUAL, 0, len(kinds), pair), *kinds]
+    families = (_UNIX, *_NETWORKS) if unix else _NETWORKS
+    # Every call but `socket` jumps over what follows, to the end.
+    lines += [(_JUMP_IF_EQUAL, 0, len(families) + 2, socket), (_LOAD, 0, 0, _FIRST_ARGUMENT)]
+    lines += [(_JUMP_IF_EQUAL, len(families) - at, 0, family) for at, family in enumerate(families)]
+    lines += [_fail(errno.EAFNOSUPPORT), (_RETURN, 0, 0, _ALLOW)]
+    return b"".join(struct.pack("HBBI", *line) for line in lines)
+
+
+def _fail(error: int) -> Line:
+    return _RETURN, 0, 0, _FAIL | error

@@ -1,0 +1,311 @@
+"""`Execution`: one command, from the choice of a backend to its result."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal as signals
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from handrail.clock import Clock
+from handrail.errors import FileError, FileMissing, PathRefused
+from handrail.resources.mount import Layers, mask_reserved, remove_tree
+from handrail.resources.shell.command_process import Outcome, Stop, execute, turn
+from handrail.resources.shell.exposure import hidden_search, needed_exposure
+from handrail.resources.shell.folder_copy import Copy
+from handrail.resources.shell.request import (
+    Reply,
+    Request,
+    clean_environment,
+    hidden_paths,
+    interpreter_folders,
+)
+from handrail.resources.shell.rules import shown
+from handrail.resources.shell.shell_errors import CommandMissing, CommandRefused, ShellError, ShellUnavailable
+from handrail.resources.shell.support import Support, probe
+from handrail.threads import run_in_thread
+
+Backend = Literal["overlay", "copy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandResult:
+    """How a command ended. Everything it started has ended too, and its writes are in the upper layer."""
+
+    argv: tuple[str, ...]
+    exit_code: int | None = 0
+    """The exit code, or None if a signal ended the command."""
+    signal: int | None = None
+    timed_out: bool = False
+    output: str = ""
+    """Both streams, in the order they were written. Long output is cut in the middle."""
+    omitted: int = 0
+    """Number of bytes of output cut from the middle."""
+    seconds: float = 0.0
+    backend: Backend = "overlay"
+    contained: bool = True
+    """Whether the command ran in a sandbox."""
+    notes: tuple[str, ...] = ()
+    """Remarks for the reader, such as that the command worked on a copy and what that cost."""
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+    @property
+    def truncated(self) -> bool:
+        return self.omitted > 0
+
+    @property
+    def ending(self) -> str:
+        """How the command ended, as text: `exit code 1`, `killed by SIGSEGV`, `stopped after 60 s`."""
+        if self.timed_out:
+            return f"stopped after {self.seconds:.3g} s, with everything it had started"
+        if self.signal is not None:
+            names = {number.value: number.name for number in signals.Signals}
+            return f"killed by {names.get(self.signal, f'signal {self.signal}')}"
+        return f"exit code {self.exit_code}"
+
+    def render(self) -> str:
+        """Return the result as a model reads it: how the command ended, then its output."""
+        lines = [f"`{shown(self.argv)}`: {self.ending}", *self.notes]
+        return "\n".join([*lines, self.output] if self.output else [*lines, "(no output)"])
+
+
+_NOT_FOUND = 127
+"""Exit code by which shells and build tools report a missing program."""
+_NOT_FILES = ("/dev/", "/proc/", "/sys/")
+_TAKEN = ("/", "/tmp", "/var/tmp", "/run", "/var/run", "/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings with which a shell runs its commands."""
+
+    backend: Literal["auto", "overlay", "copy"]
+    contained: bool
+    network: bool
+    output_limit: int
+    environment: Mapping[str, str]
+    exposed: tuple[str, ...]
+    hidden: tuple[str, ...]
+    processes: int
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Execution:
+    """One execution of a command. `run` blocks its thread; any other thread may request `stop`."""
+
+    settings: Settings
+    argv: tuple[str, ...]
+    layers: Layers
+    cwd: str
+    stdin: bytes
+    timeout: float
+    stop: Stop = field(default_factory=Stop)
+
+    def run(self) -> CommandResult:
+        _check_layers(self.layers)
+        with self.stop, turn(os.path.realpath(self.layers.upper), self.stop):
+            support = probe(self.layers.work)
+            backend, notes = _choose_backend(self.settings, support)
+            # An overlay needs an empty work folder for each mount.
+            shelter = Path(tempfile.mkdtemp(prefix="run-", dir=self.layers.work)).resolve()
+            try:
+                for name in ("work", "home", "tmp", "mask"):
+                    (shelter / name).mkdir()
+                if backend == "overlay":
+                    mask_reserved(shelter / "mask", self.layers.root)
+                request = self._request(support, shelter)
+                outcome = self._execute(request) if backend == "overlay" else None
+                if (
+                    outcome is not None
+                    and outcome.reply.failed == "overlay"
+                    and self.settings.backend == "auto"
+                ):
+                    notes = (f"No overlay could be mounted: {outcome.reply.detail}.",)
+                    outcome = None
+                if outcome is None:
+                    backend = "copy"
+                    outcome, more = self._execute_on_copy(request, shelter)
+                    notes += more
+                return self._result(outcome, backend, support.contained, notes)
+            finally:
+                remove_tree(shelter)
+
+    def _request(self, support: Support, shelter: Path) -> Request:
+        settings, layers = self.settings, self.layers
+        root = os.path.realpath(layers.root)
+        home, temporary = f"{shelter}/home", f"{shelter}/tmp"
+        if support.contained:
+            home, temporary = "/tmp/home", "/tmp"
+        return Request(
+            isolation=support.isolation,
+            argv=list(self.argv),
+            environment={**clean_environment(home, temporary), **settings.environment},
+            root=root,
+            cwd=self.cwd,
+            view="overlay",
+            lowers=[*(os.path.realpath(lower) for lower in layers.lowers[:-1]), f"{shelter}/mask", root],
+            upper=os.path.realpath(layers.upper),
+            work=f"{shelter}/work",
+            network=settings.network,
+            processes=settings.processes,
+            hidden=hidden_paths(settings.hidden),
+            exposed=[*interpreter_folders(), *settings.exposed],
+            temporary=1 << 30,
+        )
+
+    def _execute(self, request: Request) -> Outcome:
+        settings = self.settings
+        return execute(request, self.stdin, self.timeout, settings.output_limit, self.stop, settings.clock)
+
+    def _execute_on_copy(self, request: Request, shelter: Path) -> tuple[Outcome, tuple[str, ...]]:
+        began = self.settings.clock.monotonic()
+        target = shelter / "copy"
+        copy = Copy(self.layers.lowers, self.layers.upper, target, self.stop.check)
+        copy.make()
+        took = self.settings.clock.monotonic() - began
+        view = "plain" if request.isolation == "none" else "bind"
+        outcome = self._execute(request._replace(view=view, lowers=[str(target)]))
+        if not outcome.reply.failed:
+            copy.write_back()
+        notes = [
+            f"The command ran on a copy of the folder: {copy.files} files, {copy.size} bytes, {took:.3g} s to make."
+        ]
+        if copy.unread:
+            notes.append(f"{copy.unread} files could not be read and are not in the copy.")
+        return outcome, tuple(notes)
+
+    def _result(
+        self, outcome: Outcome, backend: Backend, contained: bool, notes: tuple[str, ...]
+    ) -> CommandResult:
+        reply = outcome.reply
+        if reply.failed:
+            raise self._problem(reply)
+        if reply.status is None:
+            raise ShellError(shown(self.argv), "its sandbox process died, and the command with it")
+        text, omitted = outcome.output.read()
+        code = os.waitstatus_to_exitcode(reply.status)
+        return CommandResult(
+            argv=self.argv,
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            timed_out=outcome.timed_out and code == -9,  # the command may have ended by itself at that moment
+            output=text,
+            omitted=omitted,
+            seconds=outcome.seconds,
+            backend=backend,
+            contained=contained,
+            notes=(*notes, *self._notes_on(code)) if contained else notes,
+        )
+
+    def _problem(self, reply: Reply) -> Exception:
+        """Return the error for the step that failed."""
+        command, program, cwd = shown(self.argv), self.argv[0], self.cwd
+        if reply.failed == "exec":
+            if reply.error == errno.ENOENT:
+                return CommandMissing(command, program, self._why_missing(program))
+            if reply.error in (errno.EACCES, errno.ENOEXEC, errno.EISDIR, errno.ENOTDIR):
+                return CommandMissing(command, program, f"{program!r} can't be executed: {reply.detail}")
+        if reply.failed == "folder":
+            if reply.error == errno.ENOENT:
+                return FileMissing(cwd, "there is no such folder to run in")
+            if reply.error == errno.EPERM:
+                return PathRefused(cwd, "it leads out of the folder. Name a folder inside")
+            return FileError(cwd, f"no command can run in it: {reply.detail}")
+        return ShellError(command, f"it could not be started ({reply.failed}: {reply.detail})")
+
+    def _why_missing(self, program: str) -> str:
+        root = os.path.realpath(self.layers.root)
+        needed = needed_exposure(program, os.path.join(root, self.cwd), self._search, self._seen)
+        if needed:
+            listed = ", ".join(map(repr, needed))
+            return (
+                f"the program {program!r} is on this machine, in a folder that commands don't see. "
+                f"To let them use it, make the shell with expose=[{listed}]"
+            )
+        return f"the program {program!r}, or the interpreter its first line names, is not installed here"
+
+    def _notes_on(self, code: int) -> tuple[str, ...]:
+        """Return a note about hidden programs if the command may have missed one."""
+        folders = hidden_search(self._search, self._seen) if code == _NOT_FOUND else ()
+        if not folders:
+            return ()
+        return (
+            f"Commands don't see these folders of PATH: {', '.join(folders)}. "
+            "If a program in one of them is needed, the shell must be made with expose=[...] for it.",
+        )
+
+    @property
+    def _search(self) -> str:
+        return {**clean_environment("", ""), **self.settings.environment}["PATH"]
+
+    @property
+    def _seen(self) -> tuple[str, ...]:
+        return (os.path.realpath(self.layers.root), *interpreter_folders(), *self.settings.exposed)
+
+
+def _choose_backend(settings: Settings, support: Support) -> tuple[Backend, tuple[str, ...]]:
+    """Choose the backend, with notes about it.
+
+    Raises `ShellUnavailable` if the requested one does not work here.
+    """
+    lacking = "; ".join(support.missing)
+    if not support.contained and settings.contained:
+        raise ShellUnavailable(
+            f"commands can't be sandboxed on this machine, which lacks {lacking}",
+            "Allow the process user namespaces, or run it as root with CAP_SYS_ADMIN; "
+            "or pass contained=False to run without a sandbox, on a copy of the folder.",
+        )
+    if settings.backend == "overlay" and not support.overlay:
+        raise ShellUnavailable(
+            f"an overlay can't be mounted here: {lacking}",
+            "Pass backend='auto' to work on a copy instead.",
+        )
+    if settings.backend != "copy" and support.overlay:
+        return "overlay", ()
+    notes: list[str] = []
+    if not support.contained:
+        notes.append(f"The command ran without a sandbox, since this machine lacks {lacking}.")
+    elif settings.backend != "copy":
+        notes.append(f"No overlay could be mounted: {lacking}.")
+    return "copy", tuple(notes)
+
+
+def _check_layers(layers: Layers) -> None:
+    root = os.path.realpath(layers.root)
+    if root in _TAKEN or ((root + "/").startswith(_NOT_FILES) and not root.startswith("/dev/shm/")):
+        raise CommandRefused("", f"no command runs on {root!r}. Use the folder of a project")
+    for folder in (*layers.lowers, layers.upper, layers.work):
+        if not folder.is_dir():
+            raise FileMissing(str(folder), "there is no such folder")
+
+
+async def run_execution(execution: Execution) -> CommandResult:
+    """Await an execution. If cancelled, however often, stop the command and wait until it has ended."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def work() -> CommandResult:
+        try:
+            return execution.run()
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing waits for the result
+                loop.call_soon_threadsafe(ended.set_result, None)
+
+    try:
+        return await run_in_thread(work)
+    except asyncio.CancelledError:
+        execution.stop.request()
+        while not ended.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({ended})
+        raise

@@ -1,0 +1,90 @@
+"""What a shell exposes of the host to its commands, and what it would have to expose for a program to work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from handrail.errors import DefinitionError
+from handrail.resources.shell.view import SYSTEM, is_below
+
+_NEVER = ("/", "/dev", "/proc", "/sys", "/tmp", "/var/tmp", "/run")
+_PROGRAM_FOLDERS = ("bin", "sbin", "shims")
+_COMPANIONS = {".cargo": ".rustup"}
+
+
+def checked_exposed(given: Iterable[str | Path]) -> tuple[str, ...]:
+    """Return the paths to expose as absolute paths. Raises `DefinitionError` for one that can't be exposed."""
+    if isinstance(given, str):
+        raise DefinitionError(f"a shell's expose is {str(given)!r}. Give a list: expose=[{str(given)!r}].")
+    found: list[str] = []
+    for each in given:
+        path = os.path.normpath(os.path.expanduser(str(each)))
+        if not os.path.isabs(path):
+            raise DefinitionError(
+                f"a shell exposes {str(each)!r}, which is relative. Give an absolute path, or one that starts with '~'."
+            )
+        if os.path.realpath(path) in _NEVER:
+            raise DefinitionError(
+                f"a shell exposes {str(each)!r}, and commands have their own. Expose the file or folder in it that they need."
+            )
+        if not os.path.exists(path):
+            raise DefinitionError(
+                f"a shell exposes {str(each)!r}, which does not exist. Remove it, or create it."
+            )
+        found.append(path)
+    return tuple(found)
+
+
+def needed_exposure(program: str, folder: str, search: str, seen: Iterable[str]) -> tuple[str, ...]:
+    """Return the folders to expose for a program that exists on the host but that commands can't see.
+
+    `folder` is where a command runs, `search` its PATH, and `seen` what it sees besides the system.
+    """
+    found = os.path.join(folder, program) if "/" in program else shutil.which(program, path=search)
+    if found is None or not os.path.exists(found):
+        return ()
+    visible = (*SYSTEM, *seen)
+    wanted: dict[str, None] = {}
+    for path in (found, os.path.realpath(found), *_interpreter(found)):
+        if not any(is_below(path, place) or is_below(os.path.realpath(path), place) for place in visible):
+            wanted.update(dict.fromkeys(_home_of(path)))
+    return tuple(wanted)
+
+
+def hidden_search(search: str, seen: Iterable[str]) -> tuple[str, ...]:
+    """Return the folders of a PATH that exist on the host but that commands can't see."""
+    visible = (*SYSTEM, *seen)
+    return tuple(
+        path
+        for path in dict.fromkeys(search.split(":"))
+        if os.path.isdir(path) and not any(is_below(os.path.realpath(path), place) for place in visible)
+    )
+
+
+def _home_of(path: str) -> list[str]:
+    """Return the folder that a program is installed in, such as `~/.cargo` for `~/.cargo/bin/cargo`, and its companion."""
+    home = os.path.expanduser("~")
+    folder = os.path.dirname(path)
+    above = os.path.dirname(folder)
+    if os.path.basename(folder) in _PROGRAM_FOLDERS and above not in (home, f"{home}/.local", "/"):
+        folder = above
+    companion = _COMPANIONS.get(os.path.basename(folder))
+    beside = f"{os.path.dirname(folder)}/{companion}"
+    return [folder, beside] if companion and os.path.isdir(beside) else [folder]
+
+
+def _interpreter(path: str) -> list[str]:
+    """Return the interpreter that a script's first line names."""
+    try:
+        with open(path, "rb") as file:
+            first = file.readline(256)
+    except OSError:
+        return []
+    words = first[2:].split()
+    if not first.startswith(b"#!") or not words:
+        return []
+    named = os.fsdecode(words[0])
+    return [named, os.path.realpath(named)] if os.path.exists(named) else []

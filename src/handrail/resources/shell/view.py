@@ -1,0 +1,216 @@
+"""The files that a command sees: a new root, made of the system's programs, its folder and what was exposed.
+
+Nothing of the host is there unless it is put there, so no list of secrets has to be complete. Every
+source is opened before anything hides it. The new root is put together on a tmpfs, made read-only
+with one call, and takes the place of the old one, which is then detached. At the end the list of
+mounts is read back, and must show exactly this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+
+from handrail.resources.shell import kernel
+from handrail.resources.shell.request import Request
+
+SYSTEM = (
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"),
+    *("/nix/store", "/gnu/store"),
+)
+"""The folders of the system's programs and libraries."""
+SETTINGS = (
+    *("alternatives", "bash.bashrc", "bindresvport.blacklist", "ca-certificates", "ca-certificates.conf"),
+    *("crypto-policies", "debian_version", "ethertypes", "fonts", "gai.conf", "group", "host.conf"),
+    *("hostname", "hosts", "inputrc", "java-8-openjdk", "java-11-openjdk", "java-17-openjdk"),
+    *("java-21-openjdk", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias", "locale.conf"),
+    *("localtime", "login.defs", "lsb-release", "magic", "magic.mime", "mime.types", "mke2fs.conf"),
+    *("netconfig", "networks", "nsswitch.conf", "os-release", "passwd", "perl", "pki/ca-trust"),
+    *("pki/tls/certs", "pki/tls/cert.pem", "profile", "protocols", "redhat-release", "resolv.conf"),
+    *("rpc", "services", "shells", "ssl/cert.pem", "ssl/certs", "ssl/openssl.cnf", "terminfo"),
+    *("timezone", "vim", "xattr.conf"),
+)
+"""The parts of `/etc` that programs need and that hold no secrets."""
+PRIVATE = {"/tmp": "mode=1777", "/var/tmp": "mode=1777", "/run": "mode=755"}
+"""The folders that are empty for every command and thrown away after it, with their mount options."""
+HOME = "/tmp/home"
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+
+_SAFE = kernel.MS_NOSUID | kernel.MS_NODEV
+_ESCAPED = re.compile(rb"\\([0-7]{3})")
+_O_PATH = os.O_PATH | os.O_CLOEXEC
+_BASES = ("/tmp", "/run", "/mnt", "/var/tmp")
+_COPIED = 1 << 20
+
+
+def is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+class View:
+    """The root that a command gets, from the opening of its parts to the check of the result."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._links: dict[str, str] = {}
+        self._copies: dict[str, bytes] = {}
+        self._open: dict[str, int] = {}
+        """The descriptor of each path that is shown where it is."""
+        for path in SYSTEM:
+            self._take(path)
+        for name in SETTINGS:
+            self._take(f"/etc/{name}")
+        for path in sorted({place for each in request.exposed for place in (each, os.path.realpath(each))}):
+            if not any(is_below(path, shown) for shown in (*self._open, request.root)):
+                self._take(path)
+        self._devices = {
+            name: os.open(f"/dev/{name}", _O_PATH) for name in DEVICES if os.path.exists(f"/dev/{name}")
+        }
+
+    def _take(self, path: str) -> None:
+        try:
+            facts = os.lstat(path)
+            if not stat.S_ISLNK(facts.st_mode):
+                self._open[path] = os.open(path, _O_PATH | os.O_NOFOLLOW)
+            elif any(is_below(os.path.realpath(path), folder) for folder in SYSTEM):
+                self._links[path] = os.readlink(path)
+            elif not path.startswith("/etc/"):
+                self._open[path] = os.open(path, _O_PATH)
+            elif stat.S_ISREG(os.stat(path).st_mode):  # it leads to a folder that is not shown
+                with open(path, "rb") as file:
+                    self._copies[path] = file.read(_COPIED)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ELOOP):
+                raise
+
+    def enter(self, folder: int) -> str:
+        """Make this the root of the process, with its folder at its own path. Returns the folder's kind of filesystem."""
+        request = self._request
+        base = next(path for path in _BASES if os.path.isdir(path))
+        kernel.mount("tmpfs", base, "tmpfs", _SAFE, "mode=755,size=16m")
+        for path, options in PRIVATE.items():
+            os.makedirs(base + path)
+            kernel.mount("tmpfs", base + path, "tmpfs", _SAFE, f"{options},size={request.temporary}")
+        self._make_small(base)
+        writable = [*PRIVATE, *self._make_devices(base + "/dev")]
+        os.mkdir(base + "/proc")
+        kernel.mount("proc", base + "/proc", "proc", _SAFE | kernel.MS_RDONLY | kernel.MS_NOEXEC)
+        for path, descriptor in sorted(self._open.items()):  # outermost first
+            _show(descriptor, base + path)
+        os.makedirs(base + HOME, exist_ok=True)
+        _show(folder, base + request.root)
+        kernel.change_mount(base, add=kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV, below=True)
+        for path in (*writable, request.root):
+            kernel.change_mount(base + path, remove=kernel.ATTR_RDONLY)
+        for name in (*self._devices, *(["pts"] if "/dev/pts" in writable else [])):
+            kernel.change_mount(f"{base}/dev/{name}", remove=kernel.ATTR_NODEV)
+        os.chdir(base)
+        kernel.replace_root()
+        os.chdir("/")
+        _hide(request)
+        self._close()
+        return self._check({*writable, request.root})
+
+    def _make_small(self, base: str) -> None:
+        for path, target in {**self._links, "/var/run": "/run", "/etc/mtab": "/proc/self/mounts"}.items():
+            os.makedirs(os.path.dirname(base + path), exist_ok=True)
+            os.symlink(target, base + path)
+        for path, content in self._copies.items():
+            os.makedirs(os.path.dirname(base + path), exist_ok=True)
+            with open(base + path, "wb") as file:
+                file.write(content)
+
+    def _make_devices(self, place: str) -> list[str]:
+        os.mkdir(place)
+        kernel.mount("tmpfs", place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NOEXEC, "mode=755,size=64k")
+        for name, descriptor in self._devices.items():
+            _show(descriptor, f"{place}/{name}")
+        for name, target in {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}.items():
+            os.symlink(f"/proc/self/fd{target}", f"{place}/{name}")
+        os.mkdir(f"{place}/shm")
+        kernel.mount("tmpfs", f"{place}/shm", "tmpfs", _SAFE, f"mode=1777,size={self._request.temporary}")
+        os.mkdir(f"{place}/pts")
+        os.symlink("pts/ptmx", f"{place}/ptmx")
+        writable = ["/dev/shm"]
+        with contextlib.suppress(OSError):  # without private terminals, the command has no terminals
+            options = "newinstance,ptmxmode=0666,mode=0620"
+            kernel.mount("devpts", f"{place}/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, options)
+            writable.append("/dev/pts")
+        os.mkdir(f"{place}/.nothing", 0o555)
+        _touch(f"{place}/.nothing/file")
+        os.mkdir(f"{place}/.nothing/folder", 0o555)
+        return writable
+
+    def _close(self) -> None:
+        for descriptor in (*self._open.values(), *self._devices.values()):
+            os.close(descriptor)
+
+    def _check(self, writable: set[str]) -> str:
+        """Read the mounts back: only what was shown is there, and only what must be is writable."""
+        request, kind = self._request, ""
+        shown = {"/", "/proc", "/dev", *writable, *(f"/dev/{name}" for name in self._devices)}
+        for place, flags, filesystem in _mounts():
+            if place == request.root:
+                kind = filesystem
+            known = place in shown or any(is_below(place, path) for path in (*self._open, request.root))
+            if not known and place not in request.hidden:
+                raise OSError(errno.EPERM, "a mount was left that a command must not see", place)
+            if b"ro" not in flags and place not in writable:
+                raise OSError(errno.EPERM, "a mount was left writable", place)
+        if not kind or (request.view == "overlay" and kind != "overlay"):
+            raise OSError(
+                errno.EPERM, f"expected an {request.view} mount, found {kind or 'nothing'}", request.root
+            )
+        return kind
+
+
+def mount_overlay(request: Request, layers: Iterable[int]) -> int:
+    """Mount a command's layers over its folder, and return the mount as a descriptor."""
+    # Layers are given by descriptor: a path may contain ':' or ',', and many paths may exceed the kernel's limit.
+    *lowers, upper, work = (f"/proc/self/fd/{descriptor}" for descriptor in layers)
+    options = f"lowerdir={':'.join(lowers)},upperdir={upper},workdir={work},userxattr,volatile"
+    kernel.mount("overlay", request.root, "overlay", _SAFE, options)
+    return os.open(request.root, _O_PATH | os.O_DIRECTORY)
+
+
+def open_layers(request: Request) -> list[int]:
+    layers = [*request.lowers, request.upper, request.work]
+    paths = layers if request.view == "overlay" else request.lowers[:1]
+    return [os.open(path, _O_PATH | os.O_DIRECTORY) for path in paths]
+
+
+def _show(descriptor: int, target: str) -> None:
+    """Mount an open file or folder, with the mounts below it, at a path that is made for it."""
+    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        os.makedirs(target, exist_ok=True)
+    elif not os.path.lexists(target):
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        _touch(target)
+    # With the mounts below: without them, the kernel refuses what a user namespace may not uncover.
+    kernel.mount(f"/proc/self/fd/{descriptor}", target, "", kernel.MS_BIND | kernel.MS_REC)
+
+
+def _touch(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
+
+
+def _hide(request: Request) -> None:
+    """Mount an empty file or folder over each hidden path that would be seen."""
+    for path in request.hidden:
+        if request.root == path or is_below(request.root, path) or not os.path.exists(path):
+            continue
+        kind = "folder" if os.path.isdir(path) else "file"
+        kernel.mount(f"/dev/.nothing/{kind}", path, "", kernel.MS_BIND)
+
+
+def _mounts() -> Iterator[tuple[str, list[bytes], str]]:
+    """Yield the place, the flags and the kind of every mount of this process."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        for line in file:
+            fields = line.split(b" ")
+            place = os.fsdecode(_ESCAPED.sub(lambda found: bytes([int(found[1], 8)]), fields[4]))
+            yield place, fields[5].split(b","), fields[fields.index(b"-") + 1].decode()

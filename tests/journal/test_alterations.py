@@ -1,0 +1,428 @@
+"""A journal that something else has altered: verify, resume, answer and undo refuse it, and say where."""
+
+import asyncio
+import re
+import shutil
+import sqlite3
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from handrail import SqliteJournal
+from handrail.cli.runs_commands import app
+from handrail.errors import JournalAltered, RunParked
+from handrail.question import Answer, Question
+from handrail.records import CommitUnit
+from handrail.runs import cancel, export, fork, import_, undo
+from handrail.session import Session
+from support.recorded import PROMPT, Recorder, call
+
+Alter = Callable[[sqlite3.Connection], object]
+
+
+async def park(recorder: Recorder, run_id: str, *script: Any, **options: Any) -> None:
+    with pytest.raises(RunParked):
+        await recorder.run(run_id, *script, **options)
+
+
+async def record(folder: Path) -> None:
+    """Record two runs of two sessions, each with a committed call, that wait for an answer."""
+    folder.mkdir(exist_ok=True)
+    recorder = Recorder(folder)
+    for run_id in ("tea", "cake"):
+        session = Session(id=f"table {run_id}", principal="user")
+        await recorder.run(f"{run_id}-first", call("note", text="a"), "Noted.", session=session)
+        script = (
+            call("write", path=f"{run_id}.md", text="x\n"),
+            call("note", text="b"),
+            call("choose"),
+            "end",
+        )
+        await park(recorder, run_id, *script, session=session)
+        (question,) = await recorder.journal.questions.open(run_id)
+        recorder.answer(question, {"n": 1})
+    recorder.close()
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clean") / "base"
+    asyncio.run(record(folder))
+    return folder
+
+
+@pytest.fixture
+def folder(clean: Path, tmp_path: Path) -> Path:
+    return copied(clean, tmp_path / "base")
+
+
+def copied(clean: Path, target: Path) -> Path:
+    shutil.copytree(clean, target)
+    return target
+
+
+def alter(folder: Path, how: Alter) -> None:
+    """Change the file as a command could that has found it."""
+    connection = sqlite3.connect(folder / "runs.db", isolation_level=None)
+    try:
+        how(connection)
+    finally:
+        connection.close()
+
+
+def run_sql(query: str) -> Alter:
+    return lambda connection: connection.execute(query)
+
+
+def swap(connection: sqlite3.Connection) -> None:
+    """Exchange the places of two records of one chain."""
+    for was, now in ((3, 99), (4, 3), (99, 4)):
+        connection.execute("UPDATE records SET link = ? WHERE chain = 'run tea' AND link = ?", (now, was))
+
+
+def copy_over(columns: str) -> Alter:
+    """Replace a record of one run by the same record of the other."""
+
+    def copy(connection: sqlite3.Connection) -> None:
+        connection.execute(
+            f"""UPDATE records SET ({columns}) = (
+                SELECT {columns} FROM records AS other WHERE other.chain = 'run cake' AND other.link = records.link
+            ) WHERE chain = 'run tea' AND link = 3"""
+        )
+
+    return copy
+
+
+def forge_answer(connection: sqlite3.Connection) -> None:
+    """Write an answer as the attacker did: into the table of questions alone."""
+    connection.execute(
+        "UPDATE questions SET answer = (SELECT answer FROM questions WHERE run_id = 'cake') WHERE run_id = 'tea'"
+    )
+
+
+LAST = "(SELECT max(link) FROM records AS last WHERE last.chain = records.chain)"
+ALTERED: dict[str, tuple[Alter, str]] = {
+    "a changed record": (
+        run_sql("UPDATE records SET body = body || x'00' WHERE chain = 'run tea' AND link = 3"),
+        r"run 'tea', record 3 \(.+\): it is not what was recorded there",
+    ),
+    "a changed key": (
+        run_sql("UPDATE records SET key = '.9' WHERE chain = 'run tea' AND link = 4"),
+        r"run 'tea', record 4",
+    ),
+    "a removed record": (
+        run_sql("DELETE FROM records WHERE chain = 'run tea' AND link = 4"),
+        r"run 'tea', record 4: it is missing",
+    ),
+    "the last record removed": (
+        run_sql(f"DELETE FROM records WHERE chain = 'run tea' AND link = {LAST}"),
+        r"run 'tea', record \d+: it is missing",
+    ),
+    "the last record removed, and the head set back": (
+        lambda connection: connection.executescript(
+            f"""DELETE FROM records WHERE chain = 'run tea' AND link = {LAST};
+            UPDATE chains SET links = links - 1, seal = (
+                SELECT mac FROM records WHERE chain = 'run tea' ORDER BY link DESC LIMIT 1
+            ) WHERE chain = 'run tea';"""
+        ),
+        r"run 'tea', record \d+ \(.+\): the chain does not end with it",
+    ),
+    "the head removed": (
+        run_sql("DELETE FROM chains WHERE chain = 'run tea'"),
+        r"run 'tea', record \d+ \(.+\): the chain does not end with it",
+    ),
+    "two records exchanged": (swap, r"run 'tea', record 3"),
+    "a body copied from another run": (copy_over("body"), r"run 'tea', record 3"),
+    "a record copied from another run": (
+        copy_over("kind, key, at, body, mac"),
+        r"run 'tea', record 3",
+    ),
+    "an answer copied from another run": (forge_answer, r"answers and cancellations of run 'tea'.*answer"),
+    "a record of another session": (
+        run_sql(
+            "UPDATE records SET body = (SELECT body FROM records AS o WHERE o.chain = 'run cake-first' AND o.link = 3) "
+            "WHERE chain = 'run tea-first' AND link = 3"
+        ),
+        r"run 'tea-first', record 3",
+    ),
+    "the beginning of a run": (
+        run_sql("UPDATE runs SET record = (SELECT record FROM runs WHERE id = 'cake') WHERE id = 'tea'"),
+        r"run 'tea', record 1 \(run tea\): its row among the runs is not what was recorded",
+    ),
+    "the outcome of an earlier run": (
+        run_sql("UPDATE runs SET outcome = x'80' WHERE id = 'tea-first'"),
+        r"run 'tea-first', record \d+ \(outcome done\): the run's outcome is not what was recorded",
+    ),
+    "a call made void": (
+        run_sql("UPDATE records SET state = 'void' WHERE chain = 'run tea' AND kind = 'unit'"),
+        r"run 'tea', record \d+ \(unit .+\): its state is not what was recorded",
+    ),
+    "a changed question": (
+        run_sql("UPDATE questions SET question = (SELECT question FROM questions WHERE run_id = 'cake')"),
+        r"run 'tea', record \d+ \(question tea.+\): its row was changed",
+    ),
+    "a removed question": (
+        run_sql("DELETE FROM questions WHERE run_id = 'tea'"),
+        r"run 'tea', record \d+ \(question tea.+\): its row is missing",
+    ),
+}
+each_alteration = pytest.mark.parametrize(("how", "where"), ALTERED.values(), ids=ALTERED)
+
+
+def runs_program(folder: Path, *words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(
+        app, [*words, "--journal", str(folder / "runs.db")], prog_name="handrail runs"
+    )
+    return result.exit_code, result.output
+
+
+async def resume(folder: Path, run_id: str = "tea") -> str:
+    recorder = Recorder(folder)
+    try:
+        return (await recorder.adapter("end").resume(run_id, PROMPT)).text
+    finally:
+        recorder.close()
+
+
+async def answer(folder: Path) -> None:
+    recorder = Recorder(folder)
+    try:
+        (asked,) = await recorder.journal.questions.history("cake")
+        question = asked.question.id.replace("cake", "tea")
+        rows = await recorder.journal._database.select(
+            "SELECT question FROM questions WHERE id = ?", question
+        )  # pyright: ignore[reportPrivateUsage]
+        assert len(rows) < 2
+        recorder.journal.questions.answer(
+            Answer(question_id=question, digest="forged", by="user", value={"n": 2})
+        )
+    finally:
+        recorder.close()
+
+
+async def undo_last(folder: Path) -> None:
+    recorder = Recorder(folder)
+    try:
+        rows = await recorder.journal._database.select(  # pyright: ignore[reportPrivateUsage]
+            "SELECT key FROM records WHERE chain = 'run tea' AND kind = 'unit' ORDER BY link DESC LIMIT 1"
+        )
+        await undo(recorder.journal, "tea", rows[0][0], recorder.files)
+    finally:
+        recorder.close()
+
+
+def test_a_clean_journal_is_used(folder: Path):
+    """Nothing is refused: it verifies, a call is undone, the run is answered and resumed, and it verifies again."""
+    code, said = runs_program(folder, "verify")
+    assert (code, "nothing was altered" in said) == (0, True)
+    asyncio.run(undo_last(folder))
+    assert asyncio.run(resume(folder)) == "end"
+    assert runs_program(folder, "verify")[0] == 0
+    assert runs_program(folder, "verify", "tea")[0] == 0
+
+
+@each_alteration
+def test_verify_says_where(folder: Path, how: Alter, where: str):
+    """`handrail runs verify` names the run and the record, and its exit code says that something is wrong."""
+    alter(folder, how)
+    code, said = runs_program(folder, "verify")
+    assert code == 1
+    assert_found(said, where)
+    code, said = runs_program(folder, "verify", "tea")
+    assert code == 1
+    assert_found(said, where)
+    assert runs_program(folder, "verify", "cake")[0] == (1 if "question FROM" in str(how) else 0)
+
+
+def assert_found(said: str, where: str) -> None:
+    assert re.search(where, said), (where, said)
+
+
+@each_alteration
+async def test_resume_refuses_it(folder: Path, how: Alter, where: str):
+    """Nothing is run, and the error names the run and the record."""
+    alter(folder, how)
+    with pytest.raises(JournalAltered, match=where):
+        await resume(folder)
+    assert await resume(folder, "cake") == "end"
+
+
+@pytest.mark.parametrize(
+    ("how", "where"),
+    [
+        each
+        for name, each in ALTERED.items()
+        if "earlier" not in name and "session" not in name and "removed q" not in name
+    ],
+    ids=[
+        name
+        for name in ALTERED
+        if "earlier" not in name and "session" not in name and "removed q" not in name
+    ],
+)
+async def test_answer_and_undo_refuse_it(folder: Path, how: Alter, where: str):
+    """An answer to the run, and an undo of its call, are refused for what the run's own records say."""
+    alter(folder, how)
+    with pytest.raises(JournalAltered, match=where):
+        await answer(folder)
+    with pytest.raises(JournalAltered, match=where):
+        await undo_last(folder)
+
+
+async def test_recovery_leaves_a_forged_commit_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """It changes no files for a record that nobody here has written, and still recovers other runs."""
+    journal = SqliteJournal(tmp_path / "runs.db")
+    for run_id in ("tea", "cake"):
+        unit = CommitUnit(run_id=run_id, call_id=f"{run_id}-1", files=({"path": "a"},))
+        await journal.calls.commit(unit)
+    journal.close()
+    forged = msgspec.msgpack.encode(CommitUnit(run_id="tea", call_id="tea-1", files=({"path": "/etc"},)))
+    alter(
+        tmp_path,
+        lambda connection: connection.execute("UPDATE records SET body = ? WHERE key = 'tea-1'", (forged,)),
+    )
+    journal = SqliteJournal(tmp_path / "runs.db")
+    assert [unit.call_id for unit in await journal.calls.unapplied()] == ["cake-1"]
+    assert "run 'tea', record 1 (unit tea-1): it is not what was recorded there" in caplog.text
+    journal.close()
+
+
+async def test_a_cancellation_that_nobody_asked_for_is_ignored(tmp_path: Path):
+    """A run is cancelled by a record of its own, not by a flag."""
+    recorder = Recorder(tmp_path)
+    journal = recorder.journal
+    await park(recorder, "tea", call("choose"), "end")
+    await journal.runs.take("tea")
+    alter(tmp_path, run_sql("UPDATE runs SET stopping = 1"))
+    assert not await journal.runs.keep("tea")
+    await journal.runs.stop("tea")
+    assert await journal.runs.keep("tea")
+    recorder.close()
+
+
+async def test_an_answer_from_another_process_is_checked(tmp_path: Path):
+    """A forged answer does not reach the asker who waits for it in this process."""
+    journal, other = (SqliteJournal(tmp_path / "runs.db", watch=0.001) for _ in range(2))
+    question = Question(
+        id="q", kind="input", name="pick", message="Which?", payload={}, schema={}, digest="d", principal="user",
+        asked_by=(), call_id="c", asked_at=datetime(2030, 1, 1, tzinfo=UTC), run_id="tea",
+    )  # fmt: skip
+    task = asyncio.ensure_future(journal.questions.ask(question))
+    while not await other.questions.open("tea"):
+        await asyncio.sleep(0)
+    forged = msgspec.msgpack.encode(Answer(question_id="q", digest="d", by="user", value=1000))
+    alter(tmp_path, lambda connection: connection.execute("UPDATE questions SET answer = ?", (forged,)))
+    with pytest.raises(JournalAltered, match=r"answer q\): it was not recorded"):
+        await journal.questions._look_for_answer("q")  # pyright: ignore[reportPrivateUsage]
+    assert not task.done()
+    alter(tmp_path, run_sql("UPDATE questions SET answer = NULL"))
+    other.questions.answer(Answer(question_id="q", digest="d", by="user", value=5))
+    assert (await task).value == 5
+    journal.close()
+    other.close()
+
+
+# --- any row, anywhere ---
+
+PROTECTED = {
+    "records": ("chain", "link", "kind", "key", "at", "session_id", "body", "mac"),
+    "chains": ("chain", "links", "seal"),
+    "runs": ("id", "session_id", "principal", "began_at", "record", "outcome"),
+    "questions": ("id", "question", "answer", "run_id", "principal", "asked_at"),
+}
+
+
+@pytest.fixture(scope="module")
+def rich(clean: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A journal after a fork, an export, an import, an undo, a denial for the session, and a cancelled run."""
+    folder = copied(clean, tmp_path_factory.mktemp("rich") / "base")
+
+    async def more() -> None:
+        recorder = Recorder(folder)
+        journal = recorder.journal
+        await fork(journal, "tea", 1, "forked")
+        await export(journal, "cake", folder / "cake.jsonl")
+        await import_(journal, folder / "cake.jsonl", run_id="imported")
+        await park(recorder, "waiting", call("choose"), call("choose"), "end")
+        await park(recorder, "over", call("choose"), "end")
+        await journal.runs.stop("waiting")
+        await cancel(journal, "over")
+        recorder.close()
+
+    asyncio.run(more())
+    asyncio.run(undo_last(folder))
+    return folder
+
+
+def verified(folder: Path) -> Any:
+    journal = SqliteJournal(folder / "runs.db")
+    try:
+        return asyncio.run(journal.runs.verify())
+    finally:
+        journal.close()
+
+
+def test_a_fork_names_its_source_and_an_import_is_marked(rich: Path):
+    """The chain of a fork begins with the source, the step and the head of the source's chain."""
+    found = verified(rich)
+    assert (list(found.altered), list(found.imported)) == ([], ["imported"])
+    connection = sqlite3.connect(rich / "runs.db")
+    first = "SELECT kind, key, body FROM records WHERE chain = ? AND link = 1"
+    kind, key, head = connection.execute(first, ("run forked",)).fetchone()
+    assert (kind, key) == ("fork", "tea#1")
+    assert connection.execute("SELECT 1 FROM records WHERE chain = 'run tea' AND mac = ?", (head,)).fetchone()
+    assert connection.execute(first, ("run imported",)).fetchone()[:2] == ("import", "imported")
+    connection.close()
+    assert "is not verified: imported" in runs_program(rich, "verify")[1]
+
+
+@given(data=st.data())
+def test_any_altered_row_is_found(rich: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
+    """A row that is changed, removed, exchanged with another, or copied over another one is found."""
+    folder = copied(rich, tmp_path_factory.mktemp("altered") / "base")
+    table = data.draw(st.sampled_from(sorted(PROTECTED)))
+    how = data.draw(st.sampled_from(["change", "remove", "exchange", "copy"]))
+
+    def change(connection: sqlite3.Connection) -> None:
+        columns = PROTECTED[table]
+        keys = {"records": "number", "chains": "chain", "runs": "id", "questions": "id"}
+        ids = [row[0] for row in connection.execute(f"SELECT {keys[table]} FROM {table} ORDER BY 1")]
+        one = data.draw(st.sampled_from(ids))
+        if how == "remove":
+            connection.execute(f"DELETE FROM {table} WHERE {keys[table]} = ?", (one,))
+            return
+        if how == "change":
+            column = data.draw(st.sampled_from(columns))
+            value = data.draw(st.sampled_from([b"", b"\x80", "", "x", 0, 7, 1e9]))
+            query = f"UPDATE OR IGNORE {table} SET {column} = ? WHERE {keys[table]} = ?"
+            connection.execute(query, (value, one))
+            return
+        other = data.draw(st.sampled_from([each for each in ids if each != one]))
+        own = [each for each in columns if each not in (keys[table], "chain", "link")]
+        query = f"SELECT {', '.join(own)} FROM {table} WHERE {keys[table]} = ?"
+        rows = {each: connection.execute(query, (each,)).fetchone() for each in (one, other)}
+        update = f"UPDATE {table} SET {', '.join(f'{each} = ?' for each in own)} WHERE {keys[table]} = ?"
+        connection.execute(update, (*rows[other], one))
+        if how == "exchange":
+            connection.execute(update, (*rows[one], other))
+
+    def contents(where: Path) -> list[Any]:
+        connection = sqlite3.connect(where / "runs.db")
+        connection.text_factory = lambda found: ("text", found)
+        try:
+            columns = ", ".join(PROTECTED[table])
+            return sorted(map(repr, connection.execute(f"SELECT {columns} FROM {table}")))
+        finally:
+            connection.close()
+
+    before = contents(folder)
+    alter(folder, change)
+    found = verified(folder)
+    assert bool(found.altered) == (contents(folder) != before)

@@ -1,0 +1,221 @@
+"""Where journals lie: by default below the state folder, private to their owner, and never where tools may write."""
+
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail import Adapter, DirectoryFilesystem, Prompt, ScriptedModel, SqliteJournal
+from handrail.cli import main
+from handrail.cli.outcome import runs_command
+from handrail.errors import JournalError, JournalExposed
+from handrail.journal.location import check_out_of_reach, default_journal
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_default_lies_below_the_state_folder(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It follows XDG_STATE_HOME, and the home folder where that is missing or relative."""
+    found = default_journal(tmp_path / "my project")
+    assert found.parent.parent == state / "handrail"
+    assert found.parent.name.startswith("my_project-")
+    for value in ("", "relative/state"):
+        monkeypatch.setenv("XDG_STATE_HOME", value)
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        assert default_journal(tmp_path).is_relative_to(tmp_path / "home" / ".local" / "state" / "handrail")
+
+
+names = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=60)
+
+
+@given(st.lists(names, min_size=2, max_size=2, unique=True))
+def test_projects_never_share_a_journal(pair: list[str]):
+    """Two paths have two folders, each one legal name, however the paths are spelled."""
+    one, other = (default_journal(Path("/nowhere", each)).parent for each in pair)
+    if os.path.realpath(Path("/nowhere", pair[0])) != os.path.realpath(Path("/nowhere", pair[1])):
+        assert one.name.lower() != other.name.lower()
+    assert one.name.isascii()
+    assert len(one.name) < 100
+    assert one.name not in (".", "..")
+
+
+def test_a_link_to_a_project_has_the_same_journal(tmp_path: Path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    assert default_journal(tmp_path / "link") == default_journal(tmp_path / "real")
+    assert default_journal(tmp_path / "real" / ".." / "real") == default_journal(tmp_path / "real")
+
+
+def test_new_journals_are_private(tmp_path: Path):
+    """The journal, its key and what SQLite puts beside them can be read by their owner alone."""
+    before = os.umask(0)
+    try:
+        journal = SqliteJournal(tmp_path / "runs.db")
+        found = {path.name: mode_of(path) for path in tmp_path.iterdir()}
+        journal.close()
+    finally:
+        os.umask(before)
+    assert found == dict.fromkeys(("runs.db", "runs.db-wal", "runs.db-shm", "runs.db.key"), 0o600)
+
+
+@pytest.mark.parametrize("part", ["runs.db", "runs.db.key"])
+def test_a_journal_that_others_can_use_is_refused(tmp_path: Path, part: str):
+    """The error has the command that closes it, and the command works."""
+    SqliteJournal(tmp_path / "runs.db").close()
+    (tmp_path / part).chmod(0o640)
+    with pytest.raises(JournalExposed, match=rf"mode 640.*`chmod 600 {tmp_path / part}`"):
+        SqliteJournal(tmp_path / "runs.db")
+    (tmp_path / part).chmod(0o600)
+    SqliteJournal(tmp_path / "runs.db").close()
+
+
+def refused(journal: Path, folder: Path) -> str:
+    with pytest.raises(JournalExposed) as error:
+        check_out_of_reach(str(journal), str(folder))
+    return str(error.value)
+
+
+def test_a_journal_in_a_folder_of_tools_is_refused(tmp_path: Path):
+    """Links in either path are resolved, and a file with a second name is refused wherever it lies."""
+    work = tmp_path / "work"
+    (work / "sub").mkdir(parents=True)
+    SqliteJournal(work / "sub" / "x.db").close()
+    SqliteJournal(tmp_path / "outside.db").close()
+    (tmp_path / "way in").symlink_to(work / "sub")
+    (tmp_path / "alias.db").symlink_to(work / "sub" / "x.db")
+    (tmp_path / "alias").symlink_to(work)
+    for journal in (
+        work / "sub" / "x.db",
+        work / "new.db",
+        tmp_path / "way in" / "x.db",
+        tmp_path / "alias.db",
+    ):
+        assert "which tools may change. Name a file outside of it" in refused(journal, work)
+    refused(work / "x.db", tmp_path / "alias")
+    check_out_of_reach(str(tmp_path / "outside.db"), str(work))
+    check_out_of_reach(str(tmp_path / "outside.db"), "")
+    check_out_of_reach(":memory:", str(work))
+    check_out_of_reach(str(tmp_path / "workbook.db"), str(work))
+    os.link(tmp_path / "outside.db.key", work / "key")
+    assert "has 2 names (hard links)" in refused(tmp_path / "outside.db", work)
+
+
+def test_a_reserved_folder_may_hold_a_journal(tmp_path: Path):
+    """`.handrail` is hidden from tools, unless it is a link to what they see."""
+    check_out_of_reach(str(tmp_path / ".handrail" / "runs.db"), str(tmp_path))
+    (tmp_path / "seen").mkdir()
+    (tmp_path / ".handrail").symlink_to("seen")
+    refused(tmp_path / ".handrail" / "runs.db", tmp_path)
+
+
+async def test_a_run_with_its_journal_among_its_files_is_refused(tmp_path: Path):
+    """A program that puts its own journal there gets the error before anything is recorded."""
+    journal = SqliteJournal(tmp_path / "runs.db")
+    with DirectoryFilesystem(tmp_path) as files:
+        adapter = Adapter(ScriptedModel(["Hello."]), journal=journal, filesystem=files)
+        with pytest.raises(JournalExposed):
+            await adapter.evaluate(Prompt("desk", "Help."), "Hello?")
+    assert not await journal.runs.list()
+    journal.close()
+
+
+# --- the commands ---
+
+
+def program(monkeypatch: pytest.MonkeyPatch, *words: Any) -> int:
+    monkeypatch.setattr(sys, "argv", ["handrail", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code if isinstance(ended.value.code, int) else 0
+
+
+MODELS = "from handrail import ScriptedModel\nmodel = ScriptedModel(lambda request: 'Hello.')\n"
+
+
+@pytest.fixture
+def project(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "hello.md").write_text("---\n---\nSay hello.\n")
+    (folder / "the_models.py").write_text(MODELS)
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("HANDRAIL_JOURNAL", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "the_models", raising=False)
+    return folder
+
+
+RUN = ("run", "hello.md", "Hello?", "--model", "the_models:model", "-q")
+
+
+def test_commands_agree_on_the_default(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    """`run` records where `runs list` looks, nothing appears in the project, and no --journal has to be typed."""
+    before = sorted(each.name for each in project.iterdir() if each.name != "__pycache__")
+    assert program(monkeypatch, *RUN) == 0
+    assert sorted(each.name for each in project.iterdir() if each.name != "__pycache__") == before
+    journal = default_journal(project)
+    assert [mode_of(each) for each in (journal.parent.parent, journal.parent, journal)] == [
+        0o700,
+        0o700,
+        0o600,
+    ]
+    capsys.readouterr()
+    assert program(monkeypatch, "runs", "list") == 0
+    assert "\tdone\t" in capsys.readouterr().out
+    assert runs_command("show", "tea", str(journal)) == "handrail runs show tea"
+    assert runs_command("show", "tea", "x.db") == "handrail runs show tea --journal x.db"
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_default_folder_that_others_can_use_is_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, level: int
+):
+    """It does not run unrecorded either: the mode is an attack or a mistake."""
+    assert program(monkeypatch, *RUN) == 0
+    wide = default_journal(project).parents[level]
+    wide.chmod(0o755)
+    assert program(monkeypatch, *RUN) == 2
+    assert f"`chmod 700 {wide}`" in capsys.readouterr().err
+
+
+def test_commands_refuse_a_journal_among_the_files(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    """`--files . --journal ./x.db` was how a command could answer its own questions."""
+    for more in (("--journal", "./x.db"), ("--journal", "sub/x.db")):
+        assert program(monkeypatch, *RUN, "--files", ".", *more) == 2
+        assert "which tools may change. Name a file outside of it" in capsys.readouterr().err
+    monkeypatch.setenv("XDG_STATE_HOME", str(project / "state"))
+    assert program(monkeypatch, *RUN, "--files", ".") == 2
+    assert "which tools may change" in capsys.readouterr().err
+    (project / "app.py").write_text(
+        "from handrail import Adapter, Prompt\nfrom the_models import model\n"
+        "prompt = Prompt('desk', 'Help.')\nadapter = Adapter(model)\n"
+    )
+    assert program(monkeypatch, "serve", "app.py", "--files", ".", "--journal", "x.db", "--port", "0") == 2
+    assert "which tools may change" in capsys.readouterr().err
+
+
+def test_no_home_is_said(monkeypatch: pytest.MonkeyPatch):
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr(Path, "home", nobody)
+    with pytest.raises(JournalError, match=r"there is no home folder to keep it in. Set XDG_STATE_HOME"):
+        default_journal(Path("/"))
