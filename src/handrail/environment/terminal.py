@@ -200,7 +200,7 @@ class TerminalDialog:
 
         A line that has styles inside has been laid out by the form.
         """
-        if "\x1b" in text or len([*wrap(text, self._width - 1)]) == 1:
+        if "\x1b" in text or len([*wrap(text, self._width)]) == 1:
             return [text]
         first, *more = wrap(text, self._width - 5)
         return [first, *(f"  │ {line}" for line in more)]

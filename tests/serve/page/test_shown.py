@@ -147,6 +147,7 @@ def pane_rows(pane: str, columns: int) -> list[tuple[str, str]]:
     """Return the rows of the last view on a terminal: names begin at `├`, and their values continue at `│`."""
     whole = pane[pane.index("your choice, then Enter: v") :]
     rows: list[tuple[str, str]] = []
+    indent = 0
     for line in whole.split("\n"):
         if line.startswith("  ├ "):
             name, _, value = line[4:].partition(" ")

@@ -62,6 +62,7 @@ const Card = drawnFor(
     const agents = agentsOf(view, id);
     const questions = questionsOf(view, id);
     const status = statusOf(call, questions);
+    const isShown = questions.some((question) => question.kind === "approval" && question.call_id === id); // with its arguments
     return html`<section class=${`card ${status.replace(" ", "-")}`} role="group" aria-label=${`${call.name}, ${STATUS[status] ?? status}`}>
       <div class="card-head">
         <span class=${`status ${status.replace(" ", "-")}`}><${Icon} name=${status} /><span>${STATUS[status] ?? status}</span></span>
@@ -69,7 +70,7 @@ const Card = drawnFor(
         ${facts.undone && html`<span class="undone"><${Icon} name="undo" /> undone</span>`}
         <${Facts} facts=${facts} status=${status} />
       </div>
-      <${Arguments} text=${call.arguments ?? ""} writing=${Boolean(call.writing)} />
+      ${!isShown && html`<${Arguments} text=${call.arguments ?? ""} writing=${Boolean(call.writing)} />`}
       <${Progress} activity=${isOver(facts.status) ? null : view.activities[`progress-${id}`]} tool=${call.name} />
       ${agents.length > 0 &&
       html`<div class="agents" role="group" aria-label=${`Agents of ${call.name}`}>
