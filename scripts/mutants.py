@@ -84,8 +84,8 @@ MUTANTS = [
     Mutant(
         "policy error allows",
         "dispatch/policies.py",
-        '            raise Refused(\n                "denied", f"The policy {policy.name!r} could not decide',
-        '            continue\n            raise Refused(\n                "denied", f"The policy {policy.name!r} could not decide',
+        "        except Exception as error:\n            raise _undecided(attempt, policy) from error\n        if not isinstance",
+        "        except Exception:\n            continue\n        if not isinstance",
         "tests/dispatch/test_failure_table.py",
     ),
     Mutant(
@@ -301,14 +301,14 @@ MUTANTS = [
         "handoff/acts.py",
         'fill(made, "shown", _without_private)',
         "pass",
-        "tests/handoff/test_private.py",
+        "tests/handoff/test_privacy.py",
     ),
     Mutant(
         "words of an act's exception passed on",
         "handoff/acts.py",
         "    lines = traceback.extract_tb",
         "    return error\n    lines = traceback.extract_tb",
-        "tests/handoff/test_private.py",
+        "tests/handoff/test_privacy.py",
     ),
     Mutant(
         "acts approved and counted again",
@@ -450,7 +450,7 @@ MUTANTS = [
     Mutant(
         "a cancel that comes while something is undone is lost",
         "dispatch/gate.py",
-        "            raise asyncio.CancelledError  # it came while something was shielded from it\n",
+        "            ending = asyncio.CancelledError()  # it came while something was shielded from it\n",
         "            pass\n",
         "tests/dispatch/test_effects.py::test_a_cancel_during_compensation_is_raised_after_it",
     ),
@@ -464,8 +464,8 @@ MUTANTS = [
     Mutant(
         "a cancelled run stops what undoes it",
         "dispatch/frame.py",
-        "for attempt, task in self.live.items() if not attempt.kind.undoes]",
-        "for attempt, task in self.live.items()]",
+        "for attempt, scope in self.live.items() if not attempt.kind.undoes]",
+        "for attempt, scope in self.live.items()]",
         "tests/dispatch/test_auxiliary_calls.py",
     ),
     Mutant(
@@ -480,7 +480,7 @@ MUTANTS = [
         "replay/finished_calls.py",
         "        if any(log.was_being_undone(",
         "        if False and any(log.was_being_undone(",
-        "tests/replay/test_after_crash.py",
+        "tests/replay/test_crash_recovery.py",
     ),
     Mutant(
         "compensations run in the order of their calls",
@@ -559,28 +559,28 @@ MUTANTS = [
         "adapter/run_lease.py",
         "if await journal.runs.keep(run_id):",
         "if (await journal.runs.get(run_id)).stopping:",
-        "tests/adapter/test_resume_held.py::test_the_lease_of_a_run_at_work_is_renewed",
+        "tests/adapter/test_run_ownership.py::test_the_lease_of_a_run_at_work_is_renewed",
     ),
     Mutant(
         "a run is taken twice in one process",
         "adapter/run_lease.py",
         "        if mine in _held:\n",
         "        if False:\n",
-        "tests/adapter/test_resume_held.py::test_of_two_concurrent_resumes_one_wins",
+        "tests/adapter/test_run_ownership.py::test_of_two_concurrent_resumes_one_wins",
     ),
     Mutant(
         "a resumed run has its budget afresh",
         "adapter/run_record.py",
         "budget=None if limits is None else Budget(**limits)",
         "budget=None",
-        "tests/adapter/test_resume_held.py::test_a_resumed_run_keeps_its_budget_and_its_deadline",
+        "tests/adapter/test_run_ownership.py::test_a_resumed_run_keeps_its_budget_and_its_deadline",
     ),
     Mutant(
         "a resumed run has no deadline",
         "adapter/run_record.py",
         "deadline=deadline_after(begin.deadline, begin.pauses, row, self.log, options.clock)",
         "deadline=None",
-        "tests/adapter/test_resume_held.py::test_a_resumed_run_keeps_its_budget_and_its_deadline",
+        "tests/adapter/test_run_ownership.py::test_a_resumed_run_keeps_its_budget_and_its_deadline",
     ),
     # --- parking ---------------------------------------------------------------------------------------
     Mutant(

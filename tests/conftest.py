@@ -1,7 +1,7 @@
-"""Settings for every test: the number of examples drawn, and the model servers.
+"""Settings for all tests: the number of examples drawn, and the model servers.
 
-An ordinary run draws the same examples every time, so its verdict depends on the code alone; a deep run
-draws new ones. The servers (see servers.py) start when a test first needs one.
+An ordinary run draws the same examples every time, so its verdict depends on the code alone; a deep run draws new
+ones. The servers (see servers.py) start when a test first needs one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ settings.register_profile(
 )
 settings.register_profile("deep", max_examples=2000, deadline=None, suppress_health_check=UNCHECKED)
 settings.register_profile("brief", settings.get_profile("quick"), max_examples=10)
-"""The profile for every interpreter after the first, where only differences between Python versions matter."""
+"""The profile for all interpreters but the first, where only differences between Python versions matter."""
 settings.load_profile(
     os.environ.get("HANDRAIL_EXAMPLES") or ("deep" if os.environ.get("HANDRAIL_DEEP") else "quick")
 )

@@ -62,7 +62,7 @@ def made(provider: str, wire: str) -> Callable[[str], Model]:
     if address := os.environ.get("HANDRAIL_LIVE_AT"):
         at = {"base_url": address + ("/v1" if provider == "openai" else ""), "key_variable": None}
     if provider == "openai":
-        return lambda name: OpenAIModel(name, api=wire, **at)  # pyright: ignore[reportArgumentType]  # one of the two
+        return lambda name: OpenAIModel(name, api=wire, **at)  # pyright: ignore[reportArgumentType]  # `wire` is one of the two literals
     if provider == "anthropic":
         return lambda name: AnthropicModel(name, **at)
     return lambda name: model_named(f"{provider}:{name}")
@@ -83,7 +83,7 @@ def model_of(subject: str, name: str = "") -> Model:
 
 
 async def test_text_streamed_and_whole(subject: str):
-    """An answer arrives whole and in pieces that add up to it, with a stop reason and its tokens counted."""
+    """An answer arrives whole or in pieces that add up to it, with a stop reason and its token count."""
     adapter = Adapter(model_of(subject))
     whole = await adapter.evaluate(PLAIN, CAPITAL, max_tokens=ROOM)
     streaming = adapter.stream(PLAIN, CAPITAL, max_tokens=ROOM)
@@ -116,14 +116,14 @@ async def test_a_call(subject: str, stream: bool):
 
 
 async def test_structured_output(subject: str):
-    """The answer is a value of the requested type."""
+    """A structured answer is a value of the requested type."""
     prompt = Prompt("typed", "You are a helpful assistant.", output=City)
     response = await Adapter(model_of(subject)).evaluate(prompt, CAPITAL, max_tokens=ROOM)
     assert isinstance(response.output, City)
 
 
 async def test_stopped_in_the_middle(subject: str):
-    """Closing a stream ends it, and the conversation can continue."""
+    """A stream can be closed in the middle, and the conversation can continue."""
     session = Session()
     told = "Tell me a very long story about the sea."
     streaming = Adapter(model_of(subject)).stream(PLAIN, told, session=session, max_tokens=ROOM)

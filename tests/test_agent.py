@@ -1,4 +1,4 @@
-"""`Agent`: a prompt on a model, run, streamed, resumed, served, and called by other agents."""
+"""`Agent`: a prompt with a model, run, streamed, resumed, served, and called by other agents."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_run_arguments_reach_the_run() -> None:
 
 @pytest.mark.parametrize("text", ["It costs $5.", "$name", "${x} and $$", "100 % { } \\n"])
 def test_text_is_literal(text: str) -> None:
-    """Text instructions are used literally: an agent's instructions have no placeholders."""
+    """Instructions given as text are used literally, without placeholders."""
     seen: list[str] = []
 
     def answer(request: ModelRequest) -> str:
@@ -183,18 +183,27 @@ def test_an_agent_is_frozen() -> None:
 
 def test_a_message_is_text() -> None:
     agent: Any = Agent(script(), "Answer.")
-    with pytest.raises(DefinitionError, match="the message is a dict"):
+    with pytest.raises(DefinitionError, match=r"^message is a dict\. Give what the user says as text"):
         agent.run({"city": "Rome"})
+
+
+@pytest.mark.parametrize("description", [None, 5])
+def test_a_description_is_text(description: Any) -> None:
+    """A description that is no text is refused where it is given, not where the agent becomes a tool."""
+    with pytest.raises(
+        DefinitionError, match=rf"^description is {description}\. Pass a text, or leave it out\.$"
+    ):
+        Agent(script(), "Answer.", description=description)
 
 
 def test_a_misspelt_argument_is_named() -> None:
     agent: Any = Agent(script(), "Answer.")
-    with pytest.raises(TypeError, match=r"evaluate takes no argument 'sesion'\. Did you mean 'session'\?"):
+    with pytest.raises(TypeError, match=r"^run takes no argument 'sesion'\. Did you mean 'session'\?"):
         agent.run("go", sesion=Session())
 
 
 def test_a_key_is_needed_at_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules that define agents can be imported without a key; a run without one names the variable."""
+    """An agent can be defined without a key; a run without one fails and names the variable."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     agent = Agent("openai:gpt-5", "Answer.")
     with pytest.raises(PromptEvaluationError) as caught:
@@ -256,7 +265,7 @@ else:
 
 
 def test_a_run_is_resumed_after_a_crash(tmp_path: Path) -> None:
-    """Recorded calls are not repeated: `look` runs once."""
+    """A run that is resumed after a crash does not repeat recorded calls: `look` runs once."""
     (tmp_path / "desk.py").write_text(CRASHING)
 
     def start(*given: str) -> tuple[int, str, str]:
@@ -306,13 +315,13 @@ def test_an_agent_is_a_tool_of_another() -> None:
 
 
 def test_it_needs_no_adapter_around_it() -> None:
-    """A gate without a model can call an agent's tool."""
+    """An agent's tool can be called through a gate that has no model."""
     result = open_gate([desk().as_tool()]).invoke("desk", {"message": "Rome?"}).wait()
     assert result.value == "It is 129 euros."
 
 
 def test_its_workers_are_its_own(tmp_path: Path) -> None:
-    """An agent uses its own adapter's workers when another agent calls it as a tool."""
+    """An agent that is called as a tool uses the workers of its own adapter."""
 
     @tool
     async def ask(context: ToolContext) -> str:
@@ -329,7 +338,7 @@ def test_its_workers_are_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by_model", [True, False])
 def test_its_tools_have_its_own_adapter(by_model: bool) -> None:
-    """Prompts that an agent's tools evaluate run on the agent's own model, no matter who calls the agent."""
+    """Prompts that an agent's tools evaluate run on the agent's own model, whoever calls the agent."""
 
     @tool
     async def think(context: ToolContext) -> str:
@@ -425,7 +434,7 @@ def test_depth_is_counted_through_agents() -> None:
 
 
 def test_approvals_reach_the_people_of_the_caller() -> None:
-    """An inner agent's approval requests go through the caller's broker and include the inner agent's path."""
+    """An inner agent's approval requests go through the caller's broker, with the inner agent's path."""
 
     @tool(effect="irreversible")
     async def send() -> str:
@@ -488,7 +497,7 @@ async def test_an_agent_is_served_like_a_prompt(tmp_path: Path, monkeypatch: pyt
 
 
 def test_an_app_reference_names_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recorded run finds its agent by name, in the same way as a prompt."""
+    """A recorded run with an app reference finds its agent by name."""
     (tmp_path / "recorded_desk.py").write_text(APP)
     monkeypatch.syspath_prepend(tmp_path)
     journal = MemoryJournal()

@@ -1,6 +1,6 @@
 """Invalid definitions and arguments: each is refused where it is made, and the error has its name and a hint.
 
-A row has the action, the error class, the name the message must contain, and part of the hint.
+A row of a table has the action, the error class, the name that the message must contain, and part of the hint.
 """
 
 import functools
@@ -71,7 +71,7 @@ class HoldsUnserialisable:
 
 @dataclass
 class HoldsUnresolved:
-    part: "Nowhere"  # noqa: F821  # meant to be nowhere
+    part: "Nowhere"  # noqa: F821  # undefined on purpose
 
 
 @dataclass
@@ -138,10 +138,20 @@ FIELDS: dict[str, Row] = {
         lambda: make(description=""),
         ToolDefinitionError,
         "no description",
-        "Say in one sentence what it does",
+        "Describe in one sentence what it does",
     ),
-    "description-blank": (lambda: make(description=" \n"), ToolDefinitionError, "no description", "Say in"),
-    "description-none": (lambda: make(description=None), ToolDefinitionError, "no description", "Say in"),
+    "description-blank": (
+        lambda: make(description=" \n"),
+        ToolDefinitionError,
+        "no description",
+        "Describe in",
+    ),
+    "description-none": (
+        lambda: make(description=None),
+        ToolDefinitionError,
+        "no description",
+        "Describe in",
+    ),
     "run-mode": (
         lambda: make(run_mode="browser"),
         ToolDefinitionError,
@@ -171,20 +181,20 @@ FIELDS: dict[str, Row] = {
         lambda: make(capabilities={"FS.Read"}),
         ToolDefinitionError,
         "'FS.Read'",
-        "small letters with dots, as in 'fs.read'",
+        "lower-case words joined by dots, as in 'fs.read'",
     ),
     "capability-list": (lambda: make(capabilities=[["net"]]), ToolDefinitionError, "['net']", "as in"),
     "read-with-write-capability": (
         lambda: make(effect="read", capabilities={"fs.write"}),
         ToolDefinitionError,
         "effect is 'read' but it has the capability 'fs.write'",
-        "Say effect='staged', or drop the write",
+        "Set effect='staged', or remove the write",
     ),
     "pure-with-write-path": (
         lambda: make(handler=None, params=Writes, effect="pure"),
         ToolDefinitionError,
         "effect is 'pure' but it has a PathArg('write')",
-        "Say effect='staged'",
+        "Set effect='staged'",
     ),
 }
 
@@ -224,7 +234,7 @@ async def yields_async(params: Params, *, context: ToolContext) -> AsyncIterator
     yield 1
 
 
-def unresolved(params: "Nowhere", *, context: ToolContext) -> ToolResult[int]:  # noqa: F821  # meant to be nowhere
+def unresolved(params: "Nowhere", *, context: ToolContext) -> ToolResult[int]:  # noqa: F821  # undefined on purpose
     return ToolResult.ok(1)
 
 
@@ -254,7 +264,7 @@ class Thing:
 
 FORM = "(params, *, context: ToolContext) -> ToolResult[...]"
 HANDLERS: dict[str, Row] = {
-    "handler-text": (lambda: make_of("handler"), ToolDefinitionError, "'handler'", "Give a function"),
+    "handler-text": (lambda: make_of("handler"), ToolDefinitionError, "'handler'", "Pass a function"),
     "handler-without-context": (
         lambda: make_of(lambda params: None),
         ToolDefinitionError,
@@ -271,7 +281,7 @@ HANDLERS: dict[str, Row] = {
         lambda: make_of(lambda params, *, context: None),
         ToolDefinitionError,
         "'params' of its handler has no annotation",
-        "or give `params=`",
+        "or pass `params=`",
     ),
     "handler-context-number": (
         lambda: make_of(wants_number),
@@ -286,7 +296,7 @@ HANDLERS: dict[str, Row] = {
         lambda: make_of(Thing.method),
         ToolDefinitionError,
         "takes 2 arguments",
-        "Give the bound method",
+        "Pass the bound method",
     ),
     "handler-generator": (
         lambda: make_of(yields),
@@ -322,27 +332,27 @@ HANDLERS: dict[str, Row] = {
         lambda: make_of(dict),
         ToolDefinitionError,
         "the signature of its handler can't be read",
-        "Wrap it in a function of your own",
+        "Wrap it in a Python function",
     ),
     "user-context-in-agent-mode": (
         lambda: make_of(asks_user, run_mode="agent"),
         ToolDefinitionError,
         "requires UserContext, which run_mode 'agent' never has",
-        "Change the one or the other",
+        "Change one of them",
     ),
     "agent-context-in-headless-mode": (
         lambda: make_of(asks_model, run_mode="headless"),
         ToolDefinitionError,
         "requires AgentContext, which run_mode 'headless' never has",
-        "Change the one or the other",
+        "Change one of them",
     ),
     "legacy-with-context": (
         lambda: any_legacy_handler(handler),
         ToolDefinitionError,
-        "'handler': it takes `context` already",
-        "Use it as it is, without `legacy_handler`",
+        "'handler': it already takes `context`",
+        "Use it without `legacy_handler`",
     ),
-    "legacy-number": (lambda: any_legacy_handler(3), ToolDefinitionError, "3, not a", "Give a function"),
+    "legacy-number": (lambda: any_legacy_handler(3), ToolDefinitionError, "3, not a", "Pass a function"),
     "legacy-two-params": (
         lambda: any_legacy_handler(lambda params, more: None),
         ToolDefinitionError,
@@ -360,7 +370,7 @@ HANDLERS: dict[str, Row] = {
 
 # --- types of params and results -----------------------------------------------------------------
 
-INSTEAD = "Make them a dataclass, a pydantic model, or None"
+INSTEAD = "Use a dataclass, a pydantic model, or None"
 USE = "Use dataclasses, pydantic models, enums, lists, dicts and plain JSON values"
 TYPES: dict[str, Row] = {
     "params-typed-dict": (lambda: make_from(Typed), ToolDefinitionError, "its params are Typed", INSTEAD),
@@ -380,7 +390,7 @@ TYPES: dict[str, Row] = {
     "params-against-handler": (
         lambda: make(params=Other),
         ToolDefinitionError,
-        "`params` is Other and 'params' of its handler is annotated Params",
+        "`params` is Other, but 'params' of its handler is annotated Params",
         "Make them the same type",
     ),
     "params-unserialisable-field": (
@@ -417,8 +427,8 @@ TYPES: dict[str, Row] = {
     "result-against-handler": (
         lambda: make(result=str),
         ToolDefinitionError,
-        "`result` is str and its handler gives int",
-        "Drop `result=`",
+        "`result` is str but its handler returns int",
+        "Remove `result=`",
     ),
     "path-marks-a-number": (
         lambda: make_from(MarksNumber),
@@ -466,20 +476,20 @@ COMPANIONS: dict[str, Row] = {
     "compensable-without-compensate": (
         lambda: make(effect="compensable"),
         ToolDefinitionError,
-        "effect='compensable' and a `compensate` handler go together",
-        "Give both, or neither",
+        "effect='compensable' and a `compensate` handler belong together",
+        "Pass both, or neither",
     ),
     "compensate-without-compensable": (
         lambda: make(compensate=undo),
         ToolDefinitionError,
-        "only one of them is given",
-        "Give both, or neither",
+        "only one of them was passed",
+        "Pass both, or neither",
     ),
     "compensate-text": (
         lambda: make(effect="compensable", compensate="undo"),
         ToolDefinitionError,
         "its compensate is 'undo'",
-        "Give a function",
+        "Pass a function",
     ),
     "compensate-without-value": (
         lambda: make(effect="compensable", compensate=happened),
@@ -502,8 +512,8 @@ COMPANIONS: dict[str, Row] = {
     "probe-that-nobody-asks": (
         lambda: make(effect="read", probe=happened),
         ToolDefinitionError,
-        "a `probe` is given and effect is 'read'",
-        "Drop it, or say effect='compensable' or 'irreversible'",
+        "it has a `probe`, but its effect is 'read'",
+        "Remove the probe, or set effect='compensable' or 'irreversible'",
     ),
     "probe-with-value": (lambda: make(probe=undo), ToolDefinitionError, "its probe takes 2", PROBE),
     "probe-without-context": (
@@ -522,49 +532,49 @@ COMPANIONS: dict[str, Row] = {
         lambda: make(examples=[3]),
         ToolDefinitionError,
         "examples[0] is 3",
-        "Give ToolExample(description=..., input=..., output=...)",
+        "Pass ToolExample(description=..., input=..., output=...)",
     ),
     "example-without-description": (
         lambda: make(examples=[ToolExample("", Params(), 1)]),
         ToolDefinitionError,
         "examples[0] has a description of 0 characters",
-        "Say in 1 to 200 characters",
+        "Describe in 1 to 200 characters",
     ),
     "example-long-description": (
         lambda: make(examples=[ToolExample("ok", Params(), 1), ToolExample("a" * 201, Params(), 1)]),
         ToolDefinitionError,
         "examples[1] has a description of 201 characters",
-        "Say in 1 to 200 characters",
+        "Describe in 1 to 200 characters",
     ),
     "example-of-other-type": (
         lambda: make(examples=[ToolExample("ok", 3, 1)]),
         ToolDefinitionError,
         "the input of examples[0] is 3",
-        "Give a Params, or a mapping with its fields",
+        "Pass a Params, or a mapping with its fields",
     ),
     "example-input": (
         lambda: make(examples=[ToolExample("ok", {"city": 5, "town": 1}, 1)]),
         ToolDefinitionError,
-        "the input of examples[0] does not fit: city: must be text, got the number 5; town: unknown",
-        "Make it fit the input's type",
+        "the input of examples[0] is invalid: city: must be text, got the number 5; town: unknown",
+        "Make it match the input's type",
     ),
     "example-input-instance": (
         lambda: make(examples=[ToolExample("ok", any_params(5), 1)]),
         ToolDefinitionError,
         "city: must be text, got the number 5",
-        "Make it fit the input's type",
+        "Make it match the input's type",
     ),
     "example-output": (
         lambda: make(examples=[ToolExample("ok", Params(), "one")]),
         ToolDefinitionError,
-        'the output of examples[0] does not fit: must be a whole number, got the text "one"',
-        "Make it fit the output's type",
+        'the output of examples[0] is invalid: must be a whole number, got the text "one"',
+        "Make it match the output's type",
     ),
     "example-input-for-no-params": (
         lambda: make(handler=None, examples=[ToolExample("ok", {"city": "a"}, 1)]),
         ToolDefinitionError,
         "the tool takes no arguments",
-        "Make it fit",
+        "Make it match",
     ),
 }
 
@@ -776,7 +786,7 @@ def indescribable_result() -> object:
 
 def unresolved_parameter() -> object:
     @tool
-    def weather(city: "Nowhere") -> str:  # noqa: F821  # meant to be nowhere
+    def weather(city: "Nowhere") -> str:  # noqa: F821  # undefined on purpose
         """Tell."""
         return ""
 
@@ -808,7 +818,7 @@ FUNCTIONS: dict[str, Row] = {
         without_docstring,
         ToolDefinitionError,
         "it has no docstring",
-        "or give `@tool(description=...)`",
+        "or pass `@tool(description=...)`",
     ),
     "no-annotation": (
         without_annotation,
@@ -847,8 +857,8 @@ FUNCTIONS: dict[str, Row] = {
     "default-of-other-type": (
         wrong_default,
         ToolDefinitionError,
-        "the default 'two' of 'days' does not fit its annotation: must be a whole number",
-        "Change the one or the other",
+        "the default 'two' of 'days' does not match its annotation: must be a whole number",
+        "Change one of them",
     ),
     "default-none": (
         none_default,
@@ -868,11 +878,16 @@ FUNCTIONS: dict[str, Row] = {
         "its docstring describes 'town'",
         "Correct the docstring",
     ),
-    "two-contexts": (two_contexts, ToolDefinitionError, "'a' and 'b' both want the context", "Keep one"),
+    "two-contexts": (
+        two_contexts,
+        ToolDefinitionError,
+        "'a' and 'b' are both annotated as the context",
+        "Keep one",
+    ),
     "marked-and-annotated": (
         marked_and_annotated,
         ToolDefinitionError,
-        "'a' and 'ctx' both want the context",
+        "'a' and 'ctx' are both annotated as the context",
         "Keep one",
     ),
     "marked-but-something-else": (
@@ -890,10 +905,10 @@ FUNCTIONS: dict[str, Row] = {
     "marked-above": (
         marked_above,
         ToolDefinitionError,
-        "`@tool_context` stands above `@tool`",
-        "Put `@tool` on top",
+        "`@tool_context` is above `@tool`",
+        "Put `@tool` above",
     ),
-    "made-twice": (made_twice, ToolDefinitionError, "'weather': it is a tool already", "Use `@tool` once"),
+    "made-twice": (made_twice, ToolDefinitionError, "'weather': it is already a tool", "Use `@tool` once"),
     "function-yields": (
         function_that_yields,
         ToolDefinitionError,
@@ -914,7 +929,7 @@ FUNCTIONS: dict[str, Row] = {
     ),
     "result-indescribable": (indescribable_result, ToolDefinitionError, "Unserialisable", USE),
     "parameter-unresolved": (unresolved_parameter, ToolDefinitionError, "'Nowhere'", "Import it at the top"),
-    "function-number": (lambda: any_tool(3), ToolDefinitionError, "its function is 3", "Give a function"),
+    "function-number": (lambda: any_tool(3), ToolDefinitionError, "its function is 3", "Pass a function"),
     "function-builtin": (lambda: any_tool(print), ToolDefinitionError, "'*args'", "Name each parameter"),
     "partial-without-annotation": (
         lambda: any_tool(functools.partial(lambda a, b: None, 1)),
@@ -927,12 +942,12 @@ FUNCTIONS: dict[str, Row] = {
         wrong_example,
         ToolDefinitionError,
         "city: required, and missing; town: unknown",
-        "Make it fit the input's type",
+        "Make it match the input's type",
     ),
 }
 
 
-# --- what contexts hold --------------------------------------------------------------------------
+# --- contents of contexts ------------------------------------------------------------------------
 
 KEY = b"k" * 16
 OTHERS: dict[str, Row] = {
@@ -940,22 +955,22 @@ OTHERS: dict[str, Row] = {
         lambda: ExtraKey("RateLimit", int),
         ExtraKeyError,
         "extra 'RateLimit': it is not a snake_case ASCII name",
-        "Write it like 'rate_limit'",
+        "Use a name like 'rate_limit'",
     ),
-    "extra-key-other-letters": (lambda: ExtraKey("größe", int), ExtraKeyError, "'größe'", "Write it like"),
+    "extra-key-other-letters": (lambda: ExtraKey("größe", int), ExtraKeyError, "'größe'", "Use a name like"),
     "extra-key-number": (
         lambda: any_extra_key(3, int),
         ExtraKeyError,
         "extra 3",
-        "Write it like",
+        "Use a name like",
     ),
     "extra-key-opaque-without-words": (
         lambda: ExtraKey("handle", int, opaque=True),
         ExtraKeyError,
         "extra 'handle': it is opaque",
-        "Say in `about` how long it lives",
+        "Say in `about` how long the object lives",
     ),
-    "extras-name": (lambda: Extras({"a-b": 1}), ExtraKeyError, "extra 'a-b'", "Write it like 'rate_limit'"),
+    "extras-name": (lambda: Extras({"a-b": 1}), ExtraKeyError, "extra 'a-b'", "Use a name like 'rate_limit'"),
     "extras-value": (
         lambda: Extras({"handle": object()}),
         ExtraKeyError,
@@ -986,13 +1001,13 @@ OTHERS: dict[str, Row] = {
         lambda: Ticket.open("junk", KEY),
         TicketError,
         "this is not a ticket",
-        "Pass on the text that `context.ticket()` gave, unchanged",
+        "Pass on the text that `context.ticket()` returned, unchanged",
     ),
     "ticket-forged": (
         lambda: Ticket.open("e30.e30", KEY),
         TicketError,
         "its signature is wrong",
-        "sealed with another key",
+        "with which it was sealed",
     ),
 }
 
@@ -1000,7 +1015,7 @@ TABLE: dict[str, Row] = {**FIELDS, **HANDLERS, **TYPES, **COMPANIONS, **FUNCTION
 
 
 def test_no_row_hides_another():
-    """No row name occurs in two parts of the table, and the table has at least 45 rows."""
+    """No row of the table replaces another of the same name, and the table has at least 45 rows."""
     parts = (FIELDS, HANDLERS, TYPES, COMPANIONS, FUNCTIONS, OTHERS)
     assert len(TABLE) == sum(map(len, parts))
     assert len(TABLE) >= 45
@@ -1008,10 +1023,10 @@ def test_no_row_hides_another():
 
 @pytest.mark.parametrize("name", TABLE)
 def test_wrong_definition(name: str):
-    """A wrong definition raises a Handrail error that contains the name and the hint, in one line."""
+    """A wrong definition raises a Handrail error of one line that has the name and the hint."""
     act, kind, thing, hint = TABLE[name]
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # legacy_handler checks before it warns, so no warning comes first
+        warnings.simplefilter("error")  # legacy_handler must check before it warns
         with pytest.raises(HandrailError) as caught:
             act()
     assert type(caught.value) is kind
@@ -1024,7 +1039,7 @@ def test_wrong_definition(name: str):
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row[1] is ToolDefinitionError])
 def test_a_tool_s_error_carries_its_parts(name: str):
-    """The error's tool, problem and hint are attributes, and together they make up its message."""
+    """The error has the tool, the problem and the hint as attributes, which together make up its message."""
     with pytest.raises(ToolDefinitionError) as caught:
         TABLE[name][0]()
     error = caught.value
@@ -1033,7 +1048,7 @@ def test_a_tool_s_error_carries_its_parts(name: str):
 
 
 def test_the_tool_that_the_rows_change_is_right():
-    """The unchanged tool is accepted, so each row is refused because of its change."""
+    """The tool that the rows modify is valid, so each row is refused because of its modification."""
     assert make().params is Params
     assert make(effect="compensable", compensate=undo, probe=happened).compensate is undo
 
@@ -1064,5 +1079,5 @@ class Later(BaseModel):
     ids=range(15),
 )
 def test_what_is_at_the_edge_is_accepted(act: Callable[[], object]):
-    """Values just inside the limits that the invalid rows cross are accepted."""
+    """Values just inside the limits that the invalid rows exceed are accepted."""
     assert isinstance(act(), Tool)

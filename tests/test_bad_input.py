@@ -1,7 +1,7 @@
 """Invalid calls, paths, keys, snapshots, answers, limits, policies, bindings and events.
 
-A row has the action, the error class, the name the message must contain, and part of the hint. The mistakes in
-the second table are made in a call, so they are reported to the model.
+A row of a table has the action, the error class, the name that the message must contain, and part of the hint. The
+mistakes in the second table are made in a call, so they are reported to the model.
 """
 
 import asyncio
@@ -154,7 +154,7 @@ SESSIONS: dict[str, Row] = {
         lambda: load("{"),
         SessionError,
         "it is not a saved session",
-        "Give what `save` returned",
+        "Pass what `save` returned",
     ),
     "saved in another version": (
         lambda: load_changed(version=99),
@@ -171,7 +171,7 @@ SESSIONS: dict[str, Row] = {
     "saved types unknown here": (
         load_without_types,
         SessionError,
-        "Plan, which are not known here",
+        "unknown types",
         "types=[...]",
     ),
     "kept in no kind": (
@@ -180,7 +180,12 @@ SESSIONS: dict[str, Row] = {
         "'stats'",
         "Use kind='state' or kind='log'",
     ),
-    "kept by a text": (lambda: any_kept(key="id"), DefinitionError, "not 'id'", "key=lambda item: item.id"),
+    "kept by a text": (
+        lambda: any_kept(key="id"),
+        DefinitionError,
+        "'id', not a function",
+        "key=lambda item: item.id",
+    ),
     "event that is a dict": (
         lambda: Session().dispatch({"text": "x"}),
         EventRefused,
@@ -196,8 +201,8 @@ SESSIONS: dict[str, Row] = {
     "subscription to a name": (
         lambda: Session().dispatcher.subscribe("Plan", print),  # pyright: ignore[reportArgumentType]  # wrong on purpose
         EventRefused,
-        "a subscription is for a type",
-        "Give the event's class",
+        "only a type can be subscribed to",
+        "Pass the event's class",
     ),
     "reducer that raises": (
         reducer_that_raises,
@@ -206,7 +211,12 @@ SESSIONS: dict[str, Row] = {
         "not applied",
     ),
     "stale commit": (commit_over_another, Conflict, "Plan", "look at the new state and try again"),
-    "event that can't be saved": (journaled_event, EventRefused, "event Plan", "Make its fields plain data"),
+    "event that can't be saved": (
+        journaled_event,
+        EventRefused,
+        "event Plan",
+        "Use plain data for its fields",
+    ),
 }
 
 
@@ -316,13 +326,13 @@ ANSWERS: dict[str, Row] = {
         lambda: answered(question_id="q9"),
         AnswerRefused,
         "answer to 'q9' refused: there is no such question",
-        "Answer one that is open",
+        "Answer one of the open questions",
     ),
     "answer to something else": (
         lambda: answered(digest="e"),
         AnswerRefused,
         "'q1'",
-        "read the question again",
+        "Read the question again",
     ),
     "answer of somebody else": (
         lambda: answered(by="bob"),
@@ -334,15 +344,15 @@ ANSWERS: dict[str, Row] = {
         lambda: answered(after=61),
         AnswerRefused,
         "there is no such question",
-        "Answer one that is open",
+        "Answer one of the open questions",
     ),
     "answer of no kind": (
         lambda: answered(outcome="yes"),
         AnswerRefused,
-        "'yes' is no outcome",
+        "'yes' is not a valid outcome",
         "Use one of 'answered'",
     ),
-    "two questions of one id": (asked_twice, AnswerRefused, "'q1'", "Give each its own id"),
+    "two questions of one id": (asked_twice, AnswerRefused, "'q1'", "Give each question its own id"),
 }
 
 
@@ -359,13 +369,13 @@ LIMITS: dict[str, Row] = {
         lambda: Deadline.after(0),
         DefinitionError,
         "after 0 seconds",
-        "Give a positive number",
+        "Pass a positive number",
     ),
     "deadline that is no number": (
         lambda: Deadline.after(math.nan),
         DefinitionError,
         "after nan",
-        "Give a positive number",
+        "Pass a positive number",
     ),
     "deadline beyond the calendar": (
         lambda: Deadline.after(1e15),
@@ -377,26 +387,26 @@ LIMITS: dict[str, Row] = {
         lambda: any_after(None),
         DefinitionError,
         "after None seconds",
-        "Give a positive number",
+        "Pass a positive number",
     ),
     "approvals beyond the calendar": (
         lambda: open_gate([], approval_seconds=math.inf),
         DefinitionError,
         "approval_seconds is inf",
-        "or None to wait",
+        "or None for no limit",
     ),
     "approvals in a text": (
         lambda: any_gate([], approval_seconds="5"),
         DefinitionError,
         "approval_seconds is '5'",
-        "Give a positive number of seconds",
+        "Pass a positive number of seconds",
     ),
-    "depth in a text": (lambda: any_gate([], depth_limit="5"), DefinitionError, "limit of '5'", "at least 0"),
+    "depth in a text": (lambda: any_gate([], depth_limit="5"), DefinitionError, "limit '5'", "at least 0"),
     "budget below nothing": (
         lambda: Budget(tokens=-1),
         DefinitionError,
         "a budget of -1 tokens",
-        "Give a number of at least 0",
+        "Pass a number of at least 0",
     ),
     "budget that is no number": (
         lambda: any_budget(money=math.nan),
@@ -425,13 +435,13 @@ LIMITS: dict[str, Row] = {
     "depth below nothing": (
         lambda: open_gate([], depth_limit=-1),
         DefinitionError,
-        "depth limit of -1",
+        "depth limit -1",
         "at least 0",
     ),
     "depth that is a truth": (
         lambda: open_gate([], depth_limit=True),
         DefinitionError,
-        "depth limit of True",
+        "depth limit True",
         "at least 0",
     ),
 }
@@ -460,11 +470,11 @@ POLICIES: dict[str, Row] = {
         "inf seconds",
         "a positive time",
     ),
-    "rate of a name": (lambda: any_rate(1, 1, tools="pay"), DefinitionError, "tools is a text", "{'pay'}"),
+    "rate of a name": (lambda: any_rate(1, 1, tools="pay"), DefinitionError, "tools is a string", "{'pay'}"),
     "sequence of a name": (
         lambda: any_sequence({"b": "a"}),
         DefinitionError,
-        "'b' needs a text, 'a'",
+        "'b' needs a set, not the string 'a'",
         "{'a'}",
     ),
     "sequence of itself": (
@@ -494,15 +504,15 @@ POLICIES: dict[str, Row] = {
     "scope in a text": (
         lambda: any_capability(scope="docs"),
         DefinitionError,
-        "the scope is a text",
+        "the scope is a string",
         "['docs']",
     ),
     "scope that leads out": (lambda: CapabilityPolicy(scope=[".."]), PathRefused, "'..'", "from the root"),
     "two policies of one name": (
         lambda: open_gate([], policies=[CapabilityPolicy(), CapabilityPolicy()]),
         DefinitionError,
-        "two policies are called 'capability'",
-        "Give one another name",
+        "two policies are named 'capability'",
+        "Rename one of them",
     ),
     "mode that is none": (
         lambda: any_gate([], approvals="yes"),
@@ -536,12 +546,12 @@ GATES: dict[str, Row] = {
         lambda: any_gate([plain]),
         DefinitionError,
         "plain is not a tool",
-        "Put `@tool` on",
+        "Decorate the function with `@tool`",
     ),
     "two tools of one name": (
         lambda: open_gate([tool(plain), tool(plain)]),
         DefinitionError,
-        "two tools are called 'plain'",
+        "two tools are named 'plain'",
         "Rename one of them",
     ),
     "binding in no scope": (
@@ -603,7 +613,7 @@ TABLE = {**SESSIONS, **FILES, **ANSWERS, **LIMITS, **POLICIES, **GATES}
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_mistake_is_refused_with_its_name_and_a_hint(name: str):
-    """A mistake raises a Handrail error of the expected class, in one line that has the name and the hint."""
+    """A mistake raises a Handrail error of the expected class, whose single line has the name and the hint."""
     act, kind, thing, hint = TABLE[name]
 
     async def main() -> None:
@@ -621,12 +631,12 @@ def test_a_mistake_is_refused_with_its_name_and_a_hint(name: str):
 
 
 def test_the_table_is_long_enough():
-    """The tables have at least 75 mistakes, and no row hides another."""
+    """The tables have at least 75 mistakes, and no row replaces another."""
     assert len(TABLE) == sum(map(len, (SESSIONS, FILES, ANSWERS, LIMITS, POLICIES, GATES)))
     assert len(TABLE) + len(TOLD) >= 75
 
 
-# --- what a model is told ------------------------------------------------------------------------
+# --- messages to the model -----------------------------------------------------------------------
 
 
 @tool(effect="staged", capabilities={"fs.write"})
@@ -738,7 +748,7 @@ TOLD: dict[str, Told] = {
         ("choose", {}),
         "error",
         "needs 'wait_for'",
-        "somebody can be asked",
+        "a person can be asked",
     ),
     "nobody to ask, headless": (
         [choose],
@@ -746,7 +756,7 @@ TOLD: dict[str, Told] = {
         ("choose", {}),
         "error",
         "'wait_for'",
-        "somebody",
+        "a person",
     ),
     "nobody answers": (
         [choose],
@@ -829,12 +839,12 @@ TOLD: dict[str, Told] = {
         "raise the run's depth limit",
     ),
     "a question that may wait beyond the calendar": (
-        [doing(lambda context: context.wait_for("pick", {}, int, timeout=1e15))],  # pyright: ignore[reportOptionalCall]  # somebody is there
+        [doing(lambda context: context.wait_for("pick", {}, int, timeout=1e15))],  # pyright: ignore[reportOptionalCall]  # the environment has a person
         {"environment": Person()},
         ("do", {}),
         "error",
         "the timeout is 1000000000000000.0",
-        "or None to wait",
+        "or None for no timeout",
     ),
     "a worker where there is none": (
         [doing(lambda context: context.call_worker("x", "y"))],

@@ -1,4 +1,4 @@
-"""`CancelScope`: which cancellations stop a call, and which are a handler's own."""
+"""`CancelScope`: which cancellations stop a call, and which belong to a handler itself."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def in_background() -> AsyncGenerator[None]:
 
 
 async def recover_behind_generator() -> None:
-    """Recover from a task group inside an async generator, as many libraries have it."""
+    """Recover from a task group inside an async generator, as in many libraries."""
     try:
         async with in_background():
             pass
@@ -123,7 +123,7 @@ def task_count() -> int:
 
 @pytest.mark.parametrize("helper", HELPERS, ids=lambda helper: helper.__name__)
 def test_a_helper_recovers_from_a_failed_member(helper: Callable[[], Awaitable[None]]) -> None:
-    """A call whose helper recovers is committed, and its task's cancel count is zero."""
+    """A call whose helper recovers from a failed task group is committed, with its task's cancel count at zero."""
 
     async def main() -> None:
         rig = rig_for(helper)
@@ -141,7 +141,7 @@ def test_a_helper_recovers_from_a_failed_member(helper: Callable[[], Awaitable[N
 def test_a_cancel_from_outside_is_never_taken_for_the_groups(
     helper: Callable[[], Awaitable[None]], at: float
 ) -> None:
-    """A cancel before, during or after the group's failure rolls the call back."""
+    """A cancel from outside rolls the call back, whether it comes before, during or after a task group's failure."""
 
     async def main() -> None:
         rig = rig_for(helper)
@@ -161,7 +161,7 @@ def test_a_cancel_from_outside_is_never_taken_for_the_groups(
 
 
 def test_a_cancel_that_is_swallowed_after_a_recovery_is_rolled_back() -> None:
-    """A recovered group does not excuse a handler that swallows a later cancel: its call is rolled back."""
+    """A handler that swallows a cancel after recovering from a failed task group is still rolled back."""
 
     async def swallow() -> None:
         await recover()
@@ -182,7 +182,7 @@ def test_a_cancel_that_is_swallowed_after_a_recovery_is_rolled_back() -> None:
 
 @pytest.mark.parametrize("how", ["asyncio.timeout", "anyio", "wait_for"])
 def test_a_timeout_inside_a_handler_is_its_own(how: str) -> None:
-    """A timeout inside a handler ends only the handler's own wait, even directly after a recovered group."""
+    """A timeout inside a handler ends only what it surrounds, even directly after a recovered task group."""
 
     async def limited() -> None:
         await recover()
@@ -208,7 +208,7 @@ def test_a_timeout_inside_a_handler_is_its_own(how: str) -> None:
 
 
 def test_a_group_around_the_call_stops_it() -> None:
-    """When a task group around the call fails, the call is cancelled as by any cancel from outside."""
+    """If a task group around a call fails, the call is cancelled and rolled back."""
 
     async def main() -> None:
         rig = rig_for(recover_with_stragglers)
@@ -225,7 +225,7 @@ def test_a_group_around_the_call_stops_it() -> None:
 
 
 def test_an_inner_call_right_after_a_recovery_is_cancelled_as_such() -> None:
-    """A cancel from outside reaches an inner call that begins directly after a recovered group."""
+    """A cancel from outside reaches an inner call that begins directly after a recovered task group."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -251,7 +251,7 @@ def test_an_inner_call_right_after_a_recovery_is_cancelled_as_such() -> None:
 
 
 def test_an_inner_call_recovers_for_itself() -> None:
-    """A recovery in an inner call does not affect the outer call, which can still be cancelled."""
+    """A recovery inside an inner call does not prevent the outer call from being cancelled."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -280,7 +280,7 @@ def test_an_inner_call_recovers_for_itself() -> None:
 
 
 def test_timeout_and_deadline_are_distinguished_from_a_recovered_group() -> None:
-    """After a recovered group, a timeout and a deadline each still end the call with their own status."""
+    """After a recovered task group, a timeout and a deadline each end the call with their own status."""
 
     async def forever() -> None:
         await recover()
@@ -307,7 +307,7 @@ def test_timeout_and_deadline_are_distinguished_from_a_recovered_group() -> None
 
 
 def test_a_policy_recovers_as_well() -> None:
-    """A policy may recover from a failed task group, as a handler may."""
+    """A policy may recover from a failed task group, like a handler."""
 
     class Careful:
         name = "careful"

@@ -1,4 +1,4 @@
-"""Cancellation: one cancel stops a whole tree, children first, once."""
+"""Cancellation: a single cancel stops a whole tree of runs once, children first."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def in_loop(script: Callable[[], Awaitable[None]]) -> None:
 
 
 def test_the_whole_tree_stops_children_first():
-    """A cancel stops the innermost runs first and touches nothing outside the cancelled branch."""
+    """A cancel stops the innermost runs first, and nothing outside the cancelled branch."""
 
     async def script() -> None:
         stopped: list[str] = []
@@ -71,7 +71,7 @@ def test_the_whole_tree_stops_children_first():
 
 
 def test_cancelling_again_disturbs_nothing():
-    """A task that is already unwinding is not cancelled again, by the same cancel or one from above."""
+    """A task that is already being cancelled is not cancelled again, by its own run or by an outer one."""
 
     async def script() -> None:
         stopped: list[str] = []
@@ -109,7 +109,7 @@ def test_a_task_in_two_places_is_cancelled_once():
 
 
 def test_a_child_of_the_cancelled_is_cancelled():
-    """A child opened in a cancelled run starts cancelled, with the reason, and its watchers are called at once."""
+    """A child opened in a cancelled run is cancelled at once, with the same reason, and its watchers are called."""
     root = Cancellation(nothing)
     root.cancel("over")
     late = Cancellation(nothing, root)
@@ -138,7 +138,7 @@ def test_watchers_are_told_once_and_can_be_taken_back():
 
 
 def test_a_watcher_that_raises_stops_nobody(caplog: pytest.LogCaptureFixture):
-    """If a watcher raises, the error is logged, the other watchers are called and the tasks cancelled."""
+    """If a watcher raises, the error is logged, and the other watchers and tasks are still cancelled."""
 
     async def script() -> None:
         stopped: list[str] = []
@@ -175,7 +175,7 @@ def test_watchers_may_change_the_tree():
 
 
 def test_a_run_that_is_over_is_left_alone():
-    """Closing a run, even twice, removes it from the tree, and its task is no longer cancelled."""
+    """A closed run is removed from the tree, and its task is no longer cancelled; closing it twice is harmless."""
 
     async def script() -> None:
         stopped: list[str] = []
@@ -195,7 +195,7 @@ def test_a_run_that_is_over_is_left_alone():
 
 
 def test_what_is_done_is_not_cancelled():
-    """A cancel skips tasks that have finished, and tasks that finish because of it."""
+    """Cancelling a run whose task has finished leaves the task's result."""
 
     async def script() -> None:
         async def quick() -> str:

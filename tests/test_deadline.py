@@ -1,4 +1,4 @@
-"""Deadlines: stored as wall-clock time, enforced on a monotonic clock."""
+"""Deadlines, stored as wall-clock time and enforced on a monotonic clock."""
 
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -13,7 +13,7 @@ START = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
 class FakeClock:
-    """A clock whose two times are set by hand, together or separately."""
+    """A clock whose wall and monotonic times are set by hand, together or separately."""
 
     def __init__(self) -> None:
         self.wall = START
@@ -39,7 +39,7 @@ def clock() -> FakeClock:
 
 
 def test_it_is_kept_in_utc(clock: FakeClock):
-    """`at` is in UTC, whichever time zone the deadline was given in."""
+    """A deadline's `at` is in UTC, whichever time zone it was given in."""
     at = datetime(2030, 1, 1, 15, tzinfo=timezone(timedelta(hours=2)))
     deadline = Deadline(at, clock=clock)
     assert deadline.at == at
@@ -64,22 +64,22 @@ def test_after_counts_from_now(clock: FakeClock):
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("-inf")])
 def test_after_no_time_is_refused(seconds: float, clock: FakeClock):
-    """A duration that is not positive is refused."""
+    """`Deadline.after` refuses a duration that is not positive."""
     with pytest.raises(
-        DefinitionError, match=f"after {seconds} seconds is not a deadline. Give a positive number"
+        DefinitionError, match=f"after {seconds} seconds is not a deadline. Pass a positive number"
     ):
         Deadline.after(seconds, clock=clock)
 
 
 @pytest.mark.parametrize("seconds", [float("inf"), 1e12, 1e300])
 def test_after_the_end_of_the_calendar_is_refused(seconds: float, clock: FakeClock):
-    """A deadline beyond the last representable date is refused; to have no limit, leave the deadline out."""
+    """`Deadline.after` refuses a time beyond the last representable date."""
     with pytest.raises(DefinitionError, match=r"beyond the calendar\. Leave it out"):
         Deadline.after(seconds, clock=clock)
 
 
 def test_one_in_the_past_has_passed(clock: FakeClock):
-    """A deadline in the past is accepted, since one read from a record may have passed, and is expired."""
+    """A deadline in the past is accepted and has expired, since it may come from a record."""
     deadline = Deadline(START - timedelta(seconds=5), clock=clock)
     assert deadline.expired
     assert deadline.remaining() == -5
@@ -110,7 +110,7 @@ def test_setting_the_machines_clock_changes_nothing(wall: datetime, clock: FakeC
 
 
 def test_check_says_which_deadline_and_what_did_not_happen(clock: FakeClock):
-    """`check` does nothing while there is time; then it raises a `TimeoutError` that names the deadline and the act."""
+    """`check` raises a `TimeoutError` that names the deadline and the act once the deadline has passed."""
     deadline = Deadline.after(1, clock=clock)
     deadline.check("calling search")
     clock.pass_time(1)
@@ -123,7 +123,7 @@ def test_check_says_which_deadline_and_what_did_not_happen(clock: FakeClock):
 
 
 def test_a_pause_does_not_count_where_people_are_waited_for(clock: FakeClock):
-    """No time is used between `pause` and `resume`, and the deadline moves by the length of the pause."""
+    """No time passes for the deadline between `pause` and `resume`, which move it by the length of the pause."""
     deadline = Deadline.after(10, clock=clock, pauses_for_people=True)
     clock.pass_time(4)
     deadline.pause()
@@ -154,7 +154,7 @@ def test_pauses_nest(clock: FakeClock):
 
 
 def test_it_can_be_paused_again(clock: FakeClock):
-    """A deadline can be paused repeatedly, and the pauses add up."""
+    """A deadline can be paused repeatedly, and the lengths of the pauses add up."""
     deadline = Deadline.after(10, clock=clock, pauses_for_people=True)
     for _ in range(3):
         deadline.pause()
@@ -177,7 +177,7 @@ def test_a_pause_does_not_follow_the_time_of_day(clock: FakeClock):
 
 
 def test_without_that_a_pause_changes_nothing(clock: FakeClock):
-    """A pause does not move a hard deadline."""
+    """A deadline that does not pause for people is not moved by `pause`."""
     deadline = Deadline.after(10, clock=clock)
     deadline.pause()
     clock.pass_time(10)
@@ -188,7 +188,7 @@ def test_without_that_a_pause_changes_nothing(clock: FakeClock):
 
 
 def test_a_resume_too_many_does_nothing(clock: FakeClock):
-    """A surplus `resume` neither raises nor adds time."""
+    """A `resume` without a `pause` neither raises nor adds time."""
     deadline = Deadline.after(10, clock=clock, pauses_for_people=True)
     deadline.resume()
     clock.pass_time(3)
@@ -199,13 +199,13 @@ def test_a_resume_too_many_does_nothing(clock: FakeClock):
 
 
 def test_its_repr_says_when_and_how_long(clock: FakeClock):
-    """The repr has the time of the deadline and the seconds left."""
+    """A deadline's repr has its time and the seconds left."""
     deadline = Deadline.after(1.5, clock=clock)
     assert repr(deadline) == "Deadline(2030-01-01T12:00:01.500000+00:00, 1.500 s left)"
 
 
 def test_the_machines_clock_tells_utc_and_never_goes_back():
-    """`SystemClock` satisfies the clock protocol."""
+    """`SystemClock` gives wall time in UTC, and a monotonic time that never decreases."""
     clock: Clock = SystemClock()
     assert clock.now().tzinfo is UTC
     readings = [clock.monotonic() for _ in range(100)]
@@ -215,7 +215,7 @@ def test_the_machines_clock_tells_utc_and_never_goes_back():
 
 
 def test_a_deadline_follows_the_machines_clock_by_default():
-    """A deadline made without a clock argument is enforced in real time."""
+    """A deadline made without a clock argument follows the system clock."""
     deadline: Any = Deadline.after(3600)
     assert 3590 < deadline.remaining() <= 3600
     assert not deadline.expired

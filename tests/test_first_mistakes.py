@@ -66,11 +66,11 @@ def adapter(*answers: Any) -> Adapter:
         (lambda: AnthropicModel("claude", api_key=wrongly("k")), "Set ANTHROPIC_API_KEY"),
         (
             lambda: adapter().evaluate(Prompt("p", [FileTools()]), "hi").wait(),
-            "prompt 'p' has FileTools, and the run has no files",
+            "prompt 'p' has FileTools, but the run has no files",
         ),
         (
             lambda: adapter().evaluate(Prompt("p", "x"), "hi", environment=wrongly(lambda q: True)).wait(),
-            "environment is a function, and nobody can be asked through it",
+            "environment is a function. Pass an instance of Environment",
         ),
     ],
 )
@@ -81,7 +81,7 @@ def test_a_mistake_is_answered_with_a_hint(mistake: Any, words: str) -> None:
 
 
 def test_an_unknown_price_under_a_limit_of_money() -> None:
-    """The error says that the price is unknown, not that the money is spent."""
+    """With a money limit and an unknown price, the error asks for a price."""
     with pytest.raises(
         PromptEvaluationError, match=r"Give the model a price, or run `pip install 'handrail\[prices\]'`"
     ):
@@ -89,15 +89,15 @@ def test_an_unknown_price_under_a_limit_of_money() -> None:
 
 
 def test_a_stream_is_not_its_response() -> None:
-    """Reading the response's attributes on a stream raises an error that says where the response is."""
+    """Reading a response's attribute on a stream raises an error that says where the response is."""
     stream: Any = adapter().stream(Prompt("p", "x"), "hi")
     with pytest.raises(AttributeError, match=r"stream\.response\.wait\(\)"):
-        stream.text  # noqa: B018  # asking is the mistake
+        stream.text  # noqa: B018  # reading it is the mistake
     assert stream.response.wait().text == "Done."
 
 
 def test_text_among_sections() -> None:
-    """A plain string may be used as a section, more than once, without a heading."""
+    """A plain string may be used as a section, more than once, and has no heading."""
     prompt = Prompt("p", ["Be brief.", FileTools(writes=False), "Be kind."], tools=[weather])
     text = prompt.render().text
     assert text.startswith("Be brief.\n\n## Files")
@@ -106,7 +106,7 @@ def test_text_among_sections() -> None:
 
 
 def test_commands_are_writes_too() -> None:
-    """A policy on writing files applies to commands as well, since a command may write any file."""
+    """A policy that denies writing files also denies commands, since a command may write any file."""
     section = ShellTools(Shell([Allow("touch", ...)]))
     session = Session()
     model = ScriptedModel([ToolCall("run_command", {"command": ["touch", "x"]}), "Done."])
@@ -118,7 +118,7 @@ def test_commands_are_writes_too() -> None:
 
 
 def test_what_the_run_says_is_told_from_what_the_user_says() -> None:
-    """Corrections by the run are marked as such, so that a model does not take them for a new user message."""
+    """Messages that the run itself adds are marked, so that a model can tell them from the user's."""
     from dataclasses import dataclass
 
     @dataclass(frozen=True)
@@ -142,9 +142,9 @@ def test_what_the_run_says_is_told_from_what_the_user_says() -> None:
 def test_a_module_that_does_not_load_is_its_own_mistake(
     text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The error for a module that can't be loaded names the module and the line, and does not blame the command."""
+    """The error for a module that can't be loaded names the module and the line."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setitem(sys.modules, "served_wrongly", sys)  # removed afterwards
+    monkeypatch.setitem(sys.modules, "served_wrongly", sys)  # the entry is removed after the test
     file = tmp_path / "served_wrongly.py"
     file.write_text(text)
     with pytest.raises(DefinitionError, match=rf"served_wrongly\.py can't be loaded: {words}"):
@@ -152,7 +152,7 @@ def test_a_module_that_does_not_load_is_its_own_mistake(
 
 
 def test_an_answer_that_does_not_fit_is_said_with_one_full_stop():
-    """The refusal is a complete sentence of its own, and the hint follows it."""
+    """When an answer is refused, the question that is asked again ends with the hint."""
     person = Person(lambda question: {"approved": True, "scope": "all of it"})
 
     @tool(capabilities={"money"})
@@ -166,6 +166,6 @@ def test_an_answer_that_does_not_fit_is_said_with_one_full_stop():
 
 
 def test_a_folder_given_as_a_text_is_told_what_makes_it_files():
-    """A string given as the filesystem is refused, and the error shows how to open the folder."""
+    """A string given as the filesystem is refused, and the error shows how to open a folder."""
     with pytest.raises(DefinitionError, match=r"filesystem is a str.*DirectoryFilesystem\('folder'\)"):
         open_gate([weather], filesystem=wrongly("site"))

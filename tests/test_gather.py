@@ -1,4 +1,4 @@
-"""`gather`: several operations at once, structured."""
+"""`gather`, which runs several operations concurrently."""
 
 import asyncio
 import gc
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_logged")
 
 
 def test_gather_gives_values_in_the_order_given():
-    """The values are in the order of the operations, whichever ends first."""
+    """`gather` returns the values in the order of the operations, whichever ends first."""
 
     async def main() -> None:
         gate = asyncio.Event()
@@ -40,7 +40,7 @@ def test_gather_gives_values_in_the_order_given():
 
 
 def test_gather_runs_its_members_at_once():
-    """Members run concurrently: each of three waits for the others, and all of them end."""
+    """The members of a gather run concurrently: three that wait for each other all end."""
 
     async def main() -> None:
         there: list[int] = []
@@ -60,7 +60,7 @@ def test_gather_runs_its_members_at_once():
 
 
 def test_when_one_fails_the_others_are_cancelled_and_awaited():
-    """The first error is raised once every other member has ended, including cleanup."""
+    """When a member fails, its error is raised after all other members have been cancelled and have ended."""
 
     async def main() -> None:
         others = [Stuck(cleanup=3), Stuck(cleanup=7)]
@@ -78,7 +78,7 @@ def test_when_one_fails_the_others_are_cancelled_and_awaited():
 
 
 def test_the_first_of_several_failures_is_raised():
-    """Errors of members during cleanup neither replace the first nor are logged as lost."""
+    """Errors of other members during their cleanup neither replace the first error nor are logged."""
 
     async def main() -> None:
         began = asyncio.Event()
@@ -101,7 +101,7 @@ def test_the_first_of_several_failures_is_raised():
 
 
 def test_gather_cancelled_from_outside_ends_its_members_first():
-    """A cancellation of the gather reaches every member, and is raised when they have ended."""
+    """Cancelling a gather cancels every member, and the cancellation is raised once they have ended."""
 
     async def main() -> None:
         members = [Stuck(cleanup=2), Stuck(cleanup=5)]
@@ -117,7 +117,7 @@ def test_gather_cancelled_from_outside_ends_its_members_first():
 
 
 def test_a_second_cancellation_does_not_leave_members_running():
-    """A gather that is cancelled again during its members' cleanup still waits for them."""
+    """A gather that is cancelled again while its members clean up still waits for them."""
 
     async def main() -> None:
         member = Stuck(cleanup=6)
@@ -136,7 +136,7 @@ def test_a_second_cancellation_does_not_leave_members_running():
 
 
 def test_a_member_that_raises_cancelled_itself_fails_the_gather():
-    """A stray `CancelledError` does not count as success: the others end and it is raised."""
+    """A member that raises `CancelledError` itself fails the gather, and the other members end."""
 
     async def main() -> None:
         other = Stuck(cleanup=2)
@@ -166,7 +166,7 @@ def test_gather_of_nothing_is_empty():
 
 
 def test_gather_takes_anything_that_can_be_awaited():
-    """Coroutines, futures, tasks and `Done` may be mixed with operations."""
+    """A gather may mix coroutines, futures, tasks and `Done` with operations."""
 
     async def native() -> str:
         return "native"
@@ -218,7 +218,7 @@ def test_gathers_nest():
 
 
 def test_members_belong_to_their_gather():
-    """A member can't be used outside its gather, nor twice in it."""
+    """A member of a gather can't be used outside it, nor twice in it."""
 
     async def main() -> None:
         member = value_of(1)

@@ -1,4 +1,4 @@
-"""Ctrl-C, program exit, a closed loop, and fork."""
+"""Ctrl-C, the end of a program, a closed loop, and fork."""
 
 import asyncio
 import signal
@@ -49,7 +49,7 @@ def interrupted(tmp_path: Any, times: int = 1, **parts: str) -> tuple[list[str],
     lines: list[str] = []
     for _ in range(times):
         while (line := process.stdout.readline().strip()) != "ready":
-            assert line, "the script ended early"
+            assert line, "the script ended too early"
             lines.append(line)
         process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=300)
@@ -57,13 +57,13 @@ def interrupted(tmp_path: Any, times: int = 1, **parts: str) -> tuple[list[str],
 
 
 def test_ctrl_c_cancels_and_waits_for_the_cleanup(tmp_path: Any):
-    """A real SIGINT cancels the work and waits for its cleanup before `KeyboardInterrupt` continues."""
+    """SIGINT cancels the work, and `KeyboardInterrupt` is raised after the work's cleanup."""
     lines, err, code = interrupted(tmp_path, cleanup="await asyncio.sleep(0.01)", after="sys.exit(7)")
     assert (lines, err, code) == (["cleaned up", "interrupted"], "", 7)
 
 
 def test_ctrl_c_that_nobody_catches_ends_the_program_as_usual(tmp_path: Any):
-    """An uncaught SIGINT ends the program with SIGINT's exit code, after the cleanup has run."""
+    """An uncaught SIGINT ends the program with SIGINT's exit code, after the work's cleanup."""
     lines, err, code = interrupted(tmp_path, after="raise")
     assert (lines, code) == (["cleaned up", "interrupted"], -signal.SIGINT)
     assert err.rstrip().endswith("KeyboardInterrupt")
@@ -84,7 +84,7 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Any):
 
 
 def test_an_interrupt_before_the_hand_over_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch):
-    """An interrupt just before the loop takes over the work still ends the wait, and loses no coroutine."""
+    """An interrupt before the loop has taken over the work ends the wait, and loses no coroutine."""
     loop = background_loop()
     real = loop.call_soon_threadsafe
     struck: list[int] = []
@@ -102,7 +102,7 @@ def test_an_interrupt_before_the_hand_over_leaves_nothing_behind(monkeypatch: py
 
 
 def test_an_abandoned_thread_does_not_hold_the_program_open(tmp_path: Any):
-    """A program ends although a handler's thread never returns, since that thread is a daemon."""
+    """A program ends even if a handler's thread never returns, since that thread is a daemon."""
     text = """
         import threading
         from handrail.threads import run_in_thread
@@ -128,7 +128,7 @@ def test_an_abandoned_thread_does_not_hold_the_program_open(tmp_path: Any):
 
 
 def test_a_thread_stuck_in_a_wait_does_not_hold_the_program_open(tmp_path: Any):
-    """A program ends although a handler's thread is still waiting for an operation."""
+    """A program ends even if a handler's thread is still waiting for an operation."""
     text = """
         from handrail.threads import run_in_thread
 
@@ -152,7 +152,7 @@ def test_a_thread_stuck_in_a_wait_does_not_hold_the_program_open(tmp_path: Any):
 
 
 def test_a_loop_that_is_gone_is_an_error():
-    """Waiting for an operation whose loop is closed raises an error, and no coroutine is lost."""
+    """Waiting for an operation whose loop is closed raises an error, and loses no coroutine."""
 
     async def main() -> Home:
         return Home(asyncio.get_running_loop(), "call")
@@ -183,7 +183,7 @@ def test_a_loop_that_goes_while_somebody_waits_is_an_error(monkeypatch: pytest.M
 
     thread = threading.Thread(target=body)
     thread.start()
-    loop.run_forever()  # until the work stops it
+    loop.run_forever()  # runs until the work stops it
     tasks = asyncio.all_tasks(loop)
     loop.close()
     thread.join(timeout=300)
@@ -191,11 +191,11 @@ def test_a_loop_that_goes_while_somebody_waits_is_an_error(monkeypatch: pytest.M
     assert "ended while it ran" in str(raised[0])
     for task in tasks:
         task.get_coro().close()  # pyright: ignore[reportOptionalMemberAccess]
-        task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]  # it was meant
+        task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]  # it is destroyed on purpose
 
 
 def test_a_forked_child_can_wait_too(tmp_path: Any):
-    """After `os.fork` the child makes its own background thread, and both continue."""
+    """After `os.fork`, parent and child can both wait, since the child starts its own background thread."""
     text = """
         import os, sys, warnings
         warnings.simplefilter("ignore", DeprecationWarning)  # Python dislikes any fork beside threads

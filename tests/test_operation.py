@@ -1,4 +1,4 @@
-"""`Operation`: one way to write a verb, run from sync and async code."""
+"""`Operation`, with which one verb serves both sync and async code."""
 
 import asyncio
 import contextvars
@@ -30,7 +30,7 @@ LABEL: contextvars.ContextVar[str] = contextvars.ContextVar("LABEL", default="no
 
 
 def test_a_script_waits_for_it(tmp_path: Any):
-    """`.wait()` works at the top level of a real script, which exits without warnings."""
+    """`.wait()` works at the top level of a script, which exits without warnings."""
     text = """
         async def work():
             await asyncio.sleep(0)
@@ -81,7 +81,7 @@ def test_a_sync_handler_waits_for_it_on_the_calls_own_loop():
 
 
 def test_a_thread_of_the_users_waits_for_it():
-    """An operation knows its loop, so any thread can wait for it."""
+    """Any thread can wait for an operation, since the operation knows its loop."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -130,7 +130,7 @@ def test_asyncios_task_group_starts_it():
 
 
 def test_its_task_can_be_shown_and_debugged():
-    """The repr of an operation's task, as shown in debug mode, neither fails nor uses the operation."""
+    """The repr of an operation's task, as shown in debug mode, neither fails nor uses up the operation."""
 
     async def main() -> None:
         stuck = Stuck()
@@ -155,7 +155,7 @@ def test_its_task_can_be_shown_and_debugged():
 
 
 def test_a_task_can_test_its_coroutine():
-    """An operation that has a task is true before, while and after it runs, since the task's repr tests it."""
+    """An operation that has a task is true before, while and after it runs, since asyncio tests it."""
     truth: Callable[[object], bool] = operator.truth
 
     async def main() -> None:
@@ -179,7 +179,7 @@ def test_a_task_can_test_its_coroutine():
 
 
 def test_anyios_task_group_starts_it():
-    """`start_soon` accepts an operation, which is also a function that returns itself."""
+    """anyio's `start_soon` accepts an operation, which is also a function that returns itself."""
     seen: list[int] = []
 
     async def work() -> None:
@@ -206,7 +206,7 @@ def test_asyncios_gather_wait_for_and_shield_take_it():
 
 
 def test_a_task_cancelled_before_it_began_leaves_no_warning():
-    """Cancelling the task of an unstarted operation counts as using it."""
+    """Cancelling the task of an operation before it starts counts as using the operation."""
 
     async def main() -> None:
         stuck = Stuck()
@@ -237,11 +237,11 @@ def test_nested_sync_calls_never_starve():
     run(main)
 
 
-# --- one loop for scripts ------------------------------------------------------------------------
+# --- the background loop of scripts --------------------------------------------------------------
 
 
 def test_work_begun_by_one_wait_outlives_it():
-    """A task that one `.wait()` leaves behind continues during the next, since scripts share a background loop."""
+    """A task that one `.wait()` leaves behind continues during the next, since both run on one background loop."""
     events: list[asyncio.Event] = []
     tasks: list[asyncio.Task[str]] = []
 
@@ -298,7 +298,7 @@ def test_many_threads_wait_at_once():
 
 
 def test_a_program_ends_what_is_left_on_the_background_loop(tmp_path: Any):
-    """At exit, remaining tasks are cancelled and cleaned up, without output on stderr."""
+    """When a program exits, tasks left on the background loop are cancelled and cleaned up, without output."""
     text = """
         async def later():
             try:
@@ -318,11 +318,11 @@ def test_a_program_ends_what_is_left_on_the_background_loop(tmp_path: Any):
     assert (result.stdout, result.stderr, result.returncode) == ("cleaned up\n", "", 0)
 
 
-# --- what it refuses -----------------------------------------------------------------------------
+# --- refusals ------------------------------------------------------------------------------------
 
 
 def test_waiting_on_the_loops_own_thread_is_an_error_with_a_hint():
-    """`.wait()` on the loop's own thread would wait for itself, so it raises an error that says what to write."""
+    """`.wait()` on the loop's own thread, which would deadlock, raises an error that says what to write."""
 
     async def main() -> None:
         operation = value_of(1, Home(asyncio.get_running_loop(), "call"))
@@ -336,7 +336,7 @@ def test_waiting_on_the_loops_own_thread_is_an_error_with_a_hint():
 
 
 def test_a_callback_on_the_background_loop_may_not_wait_either():
-    """`.wait()` in a callback on the scripts' shared background loop is refused too."""
+    """`.wait()` in a callback on the background loop of scripts is refused."""
 
     async def inner() -> None:
         value_of(1).wait()
@@ -346,7 +346,7 @@ def test_a_callback_on_the_background_loop_may_not_wait_either():
 
 
 def test_one_never_awaited_warns_once():
-    """Dropping an unused operation warns once, with its name and what to do."""
+    """An operation that is never used warns once, with its name and what to do."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         operation = Operation(value_of(1).give_up(), "request_approval('x')")
@@ -362,7 +362,7 @@ def test_one_never_awaited_warns_once():
 
 @pytest.mark.parametrize("way", ["await", "wait", "task", "close", "gather", "truth", "wait on loop"])
 def test_one_that_was_used_does_not_warn(way: str):
-    """Any use, even one that raises, prevents the warning (warnings are errors here)."""
+    """Any use of an operation, even one that raises, prevents the warning (warnings are errors here)."""
 
     async def use(operation: Operation[int]) -> None:
         if way == "await":
@@ -401,7 +401,7 @@ def test_one_that_was_used_does_not_warn(way: str):
     ids=["bool", "not", "and", "if"],
 )
 def test_it_has_no_truth_value(use: Callable[[Operation[Any]], object]):
-    """Using an operation as a condition raises and names the missing `await`: a forgotten approval is never a yes."""
+    """Using an operation as a condition raises an error that asks for `await`, so a forgotten one is never true."""
     with pytest.raises(
         OperationHasNoTruth, match=r"Write `await` before it, or `.wait\(\)` behind"
     ) as caught:
@@ -413,7 +413,7 @@ def test_it_has_no_truth_value(use: Callable[[Operation[Any]], object]):
 @pytest.mark.parametrize("first", ["await", "wait", "task", "gather", "failed", "refused"])
 @pytest.mark.parametrize("second", ["await", "wait", "task", "gather"])
 def test_it_is_single_use(first: str, second: str):
-    """A second use of any kind raises `OperationUsedTwice`."""
+    """A second use of an operation, of any kind, raises `OperationUsedTwice`."""
     ran: list[int] = []
 
     async def work() -> None:
@@ -440,7 +440,7 @@ def test_it_is_single_use(first: str, second: str):
 
 
 def test_two_tasks_can_not_be_made_of_one():
-    """The second task of one operation fails; the first continues undisturbed."""
+    """A second task made from one operation fails, and the first continues undisturbed."""
 
     async def main() -> None:
         stuck = Stuck()
@@ -463,7 +463,7 @@ def test_two_tasks_can_not_be_made_of_one():
 
 
 def test_a_cancelled_second_task_does_not_cancel_the_first():
-    """Cancelling a second task of the same operation does not reach the work."""
+    """Cancelling a second task made from one operation does not cancel the first."""
 
     async def main() -> None:
         stuck = Stuck()
@@ -482,7 +482,7 @@ def test_a_cancelled_second_task_does_not_cancel_the_first():
 
 
 def test_it_is_cold():
-    """Before an operation is awaited nothing happens; not even its factory is called."""
+    """Nothing happens before an operation is awaited: not even its factory is called."""
     happened: list[str] = []
 
     def factory() -> Coroutine[Any, Any, None]:
@@ -502,7 +502,7 @@ def test_it_is_cold():
 
 
 def test_its_repr_says_what_it_is():
-    """The repr names the operation and whether it has been used."""
+    """An operation's repr has its name, and whether it has been used."""
     operation = Operation(value_of(1).give_up(), "call('search')")
     assert repr(operation) == "<Operation call('search')>"
     operation.wait()
@@ -512,7 +512,7 @@ def test_its_repr_says_what_it_is():
 @pytest.mark.parametrize("thrown", [ValueError("mine"), ValueError], ids=["an error", "a class"])
 @pytest.mark.parametrize("begun", [True, False])
 def test_throwing_into_it_raises_there(thrown: Any, begun: bool):
-    """The coroutine protocol's `throw` reaches the work, or ends it before it starts."""
+    """`throw` raises in the operation's work, or ends the operation before it starts."""
     seen: list[str] = []
 
     async def work() -> None:
@@ -534,7 +534,7 @@ def test_throwing_into_it_raises_there(thrown: Any, begun: bool):
 
 
 def test_context_variables_travel_onto_the_loop_and_into_the_thread():
-    """The work sees context variables set by its waiter, even through a thread."""
+    """The work sees the context variables of its waiter, even through a thread."""
 
     async def on_loop() -> list[str]:
         home = Home(asyncio.get_running_loop(), "call")
@@ -567,7 +567,7 @@ def test_context_variables_travel_onto_the_loop_and_into_the_thread():
 
 @pytest.mark.parametrize("way", ["script", "await", "wait", "task", "gather"])
 def test_an_error_keeps_its_type_and_its_traceback(way: str):
-    """The waiter gets the same exception object, and its traceback has the line that raised it."""
+    """The waiter gets the exception object that the work raised, with the line that raised it in its traceback."""
     error = LookupError("original")
 
     async def the_line_that_raises() -> None:
@@ -594,7 +594,7 @@ def test_a_timeout_error_of_the_work_is_its_own():
 
 
 def test_an_outcome_that_comes_as_the_wait_looks_up_is_not_lost(monkeypatch: pytest.MonkeyPatch):
-    """If the work ends just as the wait's own timeout fires, its value is returned."""
+    """If the work ends just as the wait's own timeout expires, its value is still returned."""
     from concurrent.futures import Future
 
     real, calls = Future[int].result, list[object]()
@@ -602,7 +602,7 @@ def test_an_outcome_that_comes_as_the_wait_looks_up_is_not_lost(monkeypatch: pyt
     def result(self: Any, timeout: float | None = None) -> Any:
         calls.append(timeout)
         if len(calls) == 1:
-            real(self)  # the result arrives now, too late for this check
+            real(self)  # the result arrives only now, too late for this check
             raise TimeoutError
         return real(self, timeout)
 
@@ -635,12 +635,12 @@ def test_an_exit_in_a_handlers_thread_reaches_the_waiter():
 
 
 def test_work_that_is_cancelled_by_itself_is_told_so():
-    """Work that raises its own `CancelledError` ends the wait with an error that says so."""
+    """If the work raises `CancelledError` itself, the wait raises an error that says so."""
     with pytest.raises(asyncio.CancelledError, match="failing was cancelled"):
         failing(asyncio.CancelledError()).wait()
 
 
-# --- what acts at once -----------------------------------------------------------------------------
+# --- `DONE` ----------------------------------------------------------------------------------------
 
 
 def test_done_may_be_awaited_or_waited_for_or_left():
@@ -658,7 +658,7 @@ def test_done_may_be_awaited_or_waited_for_or_left():
 
 
 def test_waiting_is_over_as_soon_as_the_work_is(monkeypatch: pytest.MonkeyPatch):
-    """A wait returns as soon as the work ends; if it relied on checking for a lost loop, it would last an hour here."""
+    """A wait returns as soon as the work ends, without waiting for its periodic check, which is an hour here."""
     monkeypatch.setattr(threads, "_LOOK_SECONDS", 3600)
     for number in range(200):
         assert value_of(number).wait() == number

@@ -1,4 +1,4 @@
-"""Operations end with their call, wherever they run, with `ContextExpired`."""
+"""The end of operations with their call: wherever they run, they end with `ContextExpired`."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_logged")
 
 
 def test_closing_ends_operations_in_tasks_the_handler_spawned():
-    """An operation awaited in a stray task ends with `ContextExpired` after its cleanup; the task continues."""
+    """An operation in a stray task ends with `ContextExpired` after its cleanup, and the task continues."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call-7")
@@ -45,7 +45,7 @@ def test_closing_ends_operations_in_tasks_the_handler_spawned():
 
 
 def test_closing_ends_operations_started_as_tasks_themselves():
-    """Closing ends an operation that was started as a task, directly or in a task group."""
+    """Closing a call ends an operation that was started as a task, directly or in a task group."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -70,7 +70,7 @@ def test_closing_ends_operations_started_as_tasks_themselves():
 
 
 def test_closing_ends_operations_that_threads_wait_for():
-    """Closing ends the wait of every thread in `.wait()` with `ContextExpired`."""
+    """Closing a call ends the wait of every thread in `.wait()` with `ContextExpired`."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -94,7 +94,7 @@ def test_closing_ends_operations_that_threads_wait_for():
 
 
 def test_closing_ends_a_gather_once_with_all_its_members():
-    """A gather ends its members once: a cleanup that awaits is not cut short."""
+    """Closing a call ends a gather's members once, and does not interrupt a cleanup that awaits."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -124,7 +124,7 @@ def test_closing_ends_a_gather_once_with_all_its_members():
 
 @pytest.mark.parametrize("first", ["close", "cancel"])
 def test_an_outer_cancellation_at_the_same_time_still_cancels(first: str):
-    """A separate cancellation of the task is not swallowed by the end of the call."""
+    """A cancellation of the task at the same time as the end of the call still cancels the task."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -153,7 +153,7 @@ def test_an_outer_cancellation_at_the_same_time_still_cancels(first: str):
 
 
 def test_an_earlier_cancellation_does_not_confuse_the_end_of_the_call():
-    """A task that awaits an operation in its cleanup gets `ContextExpired`, and is not cancelled again."""
+    """A cancelled task that awaits an operation in its cleanup gets `ContextExpired` when the call ends."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -183,7 +183,7 @@ def test_an_earlier_cancellation_does_not_confuse_the_end_of_the_call():
 
 @pytest.mark.parametrize("how", ["returns", "raises"])
 def test_work_that_takes_no_notice_leaves_its_task_uncancelled(how: str):
-    """If work swallows the end of its call, its task is not left cancelled and may still use timeouts."""
+    """If work swallows the end of its call, the task that awaits it is not left with a pending cancellation."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -218,7 +218,7 @@ def test_work_that_takes_no_notice_leaves_its_task_uncancelled(how: str):
 
 
 def test_operations_inside_operations_end_together():
-    """If an operation awaits another of the same call, both end, and the task continues."""
+    """An operation that awaits another of the same call ends together with it, and the task continues."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -270,7 +270,7 @@ def test_closing_an_inner_call_leaves_the_outer_one_alone():
 
 
 def test_closing_does_not_cancel_the_closing_task():
-    """The task that closes the home is never cancelled by it, even if an operation runs in it."""
+    """Closing a call does not cancel the task that closes it, even from inside an operation."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -287,7 +287,7 @@ def test_closing_does_not_cancel_the_closing_task():
 
 @pytest.mark.parametrize("way", ["await", "wait", "task", "gather", "gather before"])
 def test_one_made_before_the_end_and_used_after_is_refused(way: str):
-    """An operation created during a call does nothing when it is used after the call is over."""
+    """An operation that was created during a call does nothing when it is used after the call."""
     happened: list[int] = []
 
     async def work() -> None:
@@ -331,7 +331,7 @@ def test_one_handed_to_the_loop_before_the_end_is_refused_when_it_begins(monkeyp
 
 
 def test_a_finished_operation_is_not_ended_again():
-    """Closing after an operation has ended does not affect its task."""
+    """Closing a call does not affect a task whose operation has already ended."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")

@@ -1,4 +1,4 @@
-"""Threads for sync handlers: daemons, unlimited, reused, and abandoned rather than stopped."""
+"""Threads for sync handlers: daemons without a limit, which are reused, and abandoned rather than stopped."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ LABEL: contextvars.ContextVar[str] = contextvars.ContextVar("LABEL", default="no
 
 @pytest.fixture(autouse=True)
 def no_other_threads() -> None:
-    """Let the threads of earlier tests end, so that each test starts without any."""
+    """Wait for the threads of earlier tests to end, so that each test starts without any."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threads, "_IDLE_SECONDS", 0.0)
         last: Any = SimpleNamespace(run=lambda: None)
@@ -41,7 +41,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def test_it_gives_back_what_the_function_returns():
-    """The function runs on a daemon thread of Handrail, and its value is returned."""
+    """A function runs on one of Handrail's daemon threads, and its value is returned."""
 
     async def main() -> None:
         thread = await run_in_thread(threading.current_thread)
@@ -53,7 +53,7 @@ def test_it_gives_back_what_the_function_returns():
 
 
 def test_it_raises_what_the_function_raises():
-    """The caller gets the same exception object, with its traceback."""
+    """The caller gets the exception object that the function raised, with its traceback."""
     error = LookupError("mine")
 
     def fails() -> None:
@@ -69,7 +69,7 @@ def test_it_raises_what_the_function_raises():
 
 
 def test_an_idle_thread_is_used_again():
-    """The next function runs on an idle thread instead of a new one."""
+    """An idle thread is reused for the next function."""
 
     async def main() -> None:
         first = await run_in_thread(threading.get_ident)
@@ -112,7 +112,7 @@ def test_an_idle_thread_ends_after_a_while(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_job_handed_over_as_a_thread_gives_up_is_not_lost(monkeypatch: pytest.MonkeyPatch):
-    """A job handed to a thread just as its wait for work ends is still done."""
+    """A job that is handed to a thread just as the thread gives up waiting for work is still done."""
     handed: list[asyncio.Future[Any]] = []
 
     class Idle(deque[Any]):
@@ -140,7 +140,7 @@ def test_a_job_handed_over_as_a_thread_gives_up_is_not_lost(monkeypatch: pytest.
 
 
 def test_jobs_and_threads_that_end_pass_each_other(monkeypatch: pytest.MonkeyPatch):
-    """Every job is done even if threads end as soon as they are idle."""
+    """Every job is done, even if threads end as soon as they are idle."""
     monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.0)
 
     async def main() -> None:
@@ -151,7 +151,7 @@ def test_jobs_and_threads_that_end_pass_each_other(monkeypatch: pytest.MonkeyPat
 
 
 def test_there_is_no_limit():
-    """Two hundred functions that wait for each other all end, so the number of threads is not limited."""
+    """The number of threads is unlimited: two hundred functions that wait for each other all end."""
 
     async def main() -> None:
         together = threading.Barrier(200)
@@ -162,7 +162,7 @@ def test_there_is_no_limit():
 
 
 def test_stop_iteration_becomes_a_runtime_error():
-    """A future can't carry `StopIteration`, so it becomes the error that an async function would raise."""
+    """`StopIteration`, which a future can't carry, becomes a `RuntimeError`, as in an async function."""
 
     async def main() -> None:
         with pytest.raises(RuntimeError, match="StopIteration") as caught:
@@ -173,7 +173,7 @@ def test_stop_iteration_becomes_a_runtime_error():
 
 
 def test_context_variables_go_along_and_do_not_leak_back():
-    """The function sees its caller's variables; its own changes do not leak back."""
+    """A function sees its caller's context variables, and its own changes do not leak back."""
 
     def body() -> str:
         seen = LABEL.get()
@@ -191,7 +191,7 @@ def test_context_variables_go_along_and_do_not_leak_back():
 
 
 def test_cancelling_abandons_the_thread():
-    """Cancelling frees the awaiting task at once; the thread continues, and its result is dropped."""
+    """Cancelling frees the awaiting task at once, while the thread continues and its result is dropped."""
 
     async def main() -> None:
         began, release, ended = threading.Event(), threading.Event(), threading.Event()
@@ -217,7 +217,7 @@ def test_cancelling_abandons_the_thread():
 
 
 def test_an_abandoned_error_is_dropped_in_silence():
-    """An abandoned function's error is ignored, and the thread is reused."""
+    """The error of an abandoned function is ignored, and its thread is reused."""
 
     async def main() -> None:
         release, began = threading.Event(), threading.Event()
@@ -238,7 +238,7 @@ def test_an_abandoned_error_is_dropped_in_silence():
 
 
 def test_a_thread_may_outlive_its_loop():
-    """A function that returns after its loop was closed is harmless, and no longer counted."""
+    """A function may return after its loop was closed, and is then no longer counted."""
     release, began = threading.Event(), threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []
 
@@ -263,7 +263,7 @@ def test_a_thread_may_outlive_its_loop():
 
 
 def test_threads_at_work_are_counted_by_loop():
-    """Only unfinished functions of the given loop are counted."""
+    """`threads_at_work` counts only the unfinished functions of the given loop."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -280,7 +280,7 @@ def test_threads_at_work_are_counted_by_loop():
 
 
 def test_a_thread_at_work_is_counted_until_its_outcome_is_there():
-    """A function counts as running until its value has arrived; otherwise virtual time could jump in between."""
+    """A function counts as running until its value has arrived, so that virtual time does not jump ahead of it."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -312,7 +312,7 @@ def test_nothing_is_kept_alive_by_an_idle_thread():
         with contextlib.suppress(KeyError):  # pytest.raises would keep the error
             await run_in_thread(lambda kept=thing: fails(kept))
         await until(lambda: threads._idle)
-        await asyncio.sleep(0)  # the callback that woke this task had a reference to the error too
+        await asyncio.sleep(0)  # the callback that woke this task also referred to the error
         del thing
         gc.collect()
         assert gone() is None

@@ -13,7 +13,7 @@ from typing_extensions import TypeVar
 from handrail.adapter import Adapter, PromptResponse, RunStream
 from handrail.adapter.settings import checked_model
 from handrail.context import ToolContext
-from handrail.dispatch.options import ResumeArguments, RunArguments, RunOptions
+from handrail.dispatch.options import ResumeArguments, RunArguments, RunOptions, check_names
 from handrail.errors import DefinitionError, NotSupported
 from handrail.messages import Model
 from handrail.models import check_name
@@ -86,6 +86,8 @@ class Agent(Generic[OutputT]):
             check_name(model)
         elif not isinstance(model, Adapter):
             checked_model(model)
+        if not isinstance(description, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+            raise DefinitionError(f"description is {description!r}. Pass a text, or leave it out.")
         prompt: Any = instructions
         if not isinstance(instructions, Prompt):
             prompt = Prompt(name, _literal(instructions), tools=tools, output=output, policies=policies)
@@ -116,13 +118,14 @@ class Agent(Generic[OutputT]):
         templates. A second run on the same `session` continues the conversation. A failing tool never ends a
         run; an error that does is raised as `PromptEvaluationError`.
         """
-        return self.adapter.evaluate(self.prompt, params, message=_text(message), **arguments)
+        check_names("run", RunArguments, arguments)
+        return self.adapter.evaluate(self.prompt, params, message=message, **arguments)
 
     def stream(
         self, message: str | None = None, /, *, params: object = None, **arguments: Unpack[RunArguments]
     ) -> RunStream[OutputT]:
         """Run as `run` does, but as a stream of events, for `async for`, or `for` in a script."""
-        return self.adapter.stream(self.prompt, params, message=_text(message), **arguments)
+        return self.adapter.stream(self.prompt, params, message=message, **arguments)
 
     def resume(
         self, run_id: str, /, **arguments: Unpack[ResumeArguments]
@@ -216,12 +219,3 @@ def _literal(instructions: Any) -> Any:
         return instructions
     given = cast("Sequence[Any]", instructions)
     return [each.replace("$", "$$") if isinstance(each, str) else each for each in given]
-
-
-def _text(message: Any) -> str | None:
-    if message is None or isinstance(message, str):
-        return message
-    raise DefinitionError(
-        f"the message is a {type(message).__name__}. Give what the user says as text; "
-        "what fills templates is `params=`."
-    )

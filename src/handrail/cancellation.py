@@ -44,7 +44,7 @@ class CancelScope(msgspec.Struct, eq=False):
     task: asyncio.Task[Any]
     _before: int
     """The task's cancellation count when the scope was opened."""
-    _run: Cancellation | None = None
+    _run: Cancellation
     _is_ended: bool = False
     _timeout: Timer | None = None
     _deadline: Deadline | None = None
@@ -57,13 +57,11 @@ class CancelScope(msgspec.Struct, eq=False):
             _settle(self.task)
         return self.task.cancelling() > self._before
 
-    @property
-    def stopped(self) -> bool:
-        """Whether the work must stop because its task or its run was cancelled, even if the work ignored that."""
+    def is_stopped(self) -> bool:
+        """Return whether the work must stop because its task or run was cancelled, even if the work ignored that."""
         if _deliveries:
             _settle(self.task)
-        run = self._run
-        return self.task.cancelling() > self._before or (run is not None and run.cancelled)
+        return self.task.cancelling() > self._before or self._run.cancelled
 
     def close(self) -> bool:
         """End the scope. Returns whether the task was cancelled from outside and has not been told yet.
@@ -147,7 +145,7 @@ def open_scope(run: Cancellation | None = None, loop: asyncio.AbstractEventLoop 
     task: Any = _current_task(loop or asyncio.get_running_loop())
     if _deliveries:
         _settle(task)
-    return CancelScope(task, task.cancelling(), run)
+    return CancelScope(task, task.cancelling(), run or NO_RUN)
 
 
 def _do_nothing() -> None: ...
@@ -190,11 +188,16 @@ def begin_foreign(work: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
     in which helper the group is: the cancellation is delivered through here, and its traceback shows which
     code caught it.
     """
-    if TASK_GROUPS_UNCANCEL:
-        return work
     steps = work.__await__()
     waiting = next(steps, _ENDED)
     return None if waiting is _ENDED else _watch(steps, waiting)
+
+
+if TASK_GROUPS_UNCANCEL:
+
+    def begin_foreign(work: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
+        """Return the work: a task group takes back what it cancelled, so nothing needs to be watched."""
+        return work
 
 
 async def await_foreign(work: Awaitable[T]) -> T:
@@ -341,6 +344,10 @@ class Cancellation:
         watchers, self._watchers = self._watchers, []
         for watcher in watchers:
             _tell(watcher)
+
+
+NO_RUN = Cancellation(tuple)
+"""Never cancelled: the run of work that only its task's cancellation stops."""
 
 
 def _tell(watcher: Watcher) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Clock(Protocol):
     """The time of day, for people and records, and a monotonic time, for measuring durations."""
 

@@ -29,11 +29,11 @@ class Deadline:
     def __init__(self, at: datetime, *, clock: Clock = SYSTEM_CLOCK, pauses_for_people: bool = False) -> None:
         if not isinstance(at, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
             raise DefinitionError(
-                f"a deadline at {at!r} is not a time. Give a datetime, or use `Deadline.after(300)`."
+                f"a deadline at {at!r} is not a time. Pass a datetime, or use `Deadline.after(300)`."
             )
         if at.tzinfo is None:
             raise DefinitionError(
-                f"deadline {at.isoformat()} has no time zone. Give one, for example "
+                f"deadline {at.isoformat()} has no time zone. Pass one, for example "
                 "`datetime.now(UTC) + timedelta(minutes=5)`, or use `Deadline.after(300)`."
             )
         self.at = at.astimezone(UTC)
@@ -55,7 +55,7 @@ class Deadline:
                     "Leave it out for a run without a deadline."
                 )
             raise DefinitionError(
-                f"a deadline after {seconds} seconds is not a deadline. Give a positive number."
+                f"a deadline after {seconds} seconds is not a deadline. Pass a positive number."
             )
         at = clock.now() + timedelta(seconds=seconds)
         return cls(at, clock=clock, pauses_for_people=pauses_for_people)

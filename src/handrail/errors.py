@@ -121,7 +121,7 @@ class PromptValidationError(PromptDefinitionError):
     def __init__(self, prompt: str, tool: str, places: Sequence[str]) -> None:
         super().__init__(
             f"prompt {prompt!r}",
-            f"two tools are called {tool!r}, in {' and in '.join(places)}",
+            f"two tools are named {tool!r}, in {' and in '.join(places)}",
             "Rename one, drop one, or let only one of the two be enabled at a time.",
         )
         self.tool = tool

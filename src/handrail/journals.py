@@ -1,4 +1,4 @@
-"""`Journal`: the durable record that a run resumes from, split by role.
+"""`Journal`: the durable record from which a run resumes, split by role.
 
 A journal consists of its id, its key and its roles. Each role is a small protocol, so code that only asks
 questions depends on `Questions` alone. One contract suite tests every implementation.
@@ -52,11 +52,17 @@ class Runs(Protocol):
         ...
 
     async def keep(self, run_id: str, /) -> bool:
-        """Renew the lease and return whether to cancel the run. Raises `RunBusy` if another process has taken it."""
+        """Renew the lease, and return whether the run should be cancelled.
+
+        Raises `RunBusy` if another process has taken it over.
+        """
         ...
 
     async def stop(self, run_id: str, /) -> None:
-        """Ask the owner of a run to cancel it: its next `keep` returns True. Raises `RunUnknown` for an unknown run."""
+        """Ask the owner of a run to cancel it: its next `keep` returns True.
+
+        Raises `RunUnknown` if there is no such run.
+        """
         ...
 
     async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
@@ -110,7 +116,7 @@ class Runs(Protocol):
 class Calls(Protocol):
     """What happened in runs: committed calls, and entries for everything else.
 
-    A unit that changes files is committed by `commit` before any file changes, and is then either
+    A unit that changes files is recorded by `commit` before any file changes, and is then either
     `applied` or taken back by `void`. After a crash, recovery finishes a unit that is neither.
     """
 
@@ -127,7 +133,9 @@ class Calls(Protocol):
         ...
 
     async def unapplied(self) -> Sequence[CommitUnit]:
-        """Return the units that are neither applied nor void nor being applied by a live process, of all runs, in order."""
+        """Return the units of all runs, in order, that are neither applied nor void nor being applied by a
+        live process.
+        """
         ...
 
     async def load(self, run_id: str, /) -> Sequence[CommitUnit]:
@@ -156,7 +164,7 @@ class Calls(Protocol):
 
 
 class Steps(Protocol):
-    """Steps that each succeed once."""
+    """Steps that each succeed at most once."""
 
     async def run(
         self,
@@ -201,7 +209,7 @@ class Questions(Protocol):
     def answer(self, answer: Answer, /) -> None:
         """Accept an answer. The first one wins and a repeat is harmless; anything else raises `AnswerRefused`.
 
-        An answer with a secret is refused if the asker does not wait in this process, since it can't be recorded.
+        An answer with a secret is refused if the asker is not waiting in this process, since it can't be recorded.
         """
         ...
 
@@ -226,7 +234,7 @@ class Decisions(Protocol):
     """Decisions that hold for whole sessions. They outlive the runs that made them."""
 
     def write(self, decision: Decision, /, *, run_id: str = "") -> None:
-        """Record a decision, synchronously, from any thread. A repeat is harmless.
+        """Record a decision, synchronously, from any thread. Recording it twice is harmless.
 
         Raises `RunBusy` if the decision was made in a run that another process has taken over.
         """
@@ -245,7 +253,7 @@ class Tickets(Protocol):
     """
 
     def issue(self, run_id: str, place: str, text: str, /) -> str:
-        """Record a ticket, synchronously. Returns the text first issued at this place."""
+        """Record a ticket, synchronously. Returns the text that was first issued at this place."""
         ...
 
     async def claim(self, run_id: str, place: str, by: str, again: bool, /) -> bytes:
@@ -261,11 +269,11 @@ class Tickets(Protocol):
         ...
 
     async def deposit(self, run_id: str, place: str, by: str, body: bytes, /) -> None:
-        """Record the result for a claimed ticket, if the ticket's call still waits for it."""
+        """Record the result for a claimed ticket. Raises `TicketError` if the ticket's call no longer waits for it."""
         ...
 
     async def close(self, run_id: str, places: Sequence[str], /) -> Mapping[str, bytes]:
-        """Accept no more deposits at these places. Returns the deposits; b"" for a claim without a deposit."""
+        """Stop accepting deposits at these places. Returns the deposits; b"" for a claim without a deposit."""
         ...
 
 
@@ -273,7 +281,10 @@ class Blobs(Protocol):
     """Bytes that are stored once, named by their SHA-256 digest, and kept as long as a run refers to them."""
 
     async def put(self, data: bytes, /, *, run_id: str) -> str:
-        """Store bytes for a run that this process owns, and return their digest. A repeat stores nothing new."""
+        """Store bytes for a run that this process owns, and return their digest.
+
+        Bytes that are already stored are not stored again.
+        """
         ...
 
     async def get(self, digest: str, /) -> bytes:
@@ -289,22 +300,23 @@ class Blobs(Protocol):
         ...
 
 
+@runtime_checkable
 class Journal(Protocol):
     """The durable record of runs."""
 
     @property
     def id(self) -> str:
-        """Identifies the journal. It is the same each time the journal is opened."""
+        """The id of the journal. It is the same each time the journal is opened."""
         ...
 
     @property
     def key(self) -> bytes:
-        """Signs questions and tickets. It is the same each time the journal is opened."""
+        """The key that signs questions and tickets. It is the same each time the journal is opened."""
         ...
 
     @property
     def owner(self) -> str:
-        """Identifies this process as an owner of leases."""
+        """The name that identifies this process as an owner of leases."""
         ...
 
     @property

@@ -261,8 +261,6 @@ class Traits(msgspec.Struct, frozen=True):
 
     native_output: bool = False
     """Whether the provider can enforce a JSON Schema. Otherwise the answer is requested as a tool call."""
-    defers_tools: bool = False
-    """Whether tools can be added to a conversation without losing the provider's cache of it."""
 
 
 class Model(Protocol):

@@ -62,6 +62,7 @@ class Slice(Protocol[T_co]):
     def __len__(self) -> int: ...
 
 
+@runtime_checkable
 class EventBus(Protocol):
     """Where facts are published. Subscribers can't affect each other or the run."""
 
@@ -148,8 +149,7 @@ class DurableFork(Fork, Protocol):
 
     Other processes can't be locked out: after `prepare` has checked everything, somebody may still change
     a file, and a disk may be full. So durable forks are applied before those in memory, and may still
-    fail. What they are about to do is written down first, so that a process that starts after a crash can
-    finish it.
+    fail. Their changes are written down first, so that the next process can finish them after a crash.
     """
 
     __slots__ = ()
@@ -372,6 +372,7 @@ class ApprovalController(Protocol):
         ...
 
 
+@runtime_checkable
 class ApprovalBroker(Protocol):
     """Decides, at the root of a run, the requests that policies make.
 
@@ -411,8 +412,7 @@ class Environment(ABC):
     async def ask(self, question: Question, /) -> Answer | None:
         """Ask a question and return the answer.
 
-        Returning None leaves the question open: its answer comes through the journal, and the run may be
-        parked meanwhile.
+        Return None to leave the question open. Its answer comes through the journal; the run may be parked.
         """
 
     def run_started(self, parking: Parking) -> None:  # noqa: B027  # by default there is nothing to do

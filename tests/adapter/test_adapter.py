@@ -91,7 +91,7 @@ def scripted(*answers: Any, **options: Any) -> ScriptedModel:
 
 
 def test_hello_world() -> None:
-    """A prompt, a tool and a message give an answer and a full transcript."""
+    """An evaluation of a prompt with a tool returns the model's answer and records the full transcript."""
     model = scripted(ToolCall("weather", {"city": "Oslo"}), "Take an umbrella.")
     response = Adapter(model).evaluate(GUIDE, "What is it like in Oslo?").wait()
     assert (response.text, response.output, response.stop_reason) == ("Take an umbrella.", None, "done")
@@ -106,7 +106,7 @@ def test_hello_world() -> None:
 
 
 def test_parallel_calls_run_at_once() -> None:
-    """The calls of one answer run concurrently; results keep the order of the calls."""
+    """The calls of one model answer run concurrently, and their results keep the order of the calls."""
 
     @tool
     async def wait(seconds: int) -> str:
@@ -127,7 +127,7 @@ def test_parallel_calls_run_at_once() -> None:
 
 
 def test_a_run_is_told_in_events() -> None:
-    """A run publishes its events in order, and each start has its end."""
+    """A run publishes its events in order, and every start event has its end event."""
     session = Session()
     with RecordingSubscriber(session) as seen:
         Adapter(scripted(ToolCall("weather", {"city": "Oslo"}), "Rain.")).evaluate(
@@ -152,7 +152,7 @@ def test_a_run_is_told_in_events() -> None:
 
 
 def test_a_bus_of_ones_own_hears_the_run() -> None:
-    """Subscribers of `bus` receive the run's events, whether or not a session is given."""
+    """Subscribers of `bus` receive the run's events, with or without a session."""
 
     class Listening:
         def __init__(self) -> None:
@@ -208,7 +208,7 @@ def test_a_conversation_outlives_its_session_object() -> None:
 
 
 def test_one_evaluation_at_a_time() -> None:
-    """A second evaluation on a busy conversation is refused, and allowed once the first has ended."""
+    """A second evaluation of a busy conversation is refused, and allowed once the first has ended."""
 
     async def scenario() -> None:
         session = Session()
@@ -234,7 +234,7 @@ def test_a_session_is_let_go() -> None:
 
 
 def test_params_fill_the_prompt() -> None:
-    """Params fill the templates; the user turn is `message`, or a default that tells the model to begin."""
+    """Params fill the templates, and the user turn is `message` or a default text."""
 
     @dataclass(frozen=True)
     class Topic:
@@ -256,25 +256,28 @@ def test_params_fill_the_prompt() -> None:
     ("wrong", "words"),
     [
         (lambda a: a.evaluate("prompt", "hi"), "evaluate takes a Prompt, not a str"),
-        (lambda a: a.evaluate(GUIDE, "hi", message="hi"), "two messages were given"),
+        (lambda a: a.evaluate(GUIDE, "hi", message="hi"), "two messages were passed"),
         (lambda a: a.evaluate(GUIDE, "hi", session="s"), "session is a str"),
-        (lambda a: a.evaluate(GUIDE, "hi", deadline=5).wait(), "deadline is a int. Give a Deadline"),
-        (lambda a: a.evaluate(GUIDE, "hi", budget=5).wait(), "budget is a int. Give a Budget"),
+        (lambda a: a.evaluate(GUIDE, "hi", deadline=5).wait(), "deadline is a int. Pass a Deadline"),
+        (lambda a: a.evaluate(GUIDE, "hi", budget=5).wait(), "budget is a int. Pass a Budget"),
         (lambda a: Adapter("gpt-5"), "Write provider:name"),
         (lambda a: Adapter(wrongly(ScriptedModel)), "is not a model"),
         (lambda a: Adapter(wrongly(object())), "is not a model"),
         (lambda a: ScriptedModel("hi"), r"Write ScriptedModel\(\['hi'\]\)"),
         (lambda a: Adapter(scripted(7)).evaluate(GUIDE, "hi").wait(), "a script can't contain 7"),
-        (lambda a: Retry(attempts=0), "Give at least 1"),
-        (lambda a: Retry(first_wait=5, longest_wait=1), "are not possible"),
-        (lambda a: Retry(attempts=wrongly("3")), "Give at least 1"),
-        (lambda a: Retry(first_wait=wrongly("1")), "Give two numbers"),
-        (lambda a: Throttle(at_once=0), "at_once=0 is no number of requests. Give a whole number from 1 on"),
-        (lambda a: Throttle(at_once=wrongly(1.5)), "at_once=1.5 is no number of requests"),
-        (lambda a: Throttle(per_minute=0), "per_minute=0 would let nothing through"),
-        (lambda a: Throttle(per_minute=wrongly("9")), "per_minute='9' would"),
-        (lambda a: Adapter(scripted("x"), max_tokens=0), "max_tokens is 0. Give a whole number from 1 on"),
-        (lambda a: Adapter(scripted("x"), temperature=-1), "temperature is -1. Give a number from 0 on"),
+        (lambda a: Retry(attempts=0), "Pass at least 1"),
+        (lambda a: Retry(first_wait=5, longest_wait=1), "are invalid"),
+        (lambda a: Retry(attempts=wrongly("3")), "Pass at least 1"),
+        (lambda a: Retry(first_wait=wrongly("1")), "Pass two numbers"),
+        (lambda a: Throttle(at_once=0), "at_once=0 is not a valid limit. Pass a whole number of at least 1"),
+        (lambda a: Throttle(at_once=wrongly(1.5)), "at_once=1.5 is not a valid limit"),
+        (lambda a: Throttle(per_minute=0), "per_minute=0 is not a valid rate"),
+        (lambda a: Throttle(per_minute=wrongly("9")), "per_minute='9' is not"),
+        (
+            lambda a: Adapter(scripted("x"), max_tokens=0),
+            "max_tokens is 0. Pass a whole number of at least 1",
+        ),
+        (lambda a: Adapter(scripted("x"), temperature=-1), "temperature is -1. Pass a number of at least 0"),
         (lambda a: a.evaluate(GUIDE, "hi", max_tokens=-5), "max_tokens is -5"),
         (lambda a: a.evaluate(GUIDE, "hi", temperature="hot"), "temperature is 'hot'"),
         (lambda a: a.stream(GUIDE, "hi", max_tokens=1.5), "max_tokens is 1.5"),
@@ -287,7 +290,7 @@ def test_bad_input_is_refused_by_name(wrong: Any, words: str) -> None:
 
 
 def test_a_script_that_is_over_says_so() -> None:
-    """A request beyond the script is refused, and the error states the number of scripted answers."""
+    """A request beyond the end of the script is refused, and the error says how many answers were scripted."""
     with pytest.raises(PromptEvaluationError, match="its script has 1 answers, and one more was requested"):
         Adapter(scripted(ToolCall("weather", {"city": "Oslo"}))).evaluate(GUIDE, "hi").wait()
 
@@ -296,7 +299,7 @@ def test_a_script_that_is_over_says_so() -> None:
 
 
 def test_a_script_iterates_a_stream() -> None:
-    """In a script, `for` yields the run's events and `.response` is its response."""
+    """In a script, iterating a stream yields the run's events, and `.response` is its response."""
     stream = Adapter(scripted(ToolCall("weather", {"city": "Oslo"}), "It rains a lot.")).stream(GUIDE, "hi")
     seen = list(stream)
     assert "".join(event.text for event in seen if isinstance(event, TextDelta)) == "It rains a lot."
@@ -307,12 +310,12 @@ def test_a_script_iterates_a_stream() -> None:
 
 
 def test_a_stream_that_is_only_asked_for_its_response() -> None:
-    """Reading `.response` alone executes the run."""
+    """Reading only `.response` of a stream executes the run."""
     assert Adapter(scripted("Hi.")).stream(GUIDE, "hi").response.wait().text == "Hi."
 
 
 def test_a_stream_shows_what_failed_and_the_response_raises_it() -> None:
-    """Iterating never raises the run's error; the response does."""
+    """Iterating a stream never raises the run's error; `.response` does."""
     stream = Adapter(scripted(ModelUnavailable("m", "down")), retry=Retry(attempts=1)).stream(GUIDE, "hi")
     last = list(stream)[-1]
     assert isinstance(last, PromptExecuted)
@@ -349,7 +352,7 @@ def test_leaving_a_stream_cancels_its_run() -> None:
 
 
 def test_a_stream_has_nested_runs_and_no_others() -> None:
-    """The stream has events of nested runs, but not those of another run on the same session."""
+    """A stream includes the events of nested runs."""
 
     @tool
     async def ask(context: ToolContext) -> str:
@@ -405,7 +408,7 @@ def test_usage_and_cost_of_request_run_and_subtree() -> None:
 
 
 def test_an_unknown_price_is_unknown() -> None:
-    """Without a price the cost is None, and a cost limit refuses the request before it is made."""
+    """Without a price the cost is None, and a cost limit refuses the request before it is sent."""
     model = scripted("Hi.", "Hi.")
     assert Adapter(model).evaluate(GUIDE, "hi").wait().cost is None
     with pytest.raises(PromptEvaluationError, match="unknown amount") as raised:
@@ -415,7 +418,7 @@ def test_an_unknown_price_is_unknown() -> None:
 
 
 def test_little_money_makes_answers_short() -> None:
-    """If the longest answer is not affordable, a shorter one is requested; if none is, the request is refused."""
+    """If the longest answer is too expensive, a shorter one is requested; if none is affordable, it is refused."""
     seen: list[int] = []
 
     def answer(request: Any) -> Reply:
@@ -430,7 +433,7 @@ def test_little_money_makes_answers_short() -> None:
 
 
 def test_the_table_of_prices() -> None:
-    """A known provider's model is priced from the maintained table; an unknown model has no price."""
+    """A known provider's model has a price from the maintained table, and an unknown model has none."""
     from handrail.models.prices import tariff_of
 
     million = Usage(1_000_000, 1_000_000, 0, 0, 1)
@@ -462,7 +465,7 @@ def test_tokens_are_reserved_before_and_settled_after() -> None:
 
 @pytest.mark.parametrize("wire", ["chat", "responses", "anthropic"])
 def test_what_is_reserved_is_at_least_what_is_said_of_tools_and_answer(wire: str) -> None:
-    """The reservation counts bytes, not characters, and includes tools that a section reveals."""
+    """The reservation counts bytes, not characters, and includes tools that an opened section reveals."""
     from handrail.models import anthropic, openai, responses
 
     encoder = {
@@ -491,7 +494,7 @@ def test_what_is_reserved_is_at_least_what_is_said_of_tools_and_answer(wire: str
     reserved: list[int] = []
 
     def answer(request: Any) -> Reply:
-        spent = 2 * len(reserved)  # usage that the provider reports; new messages are added to it
+        spent = 2 * len(reserved)  # the usage that was reported, to which new messages are added
         reserved.append(100_000 - spent - int(tracker.remaining()["tokens"]) - request.max_tokens)
         said = script[len(reserved) - 1]
         usage = Usage(1, 1, 0, 0, 1)
@@ -507,7 +510,7 @@ def test_what_is_reserved_is_at_least_what_is_said_of_tools_and_answer(wire: str
 
 
 def test_eight_children_can_not_pass_a_limit_of_four() -> None:
-    """Nested parallel runs share one budget: tokens reserved by one are not available to another."""
+    """Nested parallel runs share one budget, and none can use tokens that another has reserved."""
 
     @tool
     async def ask(context: ToolContext) -> str:
@@ -532,7 +535,7 @@ def test_eight_children_can_not_pass_a_limit_of_four() -> None:
 
 
 def test_a_share_for_a_child() -> None:
-    """A child that spends its own share fails its call; the outer run continues."""
+    """If a child uses up its own share of the budget, its call fails and the outer run continues."""
 
     @tool
     async def ask(context: ToolContext) -> str:
@@ -577,7 +580,7 @@ def test_deadline_before_and_during_a_request() -> None:
 
 
 def test_the_run_of_a_child_ends_with_the_deadline_of_its_parent() -> None:
-    """A parent's deadline ends everything; a child's own, tighter deadline fails only the child."""
+    """A parent's deadline ends all runs below it; a child's own, tighter deadline fails only the child."""
 
     @tool
     async def ask(seconds: int, context: ToolContext) -> str:
@@ -602,7 +605,7 @@ def test_the_run_of_a_child_ends_with_the_deadline_of_its_parent() -> None:
             with pytest.raises(PromptEvaluationError, match="deadline"):
                 await adapter.evaluate(prompt, "hi", deadline=Deadline.after(20, clock=clock))
 
-    for tight in (5, 30):  # noqa: B007  # the functions above look at it
+    for tight in (5, 30):  # noqa: B007  # the functions above read it
         run_virtual(scenario)
 
 
@@ -610,7 +613,7 @@ def test_the_run_of_a_child_ends_with_the_deadline_of_its_parent() -> None:
 
 
 def test_waits_grow_and_are_cut_by_chance() -> None:
-    """Waits double up to a limit, and jitter removes up to half of each."""
+    """Waits between retries double up to a limit, and jitter removes up to half of each."""
     retry = Retry(attempts=9, first_wait=1, longest_wait=5, chance=lambda: 1.0)
     error = ModelUnavailable("m", "down")
     assert [retry.wait_after(attempt, error) for attempt in range(1, 6)] == [1, 2, 4, 5, 5]
@@ -653,7 +656,7 @@ def test_a_throttle_holds_requests_back() -> None:
 
 
 def test_a_rate_limit_holds_everybody_who_shares_the_throttle() -> None:
-    """A rate limit makes every run that shares the throttle wait, instead of being refused."""
+    """After a rate limit, every run that shares the throttle waits instead of being refused."""
 
     async def scenario() -> None:
         clock, loop = VirtualClock(), asyncio.get_running_loop()
@@ -675,7 +678,7 @@ def test_a_rate_limit_holds_everybody_who_shares_the_throttle() -> None:
 
 
 def test_a_tool_sees_the_request_that_led_to_it() -> None:
-    """Tools of a turn can read the request, the accumulator and the extras."""
+    """A tool can read the request that led to its call, the accumulator and the extras."""
     seen: list[Any] = []
 
     @tool
@@ -701,7 +704,7 @@ def test_a_tool_sees_the_request_that_led_to_it() -> None:
 
 
 def test_what_a_call_evaluates_is_undone_with_it() -> None:
-    """Files written by a nested run belong to the call: they are committed or rolled back with it."""
+    """Files that a nested run writes belong to the call that started it, and are committed or rolled back with it."""
 
     @tool(effect="staged")
     async def write(path: str, context: ToolContext) -> str:
@@ -736,7 +739,7 @@ def test_what_a_call_evaluates_is_undone_with_it() -> None:
 
 
 def test_nested_runs_are_conversations_of_their_own() -> None:
-    """A nested run neither sees nor extends the outer conversation, and its retry starts with an empty one."""
+    """A nested run neither sees nor extends the outer conversation, nor that of another nested run."""
 
     @tool
     async def ask(context: ToolContext) -> str:
@@ -762,7 +765,7 @@ def test_nested_runs_are_conversations_of_their_own() -> None:
 
 
 def test_a_nested_prompt_with_resources_of_its_own_says_where_they_belong() -> None:
-    """A resource that only the inner prompt binds is refused by name; bound on the run, it is available."""
+    """A resource that only an inner prompt binds is refused by name; bound on the outer run, it is available."""
     from handrail.resources.bindings import given
 
     class Settings:
@@ -787,7 +790,10 @@ def test_a_nested_prompt_with_resources_of_its_own_says_where_they_belong() -> N
         return "out" if len(request.messages) > 1 else ToolCall("ask")
 
     outer = Prompt("p", "Go.", tools=[ask])
-    for resources, said in (((), "prompt 'inner' brings Settings"), ([given(Settings, Settings())], "here")):
+    for resources, said in (
+        ((), "prompt 'inner' has resources of its own (Settings)"),
+        ([given(Settings, Settings())], "here"),
+    ):
         session = Session()
         Adapter(ScriptedModel(answer)).evaluate(outer, "hi", session=session, resources=resources).wait()
         last = session[ToolInvoked].latest()
@@ -796,7 +802,7 @@ def test_a_nested_prompt_with_resources_of_its_own_says_where_they_belong() -> N
 
 
 def test_depth_is_limited_through_nested_runs() -> None:
-    """A prompt that evaluates itself is stopped at the depth limit, and the error has the path."""
+    """A prompt that evaluates itself is stopped at the depth limit, and the error has the path of calls."""
 
     @tool
     async def deeper(context: ToolContext) -> str:
@@ -850,7 +856,7 @@ def test_cancelling_stops_the_whole_tree() -> None:
 
 
 def test_an_expired_adapter_refuses() -> None:
-    """The adapter of a finished call evaluates nothing."""
+    """The adapter of a finished call refuses to evaluate."""
     from handrail.errors import ContextExpired
 
     kept: list[Any] = []
@@ -904,7 +910,7 @@ def test_prompt_model_gives_a_typed_answer() -> None:
 
 
 def test_prompt_model_takes_any_type_and_gives_up_after_two_repairs() -> None:
-    """Types that are not classes are wrapped in an object; an answer that stays invalid fails the call."""
+    """`prompt_model` wraps types that are not classes in an object, and fails after two failed repairs."""
     from typing import Literal
 
     from pydantic import TypeAdapter
@@ -933,7 +939,7 @@ def test_prompt_model_takes_any_type_and_gives_up_after_two_repairs() -> None:
 
 
 def test_prompt_model_may_call_tools_and_another_model() -> None:
-    """Tools of a nested model run through the gate as inner calls; `model` overrides the model."""
+    """Tools called in `prompt_model` pass the gate as inner calls, and `model=` selects another model."""
     from handrail import models as package
 
     other = scripted(ToolCall("weather", {"city": "Rome"}), '{"selected": "rain"}', name="test:other")
@@ -988,7 +994,7 @@ def _closed_prompt() -> Prompt[None]:
 
 
 def test_a_section_opens_in_place() -> None:
-    """The model opens a section, gets its text as the result, and calls its tool in the next turn."""
+    """The model opens a section, receives its text as the result, and can call its tool in the next turn."""
     model = scripted(
         ToolCall("weather", {"city": "Oslo"}),
         ToolCall("open_sections", {"sections": ["weather"]}),
@@ -1011,6 +1017,17 @@ def test_a_section_opens_in_place() -> None:
     assert opened.results[0].shows == ("weather",)
     Adapter(model).evaluate(prompt, "and now?", session=session).wait()
     assert [each.tool.name for each in model.requests[4].tools] == ["open_sections", "weather"]
+
+
+def test_marks_for_the_cache_can_be_left_out() -> None:
+    """A server that refuses marks for a cache gets none, neither in the system prompt nor beside the messages."""
+    from handrail.models.anthropic import AnthropicModel
+
+    model = scripted("Rain.")
+    Adapter(model).evaluate(_closed_prompt(), "hi").wait()
+    request: Any = model.requests[0]
+    assert AnthropicModel("m")._body(request).count(b"cache_control") == 2
+    assert b"cache_control" not in AnthropicModel("m", cache=False)._body(request)
 
 
 @pytest.mark.parametrize("wire", ["chat", "responses", "anthropic"])
@@ -1057,7 +1074,10 @@ def test_opening_leaves_every_byte_before_it(wire: str) -> None:
 
 
 def test_an_adapter_that_can_not_open_in_place_says_so() -> None:
-    """`VisibilityExpansionRequired` reaches the caller, who evaluates again with the section opened."""
+    """With `opens_in_place=False`, opening a section raises `VisibilityExpansionRequired`, which names the section.
+
+    The caller can then evaluate again with the section opened.
+    """
     model = scripted(ToolCall("open_sections", {"sections": ["weather"]}), "It rains.")
     adapter = Adapter(model, opens_in_place=False)
     prompt = _closed_prompt()
@@ -1070,7 +1090,7 @@ def test_an_adapter_that_can_not_open_in_place_says_so() -> None:
 
 
 def test_a_closed_section_can_not_be_opened_by_a_wrong_path() -> None:
-    """An unknown path is refused with the list of known paths, and nothing is opened."""
+    """Opening an unknown section is refused with the list of known sections, and nothing is opened."""
     model = scripted(ToolCall("open_sections", {"sections": ["wether"]}), "Sorry.")
     session = Session()
     Adapter(model).evaluate(_closed_prompt(), "hi", session=session).wait()
@@ -1081,7 +1101,7 @@ def test_a_closed_section_can_not_be_opened_by_a_wrong_path() -> None:
 
 
 def test_failures_are_recorded_as_facts() -> None:
-    """Each failed request is recorded in the session, with the time of its retry."""
+    """Each failed model request is recorded in the session, with the time until its retry."""
     session = Session()
     adapter = Adapter(
         scripted(ModelUnavailable("m", "down"), "up"), retry=Retry(first_wait=0.001, chance=lambda: 1.0)

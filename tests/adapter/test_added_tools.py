@@ -23,8 +23,8 @@ from handrail.errors import DefinitionError, RunError, RunParked
 from handrail.events import MessageAdded, ToolInvoked
 from handrail.guard.policy import CapabilityPolicy
 from handrail.messages import ToolMessage
-from handrail.question import Answer, Question
 from handrail.runs import replay
+from support.parked_runs import answer_to
 
 
 class Pick(BaseModel):
@@ -53,10 +53,6 @@ async def send() -> str:
 PROMPT: Prompt[None] = Prompt("p", "Do.", tools=[look], policies=[CapabilityPolicy()])
 
 
-def answer_to(question: Question) -> Answer:
-    return Answer(question_id=question.id, digest=question.digest, by=question.principal, value={"number": 3})
-
-
 def offered(model: ScriptedModel) -> list[list[str]]:
     return [[each.tool.name for each in request.tools] for request in model.requests]
 
@@ -66,7 +62,9 @@ async def test_they_are_offered_and_called_in_this_run_only():
     adapter = Adapter(model)
     response = await adapter.evaluate(PROMPT, "go", tools=[send])
     [invoked] = response.session[ToolInvoked].all()
-    assert (invoked.tool, invoked.status) == ("send", "denied"), "the prompt's policies hold for it"
+    assert (invoked.tool, invoked.status) == ("send", "denied"), (
+        "the prompt's policies were not applied to an added tool"
+    )
     await adapter.evaluate(PROMPT, "go")
     assert offered(model) == [["look", "send"], ["look", "send"], ["look"]]
 
@@ -102,7 +100,7 @@ async def test_a_resumed_run_is_given_them_again_or_says_which_are_missing(tmp_p
     adapter = Adapter(model, journal=journal, environment=LaterEnvironment())
     with pytest.raises(RunParked) as parked:
         await adapter.evaluate(PROMPT, "go", run_id="run", tools=[choose])
-    journal.questions.answer(answer_to(parked.value.questions[0]))
+    journal.questions.answer(answer_to(parked.value.questions[0], {"number": 3}))
     with pytest.raises(RunError, match=r"was not given choose.*resume\(\.\.\., tools="):
         await adapter.resume("run", PROMPT)
     assert (await journal.runs.get("run")).status == "parked"
@@ -111,7 +109,9 @@ async def test_a_resumed_run_is_given_them_again_or_says_which_are_missing(tmp_p
     said = [each.message for each in response.session[MessageAdded].all()]
     assert [each.results[0].text for each in said if isinstance(each, ToolMessage)] == ["chose 3"]
     assert offered(model) == [["look", "choose"]] * 2
-    assert (await adapter.resume("run", PROMPT)).text == "done", "it is over, and needs none"
+    assert (await adapter.resume("run", PROMPT)).text == "done", (
+        "resuming a finished run needed its added tools"
+    )
     assert await replay(journal, "run", PROMPT) is None
 
 
@@ -123,5 +123,5 @@ async def test_a_workers_run_has_them_too(tmp_path: Path):
     options: Any = {"model": model, "journal": journal, "environment": there, "tools": [choose]}
     with pytest.raises(RunParked) as parked:
         await registry.stream("helper", "go", run_id="run", **options).response
-    journal.questions.answer(answer_to(parked.value.questions[0]))
+    journal.questions.answer(answer_to(parked.value.questions[0], {"number": 3}))
     assert (await registry.resume("helper", "run", **options)).text == "done"

@@ -89,7 +89,7 @@ programs = st.tuples(
 
 
 class Whimsical:
-    """A model that gives random answers with missing or repeated ids, and checks every request."""
+    """A model that gives random answers with missing or repeated ids, and checks every request it gets."""
 
     name = "test:whimsical"
     traits = Traits(native_output=True)
@@ -160,7 +160,7 @@ def test_every_conversation_is_well_formed(program: Any) -> None:
 
 
 def test_an_interrupted_session_is_repaired() -> None:
-    """A call that a killed process left without a result gets one that says so before the next request."""
+    """A call that a killed process left without a result is given one that says so, before the next request."""
     session = Session()
     conversation = root_conversation(session)
     conversation.add(UserMessage("go"), "run")
@@ -182,20 +182,20 @@ RESULT = ToolMessage((CallAnswered("a", "act", "done"),))
     [
         ([USER, CALL], "have no results"),
         ([USER, CALL, USER], "comes before the results of the calls a"),
-        ([USER, RESULT], "has other results than the message before it has calls"),
-        ([USER, CALL, ToolMessage(())], "has other results"),
-        ([USER, CALL, RESULT, RESULT], "has other results"),
+        ([USER, RESULT], "does not have the results of the calls in the message before it"),
+        ([USER, CALL, ToolMessage(())], "does not have the results"),
+        ([USER, CALL, RESULT, RESULT], "does not have the results"),
         ([USER, "text"], "message 2 is a str"),
     ],
 )
 def test_a_malformed_history_is_refused(messages: Any, words: str) -> None:
-    """A history that a provider would refuse is rejected."""
+    """A malformed history, which a provider would refuse, is refused."""
     with pytest.raises(DefinitionError, match=words):
         Adapter(Whimsical([])).evaluate(Prompt("law", "Act."), "go", history=messages).wait()
 
 
 def test_a_history_continues() -> None:
-    """A history from elsewhere is sent first, and only once."""
+    """A history given with the first evaluation is sent first, and only once."""
     model = Whimsical([])
     session = Session()
     adapter = Adapter(model)
@@ -206,7 +206,7 @@ def test_a_history_continues() -> None:
     assert model.sent[0][:4] == [USER, CALL, RESULT, AssistantMessage("so")]
     adapter.evaluate(prompt, "again", session=session).wait()
     assert len(model.sent[1]) == 7
-    with pytest.raises(DefinitionError, match="has begun already"):
+    with pytest.raises(DefinitionError, match="has already begun"):
         adapter.evaluate(prompt, "go", session=session, history=[USER]).wait()
 
 
@@ -257,7 +257,7 @@ def test_what_could_not_be_encoded_leaves_nothing_half_written(fails: list[bool]
 
 
 def test_only_new_messages_are_encoded_in_a_run() -> None:
-    """Over a long run, the wire encodes each message only once."""
+    """In a long run, the wire encodes each message only once."""
     from handrail.models import openai
 
     conversation: Sent[Message] = Sent([USER])
@@ -278,7 +278,7 @@ def test_only_new_messages_are_encoded_in_a_run() -> None:
 
 
 def test_tool_results_are_kept_as_facts() -> None:
-    """The result of every call is recorded in the session, beside the conversation."""
+    """The result of every call is recorded in the session, separately from the conversation."""
     session = Session()
     Adapter(Whimsical([[CallPart(0, "a", "act", '{"how": "fine"}')]])).evaluate(
         Prompt("law", "Act.", tools=[act]), "go", session=session
@@ -287,7 +287,7 @@ def test_tool_results_are_kept_as_facts() -> None:
 
 
 def test_a_model_that_can_not_be_reached_leaves_the_message() -> None:
-    """If no answer came, the user's message stays in the conversation, and the next attempt follows it."""
+    """If a request fails, the user's message stays in the conversation, and the next message follows it."""
 
     class Down(Whimsical):
         async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
@@ -307,7 +307,7 @@ def test_a_model_that_can_not_be_reached_leaves_the_message() -> None:
 
 
 def test_scripts_may_repeat_ids() -> None:
-    """Calls to which the model gave the same id get distinct ids, so that every result matches its call."""
+    """Calls to which the model gave the same id are given distinct ids."""
     session = Session()
     same = [CallPart(0, "x", "act", '{"how": "fine"}'), CallPart(0, "x", "act", '{"how": "fine"}')]
     Adapter(Whimsical([same, same])).evaluate(

@@ -21,7 +21,14 @@ from handrail import (
 )
 from handrail.adapter.redemption import redeem
 from handrail.clock import SYSTEM_CLOCK
-from handrail.dispatch.options import DEPTH_LIMIT, RunArguments, RunOptions
+from handrail.dispatch.options import (
+    DEPTH_LIMIT,
+    GateArguments,
+    HostArguments,
+    ResumeArguments,
+    RunArguments,
+    RunOptions,
+)
 from handrail.errors import DefinitionError
 from handrail.journal.sqlite import MemoryJournal
 from handrail.limits import BudgetTracker
@@ -63,8 +70,45 @@ def test_a_misspelt_argument_is_named_and_the_right_one_suggested(verb: str) -> 
 
 def test_a_misspelt_argument_of_a_worker_is_named(tmp_path: Any) -> None:
     registry: WorkerRegistry = sound(tmp_path, main=PLAIN)
-    with pytest.raises(TypeError, match=r"evaluate takes no argument 'dedline'\. Did you mean 'deadline'"):
+    with pytest.raises(TypeError, match=r"^run takes no argument 'dedline'\. Did you mean 'deadline'"):
         registry.run("main", "hi", model=ScriptedModel(["x"]), dedline=None)  # pyright: ignore[reportCallIssue]
+
+
+TAKEN_BY: dict[Any, Callable[..., Any]] = {
+    RunArguments: lambda **given: adapter().evaluate(PROMPT, "hi", **given),
+    ResumeArguments: lambda **given: adapter().resume("run", PROMPT, **given),
+    HostArguments: adapter,
+    GateArguments: open_gate,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in TAKEN_BY for name in sorted(kind.__annotations__)]
+)
+def test_a_value_of_the_wrong_type_is_refused_by_the_name_of_its_argument(kind: Any, name: str) -> None:
+    """Whatever an argument is, a value that it can't have is refused at the call, and the error says what to give."""
+    said = rf"^(a {name.replace('_', ' ')} of|{name} is) .*\. (Give|Make one) "
+    with pytest.raises(DefinitionError, match=said):
+        TAKEN_BY[kind](**{name: -5})
+
+
+@pytest.mark.parametrize("name", ["tools", "history", "resources", "filesystem"])
+def test_a_text_is_not_taken_for_a_list(name: str) -> None:
+    with pytest.raises(DefinitionError, match=f"^{name} is a str"):
+        TAKEN_BY[RunArguments](**{name: "x"})
+
+
+def test_a_class_is_not_taken_for_what_it_makes() -> None:
+    with pytest.raises(
+        DefinitionError, match=r"^journal is the class MemoryJournal\. Make one: MemoryJournal\(\)\.$"
+    ):
+        open_gate(journal=MemoryJournal)  # pyright: ignore[reportArgumentType]
+
+
+def test_limits_of_a_worker_are_checked(tmp_path: Any) -> None:
+    registry = sound(tmp_path, main=PLAIN)
+    with pytest.raises(DefinitionError, match=r"^deadline is a int"):
+        registry.run("main", "hi", model=ScriptedModel(["x"]), deadline=5)  # pyright: ignore[reportArgumentType]
 
 
 def test_an_argument_that_another_verb_takes_is_refused() -> None:
@@ -154,7 +198,7 @@ OWN = (
 
 
 def test_every_option_is_inherited_limited_or_the_runs_own() -> None:
-    """Every option is classified as inherited by a nested run, limited by it, or its own."""
+    """Every option is either inherited by a nested run, limited by the outer run, or the run's own."""
     limits = ("deadline", "budget", "depth_limit")
     assert sorted((*INHERITED, *OWN, *limits)) == sorted(RunOptions.__struct_fields__)
 
@@ -191,7 +235,7 @@ def test_a_nested_run_spends_from_the_run_around_it() -> None:
 
 
 def test_a_tracker_can_not_be_brought_into_a_nested_run() -> None:
-    with pytest.raises(DefinitionError, match="Give a run inside a call a Budget"):
+    with pytest.raises(DefinitionError, match="Pass a Budget to a run inside a call"):
         outer().nested(RunOptions(budget=BudgetTracker()), BudgetTracker(), 1)
 
 

@@ -42,6 +42,7 @@ from handrail.question import Answer, Question
 from handrail.records import RunRecord
 from handrail.testing import Person
 from support import SUPPORT, warm_python
+from support.parked_runs import answer_to
 from support.rig import Note
 
 APP = SUPPORT / "parked_app.py"
@@ -97,10 +98,6 @@ class Counted:
         self.all = [look, ask, mark, send, delegate]
 
 
-def answer_to(question: Question, value: Any) -> Answer:
-    return Answer(question_id=question.id, digest=question.digest, by=question.principal, value=value)
-
-
 def journal_at(tmp_path: Path, **options: Any) -> SqliteJournal:
     return SqliteJournal(tmp_path / "runs.db", watch=0.02, **options)
 
@@ -121,7 +118,7 @@ async def test_a_run_in_which_everything_waits_is_parked_and_resumed(tmp_path: P
     assert sorted(each.name for each in parked.questions) == ["pick", "send"]
     assert tools.ran == ["look", "ask", "mark"]
 
-    other = journal_at(tmp_path)  # the file treats this connection as a separate process
+    other = journal_at(tmp_path)  # the journal treats this connection as another process
     later = Adapter(script, journal=other, environment=LaterEnvironment())
     assert [row.questions for row in await other.runs.list()] == [2]
     approval = next(each for each in await other.questions.open("run") if each.kind == "approval")
@@ -145,7 +142,7 @@ async def test_a_run_in_which_everything_waits_is_parked_and_resumed(tmp_path: P
 
 
 async def test_a_nested_agent_is_replayed_without_asking_its_model(tmp_path: Path):
-    """A replayed nested agent keeps its answers, calls and cost; its ids derive from the call's id."""
+    """A nested agent is replayed without asking its model again, and keeps its ids, calls and cost."""
     tools = Counted()
     usage = Usage(input=10, output=1, requests=1)
     script = ScriptedModel(
@@ -175,7 +172,10 @@ async def test_a_nested_agent_is_replayed_without_asking_its_model(tmp_path: Pat
 
 
 async def test_a_process_killed_while_somebody_thinks_three_days(tmp_path: Path):
-    """A process is killed: three days later `before` and `after` have each run once, and no secret was shown."""
+    """When a process is killed while a question is open, another resumes the run three days later.
+
+    `before` and `after` each run once, and no secret is shown.
+    """
     waiting = warm_python.start([APP, tmp_path, "wait"])
     assert waiting.stdout is not None
     assert (await asyncio.to_thread(waiting.stdout.readline)) == "asked\n"
@@ -191,7 +191,7 @@ async def test_a_process_killed_while_somebody_thinks_three_days(tmp_path: Path)
 
 
 async def test_answers_from_another_process_reach_a_run_that_waits(tmp_path: Path):
-    """An answer from another process reaches a run that waits for its connected client: the first answer wins."""
+    """A run that waits for its connected client accepts an answer from another process: the first answer wins."""
     tools = Counted()
     asked = asyncio.Event()
 
@@ -214,7 +214,7 @@ async def test_answers_from_another_process_reach_a_run_that_waits(tmp_path: Pat
 
 
 async def test_an_answer_that_does_not_fit_is_asked_for_again(tmp_path: Path):
-    """An obviously invalid answer is refused at once; others are validated in the process that knows the type."""
+    """An answer that does not fit the schema is refused at once; one that fails validation is asked for again."""
     tools = Counted()
     prompt = Prompt("p", "Do.", tools=tools.all)
     script = ScriptedModel([ToolCall("ask"), "done"])
@@ -233,13 +233,13 @@ async def test_an_answer_that_does_not_fit_is_asked_for_again(tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"digest": "0" * 64}, "its digest is not this question's"),
+        ({"digest": "0" * 64}, "its digest does not match this question's"),
         ({"by": "mallory"}, "may not answer it"),
         ({"question_id": "run.9~1?1"}, "there is no such question"),
     ],
 )
 async def test_a_forged_answer_to_a_parked_run_is_refused(tmp_path: Path, change: dict[str, str], words: str):
-    """A process that has only the journal file refuses a forged answer."""
+    """A forged answer is refused by a process that has only the journal file."""
     tools = Counted()
     adapter = Adapter(
         ScriptedModel([ToolCall("ask")]), journal=journal_at(tmp_path), environment=LaterEnvironment()
@@ -255,7 +255,7 @@ async def test_a_forged_answer_to_a_parked_run_is_refused(tmp_path: Path, change
 
 
 async def test_a_verb_in_another_ones_place_is_a_divergence(tmp_path: Path):
-    """If the handler changed while its run was parked, the outcome is unknown, and the model is told so."""
+    """If the handler has changed while its run was parked, the model is told that the call's outcome is unknown."""
     tools = Counted()
     script = ScriptedModel([ToolCall("ask"), "noted"])
     adapter = Adapter(script, journal=journal_at(tmp_path), environment=LaterEnvironment())
@@ -278,7 +278,7 @@ async def test_a_verb_in_another_ones_place_is_a_divergence(tmp_path: Path):
 
 
 async def test_the_conversation_is_sent_as_it_was(tmp_path: Path):
-    """If the prompt has changed since, a resumed run still sends the earlier bytes unchanged."""
+    """A resumed run sends the same bytes as before, even if the prompt has changed since."""
     tools = Counted()
     script = ScriptedModel([ToolCall("look"), ToolCall("ask"), "done"])
     adapter = Adapter(script, journal=journal_at(tmp_path), environment=LaterEnvironment())
@@ -295,7 +295,7 @@ async def test_the_conversation_is_sent_as_it_was(tmp_path: Path):
 
 
 async def test_a_session_of_several_runs_is_rebuilt(tmp_path: Path):
-    """When a later run is resumed, the session has everything that earlier runs said and changed."""
+    """A resumed run's session has everything that the session's earlier runs said and changed."""
     tools = Counted()
     script = ScriptedModel([ToolCall("mark"), "first", ToolCall("ask"), "second"])
     adapter = Adapter(script, journal=journal_at(tmp_path), environment=LaterEnvironment())
@@ -317,14 +317,14 @@ async def test_a_session_of_several_runs_is_rebuilt(tmp_path: Path):
 
 
 async def test_what_can_not_be_resumed_says_why(tmp_path: Path):
-    """Each refusal names the run and says how to fix it."""
+    """The error for a run that can't be resumed names the run and says how to fix the problem."""
     journal = journal_at(tmp_path)
     prompt = Prompt("p", "Do.")
     adapter = Adapter(ScriptedModel(["done", ValueError("no")]), journal=journal)
     with pytest.raises(RunUnknown, match="'nobody'"):
         await adapter.resume("nobody", prompt)
     await adapter.evaluate(prompt, "go", run_id="run")
-    with pytest.raises(RunError, match="has a run of this id already"):
+    with pytest.raises(RunError, match="already has a run with this id"):
         await adapter.evaluate(prompt, "go", run_id="run")
     with pytest.raises(RunError, match="without a reference to its prompt"):
         await adapter.resume("run")
@@ -336,7 +336,7 @@ async def test_what_can_not_be_resumed_says_why(tmp_path: Path):
 
 
 async def test_an_app_that_is_not_there_is_refused_by_name(tmp_path: Path):
-    """A missing app is refused when a run begins, and when it is resumed after its module was removed."""
+    """An app that can't be imported is refused when a run begins, and when a recorded run is resumed."""
     journal = SqliteJournal(tmp_path / "runs.db")
     adapter = Adapter(ScriptedModel(["Hi."]), journal=journal)
     with pytest.raises(
@@ -371,7 +371,7 @@ async def test_a_failed_run_stays_failed(tmp_path: Path):
 
 
 async def test_an_overtaken_process_stops_and_undoes_nothing(tmp_path: Path):
-    """A process whose expired run was taken over notices at its next write, stops, and compensates nothing."""
+    """A process whose run was taken over notices at its next write, stops, and compensates nothing."""
     undone: list[str] = []
     taken = asyncio.Event()
     journal = journal_at(tmp_path)
@@ -406,7 +406,7 @@ async def test_an_overtaken_process_stops_and_undoes_nothing(tmp_path: Path):
 
 
 async def test_a_journal_in_memory_parks_too():
-    """A journal in memory keeps parked questions as long as the process lives, until their run ends."""
+    """A journal in memory keeps the questions of a parked run until the run ends."""
     tools = Counted()
     journal = MemoryJournal()
     adapter = Adapter(
@@ -427,7 +427,7 @@ async def test_a_journal_in_memory_parks_too():
 
 
 async def test_another_prompt_or_no_files_take_nothing(tmp_path: Path):
-    """A refused resume leaves the run parked, with its question open."""
+    """A resume with another prompt or without files is refused, and the run stays parked with its question open."""
     tools = Counted()
     script = ScriptedModel([ToolCall("ask"), "done"])
     prompt = Prompt("p", "Do.", tools=tools.all)
@@ -438,9 +438,9 @@ async def test_another_prompt_or_no_files_take_nothing(tmp_path: Path):
     [question] = (
         await until_parked(adapter.evaluate(prompt, "go", run_id="run", filesystem=files))
     ).questions
-    with pytest.raises(RunError, match="begun with the prompt 'p', and this is 'other'"):
+    with pytest.raises(RunError, match="began with the prompt 'p', and this is 'other'"):
         await adapter.resume("run", Prompt("other", "x"), filesystem=files)
-    with pytest.raises(RunError, match=r"works on the files in .* and was given none"):
+    with pytest.raises(RunError, match=r"works on the files in .* and no files were passed"):
         await adapter.resume("run", prompt)
     journal = journal_at(tmp_path)
     journal.questions.answer(answer_to(question, {"number": 1}))
@@ -448,7 +448,7 @@ async def test_another_prompt_or_no_files_take_nothing(tmp_path: Path):
 
 
 async def test_nothing_that_has_to_be_marked_begins_in_an_overtaken_run(tmp_path: Path):
-    """Once a call has noticed that another process owns the run, no other call may start."""
+    """Once one call has noticed that another process owns the run, no other call's handler starts."""
     journal = journal_at(tmp_path)
     entered: list[str] = []
     learnt = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Events of a resumed run: recorded events are not published again, only new ones are."""
+"""Events of a resumed run: only new events are published, not those recorded earlier."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -33,9 +33,9 @@ from handrail.events import (
     ToolStarted,
 )
 from handrail.messages import ModelPart, ModelRequest
-from handrail.question import Answer, Question
 from handrail.replay.parked_run import Parking
 from handrail.session import Dispatcher
+from support.parked_runs import answer_to
 from support.rig import Note
 
 
@@ -66,12 +66,6 @@ async def delegate(context: ToolContext) -> str:
 
 
 PROMPT: Prompt[None] = Prompt("p", "Do.", tools=[note, ask, delegate])
-
-
-def answer_to(question: Question, number: int = 1) -> Answer:
-    return Answer(
-        question_id=question.id, digest=question.digest, by=question.principal, value={"number": number}
-    )
 
 
 class Recorded:
@@ -114,7 +108,7 @@ def said(events: list[object]) -> list[tuple[str, str]]:
 
 
 async def test_only_what_is_new_is_heard(tmp_path: Path):
-    """A finished call is not published again, an interrupted call starts again, and the new answer streams."""
+    """A resumed run publishes no finished call again, restarts the interrupted call, and streams the new answer."""
     recorded = Recorded(tmp_path, ToolCall("note", {"text": "a"}), [ToolCall("ask")], "done")
     await recorded.park()
     assert ("ToolInvoked", "note") in said(recorded.first)
@@ -148,7 +142,7 @@ async def test_only_what_is_new_is_heard(tmp_path: Path):
 
 
 async def test_of_nested_runs_only_the_one_under_way_is_heard(tmp_path: Path):
-    """A nested agent that had finished is replayed silently; an interrupted one continues and publishes events."""
+    """A nested agent that had finished is replayed without events; an interrupted one continues and publishes them."""
     script = [
         ToolCall("delegate"),
         ToolCall("note", {"text": "a"}),
@@ -183,7 +177,7 @@ async def test_of_nested_runs_only_the_one_under_way_is_heard(tmp_path: Path):
 
 
 async def test_everything_is_heard_once_of_a_run_that_was_parked(tmp_path: Path):
-    """The events before and after parking equal those of an uninterrupted run, except for repeated starts."""
+    """The events before and after parking together have each end and message once; only a start is repeated."""
     script = [ToolCall("note", {"text": "a"}), [ToolCall("ask"), ToolCall("note", {"text": "b"})], "done"]
     recorded = Recorded(tmp_path, *script)
     await recorded.park()
@@ -207,7 +201,7 @@ async def test_everything_is_heard_once_of_a_run_that_was_parked(tmp_path: Path)
 
 
 async def test_a_run_cut_while_its_model_was_asked_says_what_the_model_says_then(tmp_path: Path):
-    """If a run was interrupted during a model request, its first new event is the model's answer."""
+    """If a run was interrupted during a model request, the resumed run publishes the model's new answer."""
     asked = asyncio.Event()
 
     class Stopping(LaterEnvironment):
@@ -266,7 +260,7 @@ async def test_what_can_not_be_resumed_is_said_by_the_response(tmp_path: Path):
     await recorded.park()
     stream = recorded.adapter().resume_stream("run", Prompt("other", "Do."))
     assert [event async for event in stream] == []
-    with pytest.raises(RunError, match="begun with the prompt 'p'"):
+    with pytest.raises(RunError, match="began with the prompt 'p'"):
         await stream.response
 
 

@@ -36,7 +36,7 @@ Here = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Here]:
-    """Run the program in this process, with empty standard input, which is quicker than a child process."""
+    """Run the program in this process with empty standard input, which is faster than a child process."""
     log = logging.getLogger("handrail")
     before = log.propagate, list(log.handlers)
     monkeypatch.chdir(folder.parent)
@@ -58,7 +58,7 @@ def run(folder: Path, worker: str, *more: str, **options: str) -> subprocess.Com
     return handrail("run", f"team/{worker}.md", "go", *more, cwd=folder.parent, **options)  # pyright: ignore[reportArgumentType]
 
 
-# Exit codes and errors.
+# --- exit codes and errors ---
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def run(folder: Path, worker: str, *more: str, **options: str) -> subprocess.Com
     ],
 )
 def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said: str):
-    """Each outcome of a run has its own exit code and a reason on standard error."""
+    """Each outcome of a run has its own exit code, and its reason is printed on standard error."""
     done = run(folder, worker, *more)
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
     assert said in done.stderr
@@ -104,7 +104,7 @@ def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said:
             "can't import 'broken': ModuleNotFoundError",
         ),
         (["run", "team/hello.md", "x", "--journal", "/dev/null/x"], "can't create the journal"),
-        (["run", "team/hello.md", "x", "--journal", "a.db", "--no-journal"], "Give one of them"),
+        (["run", "team/hello.md", "x", "--journal", "a.db", "--no-journal"], "Pass one of them"),
         (["run", "team/hello.md"], "the input is empty"),
         (["run", "nowhere/main.md", "x"], "handrail new nowhere"),
         (["run", "team/none", "x"], "there is no worker 'none'"),
@@ -133,7 +133,7 @@ def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said:
 def test_a_wrong_command_line_is_refused_with_advice(
     folder: Path, arguments: list[str], said: str, here: Here
 ):
-    """A wrong command line gives exit code 2, advice, no traceback, and nothing on standard output."""
+    """A wrong command line gives exit code 2 and advice, without a traceback or standard output."""
     (folder.parent / "broken.py").write_text("import a_module_that_is_not_there\n")
     code, out, err = here(*arguments)
     assert (code, out) == (2, "")
@@ -142,7 +142,7 @@ def test_a_wrong_command_line_is_refused_with_advice(
 
 
 def test_your_own_model_is_found_in_the_current_folder(folder: Path):
-    """`--model module:name` searches the current folder, even where Python would not."""
+    """`--model module:name` finds a module in the current folder, even where Python itself would not."""
     (folder.parent / "mine.py").write_text(
         "from handrail import ScriptedModel\nmodel = ScriptedModel(['It is mine.'])\n"
     )
@@ -158,7 +158,7 @@ def test_your_own_model_is_found_in_the_current_folder(folder: Path):
 
 
 def test_an_agent_of_a_module_is_run_and_resumed(folder: Path, here: Here):
-    """`handrail run module:agent` records the run, accepts --model, and `runs resume` finds the agent again."""
+    """`handrail run module:agent` records the run and accepts `--model`, and `runs resume` finds the agent again."""
     (folder.parent / "desk.py").write_text(
         "from handrail import Agent, CapabilityPolicy, ScriptedModel, ToolCall, tool\n\n\n"
         "@tool(capabilities={'net'})\n"
@@ -185,7 +185,7 @@ def test_an_agent_of_a_module_is_run_and_resumed(folder: Path, here: Here):
 
 
 def test_a_resumed_agent_keeps_its_own_model_and_resources(folder: Path, here: Here):
-    """`runs resume` without --model continues with everything that the agent's adapter has."""
+    """`runs resume` without `--model` uses the model and resources of the agent's own adapter."""
     (folder.parent / "till.py").write_text(
         "from handrail import Adapter, Agent, CapabilityPolicy, ScriptedModel, ToolCall, ToolContext, given, tool\n\n\n"
         "class Till:\n"
@@ -215,7 +215,7 @@ def test_a_resumed_agent_keeps_its_own_model_and_resources(folder: Path, here: H
     "arguments", [["--version"], ["--help"], ["run", "team/hello.md", "x"], ["workers", "team"]]
 )
 def test_output_that_cannot_be_written_is_reported(folder: Path, arguments: list[str], buffered: bool):
-    """A full disk behind standard output ends in a message, not a traceback."""
+    """If standard output can't be written, for example on a full disk, a message is printed instead of a traceback."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [str(Path(sys.executable).with_name("handrail")), *arguments],
@@ -243,7 +243,7 @@ def test_a_run_that_is_not_recorded_says_so(folder: Path, here: Here):
 
 
 def test_a_broken_worker_is_reported_with_its_line(folder: Path):
-    """`run` and `workers check` name the file, the line and the fix, with exit code 2."""
+    """`run` and `workers check` report a broken worker's file, line and problem, with exit code 2."""
     (folder / "bad.md").write_text("---\nmodel: test:hello\ntols: [a]\n---\nGo.\n")
     for arguments in (["run", "team/bad.md", "x"], ["workers", "check", "team"]):
         done = handrail(*arguments, cwd=folder.parent)
@@ -263,11 +263,11 @@ def test_tracebacks_are_shown_on_request(folder: Path):
     assert "Traceback" not in run(folder, "failing").stderr
 
 
-# Streams.
+# --- streams ---
 
 
 def test_only_the_answer_goes_to_standard_output(folder: Path):
-    """Everything else goes to standard error, or nowhere with --quiet; escape sequences never appear."""
+    """Standard output has only the answer; all other text goes to standard error, or nowhere with `--quiet`."""
     done = run(folder, "writer", "--approve", "all")
     assert done.stdout == "Written.\n"
     assert "I write." in done.stderr
@@ -279,14 +279,14 @@ def test_only_the_answer_goes_to_standard_output(folder: Path):
 
 @pytest.mark.parametrize("worker", ["hello", "writer", "half", "payer", "failing", "caller"])
 def test_nothing_piped_has_an_escape(folder: Path, worker: str):
-    """Piped output has no colours, spinner or cursor movement: not one escape byte on either stream."""
+    """Piped output has no colours, spinner or cursor movement, and no escape byte on either stream."""
     done = run(folder, worker, "--deadline", "1s")
     assert "\x1b" not in done.stdout + done.stderr
     assert "\r" not in done.stdout + done.stderr
 
 
 def test_force_color_colours_a_pipe(folder: Path):
-    """`NO_COLOR` wins over `FORCE_COLOR`, and the answer is always plain."""
+    """`FORCE_COLOR` colours piped standard error unless `NO_COLOR` is set; the answer is never coloured."""
     forced = run(folder, "writer", env=environment(FORCE_COLOR="1"))  # pyright: ignore[reportArgumentType]
     assert "\x1b[" in forced.stderr
     assert "\x1b" not in forced.stdout
@@ -324,7 +324,7 @@ def test_json_is_one_object(folder: Path):
     ],
 )
 def test_errors_are_json_too(folder: Path, arguments: list[str], code: int, kind: str, here: Here):
-    """With `--json`, an error is JSON too, in the same form as an answer."""
+    """With `--json`, an error is printed as an object with the exit code, kind and message."""
     ended, out, _ = here("run", *arguments, "--json")
     said = json.loads(out)
     assert (ended, said["ok"], said["exit_code"], said["error"]["kind"]) == (
@@ -337,12 +337,12 @@ def test_errors_are_json_too(folder: Path, arguments: list[str], code: int, kind
 
 
 def test_json_says_what_was_not_approved(folder: Path):
-    """With `--json`, the object has both the answer and the calls that were not approved."""
+    """With `--json`, the object has the answer and the calls that were not approved."""
     said = json.loads(run(folder, "payer", "--json").stdout)
     assert (said["ok"], said["exit_code"], said["not_approved"]) == (False, 3, ["pay"])
 
 
-# Input.
+# --- input ---
 
 
 @pytest.mark.parametrize("given", [[], ["-"]])
@@ -353,14 +353,14 @@ def test_input_can_be_piped(folder: Path, given: list[str]):
 
 
 def test_binary_input_is_refused(folder: Path):
-    """Binary input is refused with a message that says to attach it instead."""
+    """Binary input is refused with a message that says to attach it as a file."""
     done = handrail("run", "team/hello.md", cwd=folder.parent, stdin=b"\xff\xfe")
     assert done.returncode == 2
     assert "Attach it as a file" in done.stderr
 
 
 def test_files_are_attached_by_the_workers_rule(folder: Path):
-    """A worker that takes one attachment accepts one and refuses two."""
+    """A worker that accepts one attachment refuses two."""
     (folder.parent / "a.txt").write_text("hello")
     assert run(folder, "hello", "-a", "a.txt").returncode == 0
     two = run(folder, "hello", "-a", "a.txt", "-a", "team/files/a.txt")
@@ -368,7 +368,7 @@ def test_files_are_attached_by_the_workers_rule(folder: Path):
 
 
 def test_a_worker_is_found_by_file_by_name_and_by_folder(folder: Path):
-    """A worker is found as `team/hello.md`, as `team/hello`, or as `team` if that has a `main`."""
+    """A worker is found by its file, by its folder and name, or by a folder with a `main`."""
     for named in ("team/hello.md", "team/hello"):
         assert handrail("run", named, "x", cwd=folder.parent).returncode == 0
     (folder / "main.md").write_text("---\nmodel: test:hello\n---\nGo.\n")
@@ -376,7 +376,7 @@ def test_a_worker_is_found_by_file_by_name_and_by_folder(folder: Path):
 
 
 def test_other_files_and_another_model(folder: Path):
-    """`--files` sets the folder that may change, `--model` overrides the worker's file."""
+    """`--files` sets the folder that may be changed, and `--model` overrides the model in the worker's file."""
     other = folder.parent / "other"
     other.mkdir()
     assert run(folder, "writer", "--approve", "all", "--files", "other").returncode == 0
@@ -386,7 +386,7 @@ def test_other_files_and_another_model(folder: Path):
 
 
 def test_chat_reads_piped_lines(folder: Path):
-    """Each line is a message or a command, and the last turn sets the exit code."""
+    """In a piped chat, each line is a message or a command, and the last turn determines the exit code."""
     done = handrail("chat", "team/hello.md", cwd=folder.parent, stdin="one\n/cost\ntwo\n/nonsense\n")
     assert done.stdout == "Hello\\x1b[31m there.\n" * 2
     assert "1 request · 12 tokens in, 3 out" in done.stderr
@@ -397,11 +397,11 @@ def test_chat_reads_piped_lines(folder: Path):
     assert (quiet.returncode, quiet.stdout, "the key is wrong" in quiet.stderr) == (1, "", True)
 
 
-# new, workers, and the program itself.
+# --- `new`, `workers`, and the program itself ---
 
 
 def test_new_makes_a_folder_that_runs_at_once(tmp_path: Path):
-    """`handrail new demo` makes a folder that runs without a key, with a tool, a worker and a denied diff."""
+    """`handrail new demo` creates a folder that runs without a key, with a tool, a worker and a denied diff."""
     made = handrail("new", "demo", cwd=tmp_path)
     assert made.returncode == 0
     assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == [
@@ -415,7 +415,7 @@ def test_new_makes_a_folder_that_runs_at_once(tmp_path: Path):
     assert handrail("workers", "check", "demo", cwd=tmp_path).returncode == 0
     done = handrail("run", "demo/main.md", "buy bread", "--approve", "all", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert WHAT_IT_IS in done.stderr  # the demonstration model says what it is
+    assert WHAT_IT_IS in done.stderr  # the demonstration model says that it is one
     assert "✓ reviewer" in done.stderr
     assert (tmp_path / "demo/files/notes.txt").read_text().endswith("- buy bread\n")
     before = (tmp_path / "demo/main.md").read_text()
@@ -424,7 +424,7 @@ def test_new_makes_a_folder_that_runs_at_once(tmp_path: Path):
 
 
 def test_the_starter_is_whole():
-    """The starter's files are in the package, and nothing imports them."""
+    """The package contains all files of the starter, and imports none of them."""
     assert sorted(path.name for path in STARTER.iterdir() if path.name != "__pycache__") == [
         "README.md",
         "files",
@@ -442,7 +442,7 @@ def test_there_is_one_demonstration():
 
 
 def test_workers_are_listed_and_shown(folder: Path):
-    """The list has one line per worker; `show` prints one in full."""
+    """`workers` prints one line for each worker, and `workers show` prints one worker in full."""
     listed = handrail("workers", "team", cwd=folder.parent)
     assert "hello\ttest:hello\tSays hello.\n" in listed.stdout
     assert handrail("workers", "list", "team", cwd=folder.parent).stdout == listed.stdout
@@ -453,7 +453,7 @@ def test_workers_are_listed_and_shown(folder: Path):
 
 
 def test_version_and_help():
-    """Both entry points work, and the help lists the exit codes."""
+    """`handrail` and `python -m handrail` both work, and the help lists the exit codes."""
     here = Path(sys.executable).parent
     for command in (HANDRAIL, [str(here / "handrail")]):
         version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
@@ -466,7 +466,7 @@ def test_version_and_help():
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"]])
 def test_help_loads_little(arguments: list[str]):
-    """Help loads no models, workers or views."""
+    """Printing the help loads no models, workers or views."""
     code = (
         "import sys\n"
         f"sys.argv = ['handrail', *{arguments!r}]\n"
@@ -482,7 +482,7 @@ def test_help_loads_little(arguments: list[str]):
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_without_the_extra_it_says_how_to_get_it(missing: str):
-    """A core install has the program, which prints how to install the extra."""
+    """Without the extra, the program is installed and prints how to install the extra."""
     code = (
         "import sys\n"
         f"sys.modules[{missing!r}] = None\n"
@@ -496,7 +496,7 @@ def test_without_the_extra_it_says_how_to_get_it(missing: str):
     assert "Traceback" not in done.stderr
 
 
-# Signals, to a real process.
+# --- signals, sent to a real process ---
 
 
 def started(folder: Path, worker: str, *more: str, until: str) -> warm_python.Program:
@@ -507,14 +507,14 @@ def started(folder: Path, worker: str, *more: str, until: str) -> warm_python.Pr
     seen = ""
     while until not in seen:
         line = process.stderr.readline()
-        assert line, f"it ended early: {seen}"
+        assert line, f"the program ended early: {seen}"
         seen += line
     return process
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_cancels_and_leaves_the_files_as_they_were(folder: Path, number: signal.Signals, code: int):
-    """After a signal every call ends, its changes are undone, and a message says so."""
+    """After a signal, every call ends, its changes are undone, and a message says so."""
     process = started(folder, "half", until="at it")
     process.send_signal(number)
     out, err = process.communicate(timeout=300)
@@ -548,7 +548,7 @@ def test_a_second_ctrl_c_ends_it_at_once(folder: Path):
 
 
 def test_a_log_moves_no_cursor(folder: Path):
-    """Tracebacks are escaped, since they contain a tool's own text."""
+    """Escape sequences in tracebacks are escaped, since tracebacks contain a tool's own text."""
     tools = folder / "tools.py"
     tools.write_text(tools.read_text().replace("a secret place", "a \\x1b[2J place"))
     done = run(folder, "crasher", "--verbose")
@@ -557,7 +557,7 @@ def test_a_log_moves_no_cursor(folder: Path):
     assert "\x1b" not in done.stderr
 
 
-# Printed output, closed streams, odd input.
+# --- printed output, closed streams, unusual input ---
 
 NOISE = '''
 import subprocess
@@ -588,7 +588,7 @@ def noisy(folder: Path) -> Path:
 
 
 def test_what_tools_print_is_not_part_of_the_answer(noisy: Path):
-    """Standard output has only the answer or the JSON; printed text goes to standard error."""
+    """Standard output has only the answer or the JSON object; what tools print goes to standard error."""
     plain = run(noisy, "loud")
     assert plain.stdout == "The answer.\n"
     said = run(noisy, "loud", "--json")
@@ -614,7 +614,7 @@ def test_what_tools_print_is_not_part_of_the_answer(noisy: Path):
     ],
 )
 def test_closed_streams_are_harmless(folder: Path, closed: str, more: str, code: int, out: str):
-    """With closed streams there is no traceback, and output never ends up in another stream."""
+    """With closed streams there is no traceback, and no output goes to another stream."""
     command = f"{shlex.join(HANDRAIL)} run team/hello.md go {more} {closed}"
     done = subprocess.run(
         ["sh", "-c", command], cwd=folder.parent, env=environment(), capture_output=True, text=True
@@ -626,7 +626,7 @@ def test_closed_streams_are_harmless(folder: Path, closed: str, more: str, code:
 
 
 def test_characters_outside_the_encoding_are_escaped(folder: Path):
-    """An answer is never lost to the encoding of the terminal."""
+    """Characters that the terminal's encoding lacks are escaped in the answer."""
     tools = folder / "tools.py"
     tools.write_text(tools.read_text().replace("Hello", "Grüße"))
     env = environment(PYTHONUTF8="0", PYTHONIOENCODING="ascii")
@@ -636,7 +636,7 @@ def test_characters_outside_the_encoding_are_escaped(folder: Path):
 
 @pytest.mark.parametrize("command", [["workers"], ["workers", "check"], ["workers", "show"], ["new"]])
 def test_a_path_that_is_too_long_is_reported(command: list[str], here: Here):
-    """A path refused by the system ends in one line, not in a traceback."""
+    """A path that is too long for the system is reported in one line, without a traceback."""
     code, _, err = here(*command, f"{'x' * 300}/y")
     assert code in (1, 2)
     assert err.startswith("handrail: ")
@@ -644,7 +644,7 @@ def test_a_path_that_is_too_long_is_reported(command: list[str], here: Here):
 
 
 def test_chat_takes_odd_commands(folder: Path):
-    """Chat commands with digits of other scripts or huge numbers are refused, and the chat continues."""
+    """Chat commands with unusual digits or huge numbers are refused, and the chat continues."""
     lines = "\n".join(["/approvals ²", f"/approvals {'9' * 5000}", "/", "hi", ""])
     done = handrail("chat", "team/hello.md", cwd=folder.parent, stdin=lines)
     assert done.returncode == 0
@@ -653,7 +653,7 @@ def test_chat_takes_odd_commands(folder: Path):
 
 
 def test_ctrl_c_ends_a_piped_chat(folder: Path):
-    """Ctrl-C ends a piped chat, which would otherwise be read forever; at a prompt it only says how to leave."""
+    """Ctrl-C ends a piped chat, but at a prompt it only prints how to leave."""
     process = warm_python.start(
         ["-m", "handrail", "chat", "team/hello.md"], cwd=folder.parent, env=environment()
     )
@@ -662,14 +662,14 @@ def test_ctrl_c_ends_a_piped_chat(folder: Path):
     process.stdin.write("hi\n")
     process.stdin.flush()
     assert process.stdout.readline().startswith("Hello")
-    time.sleep(0.2)  # reading again
+    time.sleep(0.2)  # the chat reads again
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=300) == 130
     process.close()
 
 
 def test_an_approval_can_be_answered_later(folder: Path):
-    """A run that waits for approval is parked with its own exit code, and can be resumed once answered."""
+    """A run that waits for approval is parked with its own exit code, and can be resumed after the answer."""
     parked = run(folder, "writer", "--approve", "later")
     assert parked.returncode == 5
     assert "The run waits for an answer to write." in parked.stderr

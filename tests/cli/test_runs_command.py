@@ -92,7 +92,7 @@ def test_list_and_show(line: Line):
 
 
 def test_answer_and_resume(line: Line):
-    """A parked run is answered and resumed, and a change of its code is reported."""
+    """A parked run can be answered and resumed, and a change of its code since is reported."""
     line.record("tea", call("choose"))
     assert "handrail runs answer tea" in line("resume", "tea", "--model", "the_app:model", code=5)
     waits = line.json("resume", "tea", "--model", "the_app:model", code=5)
@@ -117,7 +117,7 @@ def test_answer_and_resume(line: Line):
 
 
 def test_fork_undo_replay(line: Line):
-    """Fork, undo and replay print their results and change only what they should."""
+    """`fork`, `undo` and `replay` print their results and change only what they should."""
     note, written = line.record("tea", call("note", text="x"), call("write", path="a", text="1"), "end")
     assert line.json("fork", "tea", 1, "--as", "two")["run_id"] == "two"
     assert "Files are as they are now" in line("fork", "tea", 1)
@@ -136,13 +136,13 @@ def test_fork_undo_replay(line: Line):
 
 
 def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch):
-    """Runs can be cancelled, exported, imported and forgotten."""
+    """The commands `cancel`, `export`, `import` and `forget` work on recorded runs."""
     line.record("tea", call("choose"))
     assert line.json("cancel", "tea")["status"] == "cancelled"
     assert "Exported tea to" in line("export", "tea", "tea.jsonl")
     monkeypatch.setenv("HANDRAIL_JOURNAL", str(line.base / "new" / "runs.db"))
     assert "Imported tea, which is cancelled" in line("import", "tea.jsonl")
-    assert "has a run of this id already" in line("import", "tea.jsonl", code=1)
+    assert "already has a run with this id" in line("import", "tea.jsonl", code=1)
     assert line.json("import", "tea.jsonl", "--as", "two")["run_id"] == "two"
     assert set(line.json("forget", "--keep", 0, "--dry-run")["runs"]) == {"tea", "two"}
     assert "0 runs forgotten" in line("forget", "--before", "1d")
@@ -177,7 +177,7 @@ def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_mistakes_are_reported(line: Line, words: list[str], said: str, code: int):
-    """Mistakes are reported as text or JSON; the exit code tells a wrong command from a failed one."""
+    """Mistakes are reported as text or JSON, and the exit code distinguishes a wrong command from a failed one."""
     line.record("tea", "end")
     line.record("tee", "end")
     (line.base / "broken.py").write_text("1 / 0")
@@ -208,7 +208,7 @@ def test_a_question_is_asked_at_the_terminal(line: Line, monkeypatch: pytest.Mon
 
 
 def test_the_commands_are_those_of_the_program(line: Line):
-    """`handrail runs list` loads the same commands."""
+    """`handrail runs list` is available in the `handrail` program itself."""
     from handrail.cli.commands import app as program
 
     line.record("tea", "end")
@@ -217,7 +217,7 @@ def test_the_commands_are_those_of_the_program(line: Line):
 
 
 def test_the_next_command_can_be_typed_as_printed(line: Line, monkeypatch: pytest.MonkeyPatch):
-    """The next command that is printed names the journal, unless it is the default one."""
+    """The next command that is printed names the journal, unless that is the default one."""
     line.record("tea", "end")
     assert "Continue with: handrail runs resume" in (said := line("fork", "tea", 1))
     assert "--journal" not in said
@@ -233,7 +233,7 @@ def test_the_next_command_can_be_typed_as_printed(line: Line, monkeypatch: pytes
 
 
 def test_questions_with_the_same_name_need_an_id(line: Line):
-    """For an ambiguous name, the command lists the questions' ids."""
+    """If several questions have the same name, the command lists their ids."""
     line.record("tea", (call("choose"), call("choose")))
     said = line("answer", "tea", "pick", "--value", '{"n": 1}', code=2)
     assert "say which question" in said
@@ -241,7 +241,7 @@ def test_questions_with_the_same_name_need_an_id(line: Line):
 
 
 def test_ctrl_c_cancels_a_command(line: Line, monkeypatch: pytest.MonkeyPatch):
-    """Ctrl-C cancels a command, as its message, exit code and JSON say."""
+    """Ctrl-C cancels a command, which is reported by its message, exit code and JSON."""
 
     async def pressed(*given: Any, **options: Any) -> Any:
         raise KeyboardInterrupt
@@ -253,7 +253,7 @@ def test_ctrl_c_cancels_a_command(line: Line, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_an_answer_that_is_cut_off_fails(line: Line):
-    """A resumed run whose answer is cut off has the exit code that `handrail run` would have."""
+    """A resumed run whose answer is cut off has the same exit code as with `handrail run`."""
     (line.base / "the_app.py").write_text(
         APP.replace('["the end"]', '[Reply("the e", stop="length")]').replace(
             "import ScriptedModel", "import Reply, ScriptedModel"

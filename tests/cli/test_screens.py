@@ -33,23 +33,23 @@ def start(seen: Window, cwd: Path, *arguments: str, **env: str) -> None:
 
 
 def sane(seen: Window) -> None:
-    """Check that the terminal is restored: it echoes, and its cursor is visible."""
+    """Check that the terminal is restored, with echo and a visible cursor."""
     assert seen.echoes
     assert not seen.cursor_hidden
 
 
 def timeless(text: str) -> str:
-    """Replace times, which differ between runs."""
+    """Replace times in the text, since they differ between runs."""
     return re.sub(r"\d+(\.\d)? s\b", "0.0 s", text)
 
 
 def page_screens() -> list[str]:
-    """Return the screens on the page."""
+    """Return the screens shown on the documentation page."""
     return [timeless(found).rstrip() for found in re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.S)]
 
 
 def test_the_page_shows_what_a_person_sees(tmp_path: Path, seen: Window):
-    """A chat with streamed text, calls, an approval, a form, Ctrl-C and undo looks as on the page."""
+    """A chat with streamed text, calls, an approval, a form, Ctrl-C and undo looks as on the documentation page."""
     handrail("new", "demo", cwd=tmp_path)
     notes = tmp_path / "demo/files/notes.txt"
     start(seen, tmp_path, "chat", "demo/main.md")
@@ -105,14 +105,14 @@ def team(tmp_path: Path) -> Path:
 
 
 def test_a_run_shows_what_is_in_progress(team: Path, seen: Window):
-    """A run shows a spinner with time and bar, does not echo typed text, and ends with 130 after Ctrl-C."""
+    """A run shows a spinner with a time and a bar, does not echo typed text, and exits with 130 after Ctrl-C."""
     start(seen, team, "run", "team/half.md", "go")
     seen.wait_for("━━━━━─────────────── 25% at it")
     first = next(line for line in seen.shown().split("\n") if "half_done" in line)
     seen.type("impatient\n")
     until = time.monotonic() + 20
     while next(line for line in seen.shown().split("\n") if "half_done" in line) == first:
-        assert time.monotonic() < until, "the spinner stands still"
+        assert time.monotonic() < until, "the spinner does not move"
         seen.take(0.05)
     assert not seen.echoes
     seen.type("\x03")
@@ -125,7 +125,7 @@ def test_a_run_shows_what_is_in_progress(team: Path, seen: Window):
 
 
 def test_a_second_ctrl_c_leaves_a_sane_terminal(team: Path, seen: Window):
-    """A second Ctrl-C ends the program at once, and cursor and echo are restored."""
+    """A second Ctrl-C ends the program at once, and the cursor and echo are restored."""
     start(seen, team, "run", "team/deaf.md", "go")
     seen.wait_for("deaf")
     seen.type("\x03")
@@ -136,7 +136,7 @@ def test_a_second_ctrl_c_leaves_a_sane_terminal(team: Path, seen: Window):
 
 
 def test_a_terminated_run_leaves_a_sane_terminal(team: Path, seen: Window):
-    """SIGTERM cancels a run like Ctrl-C, and restores the terminal."""
+    """SIGTERM cancels a run like Ctrl-C, and the terminal is restored."""
     start(seen, team, "run", "team/half.md", "go")
     seen.wait_for("at it")
     assert seen.child is not None
@@ -149,7 +149,7 @@ def test_a_terminated_run_leaves_a_sane_terminal(team: Path, seen: Window):
     ("key", "code", "content"), [("y", 0, "new\n"), ("n", 3, "old\n"), ("\x04", 3, "old\n")]
 )
 def test_a_run_asks(team: Path, seen: Window, key: str, code: int, content: str):
-    """Approving writes the file; denying and Ctrl-D do not, and set the exit code."""
+    """Approving a change writes the file; denying it or Ctrl-D does not, and each sets the exit code."""
     start(seen, team, "run", "team/writer.md", "go")
     seen.wait_for(CHOICE)
     seen.type(key if key == "\x04" else f"{key}\n")
@@ -159,7 +159,7 @@ def test_a_run_asks(team: Path, seen: Window, key: str, code: int, content: str)
 
 
 def test_an_approval_for_the_session_is_asked_once_listed_and_forgotten(team: Path, seen: Window):
-    """After `e` the same call is not asked about again, until `/approvals 1` forgets it."""
+    """A call approved with `e` is not asked about again, until `/approvals 1` forgets the approval."""
     start(seen, team, "chat", "team/again.md")
     seen.wait_for(PROMPT)
     seen.type("pay\n")
@@ -189,16 +189,16 @@ def test_an_approval_for_the_session_is_asked_once_listed_and_forgotten(team: Pa
 
 
 def test_a_screen_is_still_while_somebody_is_asked(team: Path, seen: Window):
-    """A call that ends while a question is shown writes its line only after the answer."""
+    """The line of a call that ends while a question is shown is written only after the answer."""
     start(seen, team, "run", "team/both.md", "go")
     seen.wait_for(CHOICE)
     before = seen.raw
     (team / "go").touch()
     until = time.monotonic() + 20
     while not (team / "told").exists():
-        assert time.monotonic() < until, "the other call does not end"
+        assert time.monotonic() < until, "the other call did not end"
         seen.take(0.05)
-    seen.take(0.5)  # several redraws of the screen
+    seen.take(0.5)  # long enough for several redraws of the screen
     assert seen.raw == before
     seen.type("y\n")
     assert seen.end() == 0
@@ -207,7 +207,7 @@ def test_a_screen_is_still_while_somebody_is_asked(team: Path, seen: Window):
 
 
 def test_undo_is_refused_after_another_change(team: Path, seen: Window):
-    """An undo after another change is refused; the message names the file, which keeps its new content."""
+    """An undo after a later change is refused with the name of the file, which keeps its new content."""
     start(seen, team, "chat", "team/writer.md")
     seen.wait_for(PROMPT)
     seen.type("write\n")
@@ -239,7 +239,7 @@ def test_a_question_shows_the_path_of_its_asker(team: Path, seen: Window):
 
 
 def test_questions_work_on_a_dumb_terminal(team: Path, seen: Window):
-    """With TERM=dumb questions are asked without escape sequences."""
+    """With TERM=dumb, questions are asked without escape sequences."""
     start(seen, team, "run", "team/picker.md", "go", TERM="dumb")
     seen.wait_for("drink (choose one")
     seen.type("tea\n")
@@ -251,7 +251,7 @@ def test_questions_work_on_a_dumb_terminal(team: Path, seen: Window):
 
 
 def test_no_colour_on_a_terminal(team: Path, seen: Window):
-    """With `NO_COLOR` the screen is redrawn without colours."""
+    """With `NO_COLOR`, the screen has no colours."""
     start(seen, team, "run", "team/writer.md", "go", NO_COLOR="1")
     seen.wait_for(CHOICE)
     seen.type("n\n")
@@ -260,7 +260,7 @@ def test_no_colour_on_a_terminal(team: Path, seen: Window):
 
 
 def test_escape_sequences_of_a_model_are_shown_as_text(team: Path, seen: Window):
-    """Escape sequences in streamed text are shown as text."""
+    """Escape sequences in a model's streamed text are shown as text."""
     start(seen, team, "run", "team/hello.md", "go")
     assert seen.end() == 0
     assert "Hello\\x1b[31m there." in seen.text()
@@ -269,14 +269,14 @@ def test_escape_sequences_of_a_model_are_shown_as_text(team: Path, seen: Window)
 
 
 def test_a_screen_of_size_zero_shows_the_answer(team: Path, seen: Window):
-    """With `COLUMNS=0`, which some programs set for their children, the answer is shown."""
+    """With `COLUMNS=0`, which some programs set for their children, the answer is still shown."""
     start(seen, team, "run", "team/hello.md", "go", COLUMNS="0", LINES="0")
     assert seen.end() == 0
     assert "there." in seen.text()
 
 
 def test_chat_survives_ctrl_c_at_its_prompt(team: Path, seen: Window):
-    """At its prompt, Ctrl-C makes the chat say how to leave, and the chat continues."""
+    """At the chat's prompt, Ctrl-C prints how to leave, and the chat continues."""
     start(seen, team, "chat", "team/hello.md")
     seen.wait_for(PROMPT)
     seen.type("half a li\x03")

@@ -1,4 +1,4 @@
-"""`ToolContext`: a thin, frozen view of one call that expires with it."""
+"""`ToolContext`: a thin, frozen view of one call, which expires with the call."""
 
 import asyncio
 import threading
@@ -37,7 +37,7 @@ class Everything(UserContext, AgentContext, frozen=True, eq=False):
 
 
 def everything() -> ToolContext:
-    """Make a context on which every verb can be called, including an environment's."""
+    """Make a context on which every verb can be called, including those of an environment."""
     answer = {"pick": {"selected": "tea"}}
     call: Any = MockCall(answer, answer, approve=True, results={"add": 3})
     return Everything(call)
@@ -58,7 +58,7 @@ VERBS: dict[str, Callable[[Any], Any]] = {
 }
 AT_ONCE = {"beat", "report_progress", "emit", "ticket"}
 
-# --- what it shows -------------------------------------------------------------------------------
+# --- contents ------------------------------------------------------------------------------------
 
 MEMBERS = (
     "prompt",
@@ -81,7 +81,7 @@ MEMBERS = (
 
 @pytest.mark.parametrize("member", MEMBERS)
 def test_each_member_is_read_from_the_call_behind_it(member: str):
-    """A member is the call's own object on every access."""
+    """Each member of a context is the same object as on its call."""
     thing = object()
     context = headless_context(**{member: thing})
     assert getattr(context, member) is thing
@@ -98,7 +98,7 @@ def test_the_calls_own_facts_are_read_from_it_too(member: str):
 
 
 def test_the_table_of_the_specification_is_all_there():
-    """A context has every member and verb of the specification's table, and no other public one."""
+    """A context has every member and verb of the specification's table, and no other public names."""
     this_call = {"call_id", "tool", "invocation"}
     the_run = {"prompt", "rendered_prompt", "adapter", "session", "event_bus", "run_context", "depth"}
     providers_side = {"request", "response_accumulator", "extras"}
@@ -122,7 +122,7 @@ def test_the_call_it_shows_is_the_one_it_was_made_for():
 
 
 def test_the_runs_ids_are_all_there_from_the_start():
-    """Every id of the run is set."""
+    """Every id in a context's `run_context` is set."""
     ids = headless_context().run_context
     assert all(getattr(ids, name) for name in RunContext.__struct_fields__)
     assert set(RunContext.__struct_fields__) == {
@@ -144,7 +144,7 @@ def test_what_a_provider_gives_is_optional():
 
 
 def test_require_rendered_gives_it_or_names_the_prompt():
-    """Before rendering, the error names the prompt; afterwards, the rendered prompt is returned."""
+    """`require_rendered` returns the rendered prompt, or raises an error that names the prompt before rendering."""
     prompt = SimpleNamespace(name="reviewer", sections=())
     with pytest.raises(NotRendered, match="prompt 'reviewer' has not been rendered yet") as caught:
         headless_context(prompt=prompt).require_rendered()
@@ -155,7 +155,7 @@ def test_require_rendered_gives_it_or_names_the_prompt():
     assert context.require_rendered() is context.rendered_prompt is rendered
 
 
-# --- what it is ----------------------------------------------------------------------------------
+# --- identity and repr ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["call_id", "deadline", "wait_for", "_call", "something_new"])
@@ -190,7 +190,7 @@ def test_two_contexts_are_never_the_same():
     [(headless_context, "ToolContext"), (user_context, "UserContext"), (agent_context, "AgentContext")],
 )
 def test_its_repr_names_the_call_the_tool_and_whether_it_has_ended(make: Callable[..., Any], name: str):
-    """The repr is one line with the call, the tool and whether it has ended, and no content of the call."""
+    """A context's repr is one line with the call, the tool and whether it has ended, and no content of the call."""
     context = make(call_id="call-4", tool=Tool("search", "Searches."))
     assert repr(context) == f"<{name} call-4 of search>"
     expire(context)
@@ -198,7 +198,7 @@ def test_its_repr_names_the_call_the_tool_and_whether_it_has_ended(make: Callabl
 
 
 def test_a_mock_call_is_a_call():
-    """The object behind a context satisfies the protocol, member by member."""
+    """The mock call behind a context satisfies the protocol of a call, member by member."""
     members = {name for name in vars(ContextSource) if not name.startswith("_")}
     given = dict.fromkeys(MEMBERS, object())
     call = headless_context(**given)._source
@@ -224,13 +224,13 @@ def test_verbs_that_wait_return_an_operation(verb: str):
 
 @pytest.mark.parametrize("verb", [name for name in VERBS if name in AT_ONCE - {"ticket"}])
 def test_verbs_that_act_at_once_return_done(verb: str):
-    """Verbs that act at once have acted when they return; awaiting them is optional."""
+    """Verbs that act at once have acted when they return, and need not be awaited."""
     assert isinstance(VERBS[verb](headless_context()), Done)
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_refuses_after_the_end(verb: str):
-    """After the call has ended, calling a verb raises `ContextExpired` with the call and a hint."""
+    """After the call has ended, every verb raises `ContextExpired` with the call and a hint."""
 
     async def main() -> None:
         context = everything()
@@ -247,7 +247,7 @@ def test_every_verb_refuses_after_the_end(verb: str):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_refuses_after_the_end_from_another_thread(verb: str):
-    """After the call has ended, verbs refuse in a handler's thread that outlived its timeout, and in a script."""
+    """After the call has ended, its verbs also refuse in a thread that outlived a timeout, and in a script."""
 
     async def main() -> None:
         context = everything()
@@ -276,7 +276,7 @@ def test_every_verb_refuses_after_the_end_from_another_thread(verb: str):
 
 @pytest.mark.parametrize("verb", [name for name in VERBS if name not in AT_ONCE])
 def test_an_operation_made_before_the_end_is_refused_after(verb: str):
-    """An operation that a verb returned before the end is refused afterwards."""
+    """An operation that a verb returned before the call ended is refused afterwards."""
 
     async def main() -> None:
         context = everything()
@@ -296,7 +296,7 @@ def test_facts_can_be_read_after_the_end():
 
 
 def test_expire_ends_what_a_thread_waits_for():
-    """In a script, a thread in `.wait()` is released when another thread ends the call."""
+    """A thread in `.wait()` is released when another thread ends the call."""
     context = user_context({"pick": {"selected": "tea"}})
     began = threading.Event()
 
@@ -321,7 +321,7 @@ def test_expire_ends_what_a_thread_waits_for():
 
 
 def test_expire_works_after_the_loop_has_gone():
-    """A context made on a closed loop can still be expired, and refuses."""
+    """A context whose loop has been closed can still be expired, and its verbs then refuse."""
 
     async def main() -> ToolContext:
         return headless_context()
@@ -333,7 +333,7 @@ def test_expire_works_after_the_loop_has_gone():
 
 
 def test_call_passes_any_argument_name_on():
-    """A tool may have parameters called `name` or `self`; they do not clash with the verb's own."""
+    """`call` passes on arguments named `name` or `self`, which do not clash with its own parameters."""
 
     async def main() -> None:
         context = headless_context(results={"greet": lambda arguments: dict(arguments)})
@@ -347,7 +347,7 @@ def test_call_passes_any_argument_name_on():
 
 
 def test_presence_follows_the_environment():
-    """With a user a context has only `wait_for`, with an agent only `prompt_model`, and otherwise neither."""
+    """With a person a context has only `wait_for`, with a model only `prompt_model`, and otherwise neither."""
     user, agent, nobody = user_context(), agent_context(), headless_context()
     assert [context.wait_for is not None for context in (user, agent, nobody)] == [True, False, False]
     assert [context.prompt_model is not None for context in (user, agent, nobody)] == [False, True, False]
@@ -355,8 +355,8 @@ def test_presence_follows_the_environment():
 
 
 def test_the_narrower_contexts_say_what_was_missing():
-    """A narrower context without its capability raises an error that names the capability."""
-    with pytest.raises(AssertionError, match="only where somebody can be asked"):
+    """A narrower context whose capability is missing raises an error that names the capability."""
+    with pytest.raises(AssertionError, match="only in which a person can be asked"):
         UserContext(headless_context()._source).wait_for  # noqa: B018
     with pytest.raises(AssertionError, match="only where there is a model"):
         AgentContext(headless_context()._source).prompt_model  # noqa: B018
@@ -364,7 +364,7 @@ def test_the_narrower_contexts_say_what_was_missing():
 
 @pytest.mark.parametrize("outcome", ["denied", "timed out", "cancelled", "nobody there"])
 def test_an_approval_is_true_exactly_when_approved(outcome: Any):
-    """After the `await`, `if approval:` is true only for an approval."""
+    """An approval is true only if it was approved."""
     assert Approval(True, "", "ada", "approved")
     assert not Approval(False, "no", "ada", outcome)
 
@@ -399,7 +399,7 @@ def make_choice_sync(choices: list[str], context: ToolContext) -> str:
     ids=["user", "agent", "headless"],
 )
 def test_one_tool_in_any_environment(make: Callable[[], ToolContext], expected: str):
-    """The specification's example runs unchanged with a person, with a model, and with neither."""
+    """The specification's example tool runs unchanged with a person, with a model, and with neither."""
     params = make_choice.parse({"choices": ["coffee", "tea", "milk"]})
 
     async def main() -> None:

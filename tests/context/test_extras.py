@@ -1,4 +1,4 @@
-"""Extras: a read-only mapping under declared, checked, typed keys."""
+"""Extras: a read-only mapping with declared, validated and typed keys."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -11,7 +11,7 @@ from handrail.errors import DefinitionError, ExtraKeyError
 
 @pytest.mark.parametrize("name", ["a", "rate_limit", "x2", "a_1_b", "provider_request_id"])
 def test_snake_case_names_are_taken(name: str):
-    """A name consists of lowercase letters, digits and single underscores, and starts with a letter."""
+    """A key's name may have lowercase letters, digits and single underscores, and starts with a letter."""
     assert ExtraKey(name, str).name == name
     assert Extras({name: 1})[name] == 1
 
@@ -20,8 +20,8 @@ def test_snake_case_names_are_taken(name: str):
     "name", ["", "A", "rateLimit", "rate-limit", "_a", "a_", "a__b", "2a", "ä", "a b", "a\n", "x.y", 3, None]
 )
 def test_other_names_are_refused_with_an_example(name: Any):
-    """A key and a mapping refuse the same names, and show a correct one."""
-    words = f"extra {name!r}: it is not a snake_case ASCII name. Write it like 'rate_limit'."
+    """A key and a mapping refuse the same names, with a correct name as an example."""
+    words = f"extra {name!r}: it is not a snake_case ASCII name. Use a name like 'rate_limit'."
     with pytest.raises(ExtraKeyError) as of_key:
         ExtraKey(name, str)
     with pytest.raises(ExtraKeyError) as of_mapping:
@@ -33,7 +33,7 @@ def test_other_names_are_refused_with_an_example(name: Any):
 
 @pytest.mark.parametrize("value", [None, True, 3, 2.5, "text", [1, {"a": [None]}], {"deep": {"er": []}}])
 def test_json_values_are_taken(value: object):
-    """Any JSON value is stored and returned unchanged."""
+    """Any JSON value is stored in extras and returned unchanged."""
     assert Extras({"it": value})["it"] == value
 
 
@@ -43,7 +43,7 @@ def test_json_values_are_taken(value: object):
     ids=["object", "function", "in a list", "nested"],
 )
 def test_what_is_not_json_is_refused_unless_the_key_is_opaque(value: object):
-    """An object that is not JSON needs a key that is declared as opaque."""
+    """A value that is not JSON is refused unless its key is declared as opaque."""
     with pytest.raises(ExtraKeyError, match=r"can't be written as JSON.*`ExtraKey\(\.\.\., opaque=True\)`"):
         Extras({"it": value})
     key = ExtraKey("it", object, "Lives as long as the call; any thread.", opaque=True)
@@ -58,13 +58,13 @@ def test_a_key_that_is_not_opaque_does_not_let_objects_in():
 
 def test_an_opaque_key_says_how_its_object_may_be_used():
     """An opaque key declares its object's lifetime and thread safety."""
-    with pytest.raises(ExtraKeyError, match=r"how long it lives and from which threads") as caught:
+    with pytest.raises(ExtraKeyError, match=r"how long the object lives and from which threads") as caught:
         ExtraKey("handle", object, opaque=True)
     assert caught.value.key == "handle"
 
 
 def test_values_are_found_by_name_and_by_key():
-    """`extras[KEY]`, `extras["name"]`, `get` and `in` agree."""
+    """`extras[KEY]`, `extras["name"]`, `get` and `in` find the same values."""
     limit = RateLimit(requests_left=3, resets_at=datetime(2030, 1, 1, tzinfo=UTC))
     extras = Extras({"rate_limit": limit, "provider_request_id": "req-1"})
     assert extras[RATE_LIMIT] is extras["rate_limit"] is extras.get(RATE_LIMIT) is limit
@@ -74,7 +74,7 @@ def test_values_are_found_by_name_and_by_key():
 
 
 def test_what_is_missing_is_a_key_error_or_the_default():
-    """For a missing key, `[]` raises and `get` returns the default."""
+    """For a missing key, `extras[...]` raises `KeyError`, and `get` returns the default."""
     extras = Extras()
     with pytest.raises(KeyError):
         extras[RATE_LIMIT]
@@ -116,7 +116,7 @@ def test_the_built_in_keys():
 
 
 def test_a_key_can_be_subscripted_and_is_a_value():
-    """`ExtraKey[int](...)` works, and equal keys are equal and hashable."""
+    """`ExtraKey[int](...)` makes a key, and keys with equal definitions are equal and hashable."""
     assert ExtraKey[int]("n", int) == ExtraKey("n", int)
     assert len({ExtraKey("n", int), ExtraKey[int]("n", int), ExtraKey("m", int)}) == 2
     with pytest.raises(AttributeError):
@@ -124,5 +124,5 @@ def test_a_key_can_be_subscripted_and_is_a_value():
 
 
 def test_its_repr_shows_names_and_no_values():
-    """Extras may hold a provider's secret, so the repr has only the keys."""
+    """The repr of extras shows only the keys, since values may be a provider's secrets."""
     assert repr(Extras({"provider_request_id": "sk-secret"})) == "Extras(provider_request_id)"

@@ -1,4 +1,4 @@
-"""Tickets: a signed form of a call that another process can take up."""
+"""Tickets: a signed form of a call, which another process can redeem."""
 
 import base64
 import json
@@ -45,13 +45,13 @@ def test_a_ticket_comes_back_as_it_was():
 
 
 def test_a_ticket_without_deadline_or_budget_comes_back_too():
-    """A ticket's missing deadline and budget stay missing."""
+    """A ticket without a deadline or a budget is opened without them."""
     bare = msgspec.structs.replace(TICKET, deadline=None, budget={}, capabilities=())
     assert Ticket.open(bare.seal(KEY), KEY) == bare
 
 
 def test_the_text_is_stable_and_fits_into_a_url():
-    """The same ticket and key give the same URL-safe text, whatever the order of the budget."""
+    """The same ticket and key always give the same URL-safe text, whatever the order of the budget."""
     other_order = msgspec.structs.replace(TICKET, budget={"usd": 0.25, "tokens": 1000.0})
     assert TICKET.seal(KEY) == other_order.seal(KEY)
     assert set(TICKET.seal(KEY)) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
@@ -90,7 +90,7 @@ def test_another_process_opens_it():
     "field", ["depth", "budget", "deadline", "tool", "capabilities", "session_id", "place", "effect"]
 )
 def test_a_changed_ticket_is_refused(field: str):
-    """Without the key, any change to a ticket invalidates it."""
+    """A ticket that was changed without the key is refused."""
     body, signature = TICKET.seal(KEY).split(".")
     changed = body_of(body)
     changed[field] = {"depth": 0, "budget": {"usd": 9e9}, "capabilities": ["proc.exec"]}.get(field, "x")
@@ -115,14 +115,14 @@ def test_any_flipped_character_is_refused(data: st.DataObject):
 
 @given(st.text() | st.text("abcABC012-_.=", max_size=80))
 def test_whatever_is_not_a_ticket_is_refused_as_such(text: str):
-    """Any other text raises a Handrail error."""
+    """Any text that is not a ticket is refused with a Handrail error."""
     with pytest.raises(TicketError):
         Ticket.open(text, KEY)
 
 
 @pytest.mark.parametrize("text", ["", "hello", "a.b.c", ".", "ä.ö", "eyJ9.", "not a ticket."])
 def test_the_words_for_what_is_no_ticket(text: str):
-    """The error for an invalid ticket says what is wrong and what to do, and is also a `ValueError`."""
+    """The error for an invalid ticket says what is wrong and what to do, and is a `ValueError`."""
     with pytest.raises(TicketError, match=r"^ticket refused: .+\. [A-Z].+\.$") as caught:
         Ticket.open(text, KEY)
     assert isinstance(caught.value, ValueError)
@@ -131,14 +131,14 @@ def test_the_words_for_what_is_no_ticket(text: str):
 
 def test_another_key_does_not_open_it():
     """A ticket can't be opened with another key."""
-    with pytest.raises(TicketError, match="sealed with another key") as caught:
+    with pytest.raises(TicketError, match="with which it was sealed") as caught:
         Ticket.open(TICKET.seal(KEY), bytes(32))
     assert caught.value.problem == "its signature is wrong"
 
 
 @pytest.mark.parametrize("length", [0, 15])
 def test_a_short_key_is_refused(length: int):
-    """A key short enough to guess is refused for sealing and opening."""
+    """A key that is short enough to guess is refused, both for sealing and for opening."""
     with pytest.raises(TicketError, match=f"the key has {length} bytes. Use at least 16 random bytes"):
         TICKET.seal(bytes(length))
     with pytest.raises(TicketError, match=f"the key has {length} bytes"):
@@ -146,16 +146,16 @@ def test_a_short_key_is_refused(length: int):
 
 
 def test_another_version_is_refused_by_number(monkeypatch: pytest.MonkeyPatch):
-    """A ticket of another version is refused with its number."""
+    """A ticket of another version is refused with the version's number."""
     monkeypatch.setattr("handrail.context.ticket._VERSION", 2)
     newer = TICKET.seal(KEY)
     monkeypatch.undo()
-    with pytest.raises(TicketError, match="it is of version 2, and this is 1"):
+    with pytest.raises(TicketError, match="its version is 2, and this process supports 1"):
         Ticket.open(newer, KEY)
 
 
 def test_a_contexts_ticket_is_one():
-    """`context.ticket()` has the call's own ids, depth, deadline and capabilities, sealed."""
+    """`context.ticket()` seals the call's own ids, depth, deadline and capabilities."""
     deadline = Deadline(datetime(2031, 5, 1, tzinfo=UTC))
     context = headless_context(
         call_id="call-9",

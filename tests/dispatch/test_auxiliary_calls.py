@@ -1,21 +1,25 @@
-"""Compensations and probes: they have the gate's transaction, events and record, and are exempt from the rest."""
+"""Compensations and probes have the gate's transaction, events and record, but are exempt from its other steps."""
 
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from handrail import Budget, MemoryJournal, ToolContext, tool
 from handrail.deadline import Deadline
 from handrail.errors import PromptEvaluationError
 from handrail.events import ToolInvoked, ToolRolledBack, ToolStarted
+from handrail.place import RUN
 from handrail.protocols import PolicyDecision
+from handrail.records import Entry, RunRecord
+from handrail.replay.log import RunLog
 from handrail.testing import VirtualClock, run_virtual
 from support.rig import Rig, leave_traces
 
 
 def tools_of_a_trip(undo: Any) -> list[Any]:
-    """Make `trip`, which books, waits for the given seconds and fails, and tools that it uses."""
+    """Make `trip`, which books, waits for the given seconds and fails, and the tools that it uses."""
 
     @tool(effect="compensable", compensate=undo)
     async def book(what: str) -> str:
@@ -41,7 +45,7 @@ async def unbook(params: Any, value: Any, *, context: ToolContext) -> None:
 
 
 def test_a_compensation_commits_beside_the_call_that_failed() -> None:
-    """A compensation's changes are kept, although those of the failed call are rolled back."""
+    """A compensation's changes are kept although those of the failed call are rolled back."""
 
     async def main() -> None:
         rig = Rig(tools_of_a_trip(unbook))
@@ -54,7 +58,7 @@ def test_a_compensation_commits_beside_the_call_that_failed() -> None:
 
 
 def test_a_compensation_that_fails_is_rolled_back() -> None:
-    """A failed compensation's files and state are rolled back, and the result says what could not be undone."""
+    """If a compensation fails, its files and state are rolled back, and the result says what could not be undone."""
 
     async def main() -> None:
         async def fail(params: Any, value: Any, *, context: ToolContext) -> None:
@@ -104,7 +108,7 @@ def test_a_compensation_is_recorded() -> None:
 
 
 def test_no_policy_and_nobody_is_asked_about_a_compensation() -> None:
-    """Neither policies nor people are asked about a compensation, but the calls it makes are checked as usual."""
+    """Neither policies nor people are asked about a compensation, but calls that it makes are checked as usual."""
 
     async def main() -> None:
         checked: list[str] = []
@@ -133,7 +137,7 @@ def test_no_policy_and_nobody_is_asked_about_a_compensation() -> None:
 
 
 def test_a_compensation_costs_nothing_of_the_budget_and_is_not_numbered() -> None:
-    """A compensation does not count against the budget, and the next call has the id it would have had anyway."""
+    """A compensation does not count against the budget, and does not change the id of the next call."""
 
     async def main() -> None:
         rig = Rig(tools_of_a_trip(unbook), budget=Budget(tool_calls=2))
@@ -187,7 +191,7 @@ def test_a_compensation_runs_after_the_deadline_and_in_a_cancelled_run() -> None
 
 
 def test_a_compensation_is_not_undone_itself() -> None:
-    """Neither a compensation nor what it settled is undone when an outer call fails too."""
+    """A compensation and what it settled are not undone when an outer call fails too."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -206,6 +210,184 @@ def test_a_compensation_is_not_undone_itself() -> None:
         assert undone == ["seat"]
         assert "no plan" in result.message
         assert "Could not be undone" not in result.message
+        rig.assert_paired()
+
+    run_virtual(main)
+
+
+# --- probes --------------------------------------------------------------------------------------
+
+FLIGHT = RUN.child(1)
+"""The place of the call that was interrupted."""
+
+
+def flying(probe: Any) -> tuple[list[Any], list[str]]:
+    """Make `fly`, which has this probe, and a list of the flights it has made."""
+    flown: list[str] = []
+
+    @tool(effect="irreversible", probe=probe)
+    async def fly(to: str) -> str:
+        """Fly."""
+        flown.append(to)
+        return to
+
+    @tool(effect="irreversible")
+    async def note(text: str) -> None:
+        """Note something."""
+
+    return [fly, note], flown
+
+
+async def interrupted(tools: list[Any], **options: Any) -> Rig:
+    """Make a gate whose run was cut off in its first call, after the handler had begun."""
+    journal = MemoryJournal()
+    rig = Rig(tools, journal=journal, **options)
+    frame = rig.gate.frame
+    id = frame.run_context.run_id
+    await journal.runs.begin(
+        RunRecord(id=id, session_id="session", principal="", prompt="", model="", began_at=0.0)
+    )
+    begun = Entry("call begun", str(FLIGHT.attempt(1)), 0.0, msgspec.msgpack.encode("fly"))
+    frame.log = RunLog(journal, id, frame.clock, [begun], resumed=True)
+    return rig
+
+
+@pytest.mark.parametrize(
+    ("happened", "flights", "said"),
+    [
+        (True, [], "fly was done before the process ended"),
+        (False, ["Rome"], ""),
+        (None, [], "it is not known whether it happened"),
+    ],
+)
+def test_a_probe_has_its_events_inside_the_call_that_it_asks_about(
+    happened: bool | None, flights: list[str], said: str
+) -> None:
+    """A probe decides whether the call runs. Its start and end are published before the end of the call."""
+
+    async def main() -> None:
+        tools, flown = flying(lambda params, *, context: happened)
+        rig = await interrupted(tools)
+        result = await rig.call("fly", to="Rome")
+        assert said in result.message
+        assert flown == flights
+        assert [event.tool for event in rig.of(ToolStarted)] == ["fly", "fly.probe"]
+        assert [event.tool for event in rig.of(ToolInvoked)] == ["fly.probe", "fly"]
+        asked = rig.of(ToolInvoked)[0]
+        assert (asked.path, asked.status, asked.result.value) == (("fly", "fly.probe"), "ok", happened)
+        assert asked.params.to == "Rome"
+        rig.assert_paired()
+
+    run_virtual(main)
+
+
+def test_a_probe_that_fails_is_rolled_back() -> None:
+    """A probe that fails leaves nothing, and the outcome of its call is unknown."""
+
+    async def main() -> None:
+        async def fail(params: Any, *, context: ToolContext) -> bool:
+            leave_traces(context, "probed")
+            raise OSError("the airline is closed")
+
+        tools, flown = flying(fail)
+        rig = await interrupted(tools)
+        result = await rig.call("fly", to="Rome")
+        assert "it is not known whether it happened" in result.message
+        assert flown == []
+        rig.assert_untouched()
+        assert rig.status("fly.probe") == "error"
+        assert [event.tool for event in rig.of(ToolRolledBack)] == ["fly.probe"]
+        rig.assert_paired()
+
+    run_virtual(main)
+
+
+def test_a_probe_is_recorded() -> None:
+    """A probe is recorded as a call at its own place, with what it changed."""
+
+    async def main() -> None:
+        def look(params: Any, *, context: ToolContext) -> bool:
+            leave_traces(context, "probed")
+            return True
+
+        rig = await interrupted(flying(look)[0])
+        await rig.call("fly", to="Rome")
+        assert rig.notes == ["probed"]
+        log = rig.gate.frame.log
+        unit = (await log.journal.calls.load(log.run_id))[0]
+        assert (unit.place, unit.tool, unit.status) == (str(FLIGHT.probe), "fly.probe", "ok")
+        assert unit.arguments == '{"to":"Rome"}'
+        assert len(unit.events) == 1
+
+    run_virtual(main)
+
+
+def test_no_policy_and_nobody_is_asked_about_a_probe() -> None:
+    """Neither policies nor people are asked about a probe, but calls that it makes are checked as usual."""
+
+    async def main() -> None:
+        checked: list[str] = []
+        told: list[str] = []
+
+        class Watches:
+            name = "watches"
+
+            def check(self, tool: Any, params: Any, *, context: ToolContext) -> PolicyDecision:
+                checked.append(tool.name)
+                return PolicyDecision.ask("why not") if tool.name == "fly.probe" else PolicyDecision.allow()
+
+            def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None:
+                told.append(tool.name)
+
+        async def look(params: Any, *, context: ToolContext) -> bool:
+            await context.call("note", text="looking")
+            return False
+
+        tools, flown = flying(look)
+        rig = await interrupted(tools, policies=[Watches()], approvals="strict")
+        await rig.call("fly", to="Rome")
+        assert (checked, told, flown) == (["note", "fly"], ["note", "fly"], ["Rome"])
+
+    run_virtual(main)
+
+
+def test_a_probe_costs_nothing_of_the_budget_and_is_not_numbered() -> None:
+    """A probe does not count against the budget, and does not change the id of the next call."""
+
+    async def main() -> None:
+        tools, flown = flying(lambda params, *, context: False)
+        rig = await interrupted(tools, budget=Budget(tool_calls=2))
+        await rig.call("fly", to="Rome")
+        await rig.call("note", text="next")
+        assert flown == ["Rome"]
+        assert rig.gate.frame.costs.tracker.spent()["tool_calls"] == 2
+        run_id = rig.gate.frame.run_context.run_id
+        ids = [event.call_id for event in rig.of(ToolStarted)]
+        assert ids == [f"{run_id}.1", f"{run_id}.1.probe", f"{run_id}.2"]
+
+    run_virtual(main)
+
+
+def test_a_probe_runs_after_the_deadline_and_in_a_cancelled_run() -> None:
+    """A probe that began in time finishes after the deadline and in a cancelled run, so the outcome is known."""
+
+    async def main() -> None:
+        async def look(params: Any, *, context: ToolContext) -> bool:
+            await asyncio.sleep(5)
+            return True
+
+        clock = VirtualClock()
+        rig = await interrupted(flying(look)[0], clock=clock, deadline=Deadline.after(1, clock=clock))
+        result = await rig.call("fly", to="Rome")
+        assert "was done before the process ended" in result.message
+        assert rig.status("fly.probe") == "ok"
+
+        rig = await interrupted(flying(look)[0])
+        call = asyncio.ensure_future(rig.call("fly", to="Rome"))
+        await asyncio.sleep(3)
+        rig.gate.cancel()
+        await asyncio.wait({call})
+        assert rig.status("fly.probe") == "ok"
         rig.assert_paired()
 
     run_virtual(main)

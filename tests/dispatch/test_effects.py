@@ -1,7 +1,7 @@
 """SPEC part 1, the effect table: one test per cell for concurrency, retries and composition.
 
 The *policy* column is tested in test_policies.py, previews in test_preview.py, crashes in
-test_after_crash.py.
+test_crash_recovery.py.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def test_retried_on_a_transient_failure(effect: Effect, fails: int) -> None:
 
 
 def test_nothing_but_a_transient_error_is_retried() -> None:
-    """A failure that is not transient is final."""
+    """A failure that is not transient is not retried."""
 
     async def main() -> None:
         count = 0
@@ -116,7 +116,7 @@ def test_nothing_but_a_transient_error_is_retried() -> None:
 
 
 def test_no_retry_past_the_deadline() -> None:
-    """A failure is final at once if the wait before the retry would pass the deadline."""
+    """A transient failure is final if the wait before its retry would pass the deadline."""
 
     async def main() -> None:
         async def busy(text: str, context: ToolContext) -> None:
@@ -135,7 +135,7 @@ def test_no_retry_past_the_deadline() -> None:
 @pytest.mark.parametrize("inner", EFFECT_NAMES)
 @pytest.mark.parametrize("outer", EFFECT_NAMES)
 def test_effects_compose(outer: Effect, inner: Effect) -> None:
-    """A pure, read or staged call may not call a tool of a stronger effect; the error names it."""
+    """A pure, read or staged call may not call a tool with a stronger effect, and the error names that tool."""
 
     async def main() -> None:
         ran: list[str] = []
@@ -165,7 +165,7 @@ def test_effects_compose(outer: Effect, inner: Effect) -> None:
 
 @pytest.mark.parametrize("effect", EFFECT_NAMES)
 def test_stale_read(effect: Effect) -> None:
-    """When something a call read has changed, serialisable calls rerun and others report a stale read."""
+    """If something that a call read has changed, a serialisable call reruns, and any other reports a stale read."""
 
     async def main() -> None:
         runs: list[tuple[list[str], str]] = []
@@ -209,7 +209,7 @@ def test_stale_read(effect: Effect) -> None:
 
 
 def test_a_call_that_is_stale_three_times_is_a_conflict() -> None:
-    """The call is rerun twice; then the model is told which path keeps changing."""
+    """A call that is stale three times ends as a conflict, and the model is told what keeps changing."""
 
     async def main() -> None:
         runs = 0
@@ -249,7 +249,7 @@ def test_a_call_that_is_stale_three_times_is_a_conflict() -> None:
 
 
 def test_compensable_inner_calls_are_compensated_in_reverse_order() -> None:
-    """When the outer call fails, compensations run in reverse order, and calls that can't be undone are listed."""
+    """When an outer call fails, inner calls are compensated in reverse order; those that can't be are listed."""
 
     async def main() -> None:
         undone: list[tuple[str, int]] = []
@@ -309,7 +309,7 @@ def test_compensable_inner_calls_are_compensated_in_reverse_order() -> None:
 
 
 def test_a_compensable_call_whose_commit_fails_is_compensated_itself() -> None:
-    """A compensable call is compensated when a policy refuses its result, since the handler has done its work."""
+    """A compensable call is compensated if a policy refuses its result, since its handler has already run."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -340,7 +340,7 @@ def test_a_compensable_call_whose_commit_fails_is_compensated_itself() -> None:
 
 
 def test_compensation_is_shielded_from_cancellation() -> None:
-    """A call cancelled while compensating finishes the compensation before the cancellation continues."""
+    """A call that is cancelled while it compensates finishes the compensation before the cancellation continues."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -398,7 +398,7 @@ def trip_that_fails(undone: list[str]) -> list[Any]:
 
 
 def test_a_cancel_during_compensation_is_raised_after_it() -> None:
-    """A failed call that is cancelled while it compensates ends as cancelled, with its compensation done."""
+    """A failed call that is cancelled while it compensates ends as cancelled, after its compensation has finished."""
 
     async def main() -> None:
         undone: list[str] = []

@@ -103,7 +103,7 @@ ROWS: list[tuple[str, Body, dict[str, Any], str, str]] = [
     ("body", "options", "status", "words"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
 )
 def test_failed_result_and_rollback(body: Body, options: dict[str, Any], status: str, words: str) -> None:
-    """A failed call is reported to the model and rolled back entirely, and the run continues."""
+    """A failed call is rolled back entirely and reported to the model, and the run continues."""
 
     async def main() -> None:
         rig = Rig([staged(body, **options)])
@@ -150,7 +150,7 @@ def test_failed_sync_handler_is_rolled_back() -> None:
     ],
 )
 def test_bad_call_says_what_to_fix(name: str, arguments: str, words: str) -> None:
-    """Bad arguments and unknown tools are failed results, and no handler runs."""
+    """Bad arguments and unknown tools give failed results, and no handler runs."""
 
     async def main() -> None:
         rig = Rig([staged(sleeps)])
@@ -196,7 +196,7 @@ def test_a_wrong_signature_is_distinguished_from_the_handlers_own_type_error() -
 def test_what_concerns_the_run_is_raised_and_siblings_get_their_results(
     error: Callable[[], BaseException],
 ) -> None:
-    """Such an exception ends the run; sibling calls are cancelled and rolled back, and every call has a result."""
+    """An exception that ends the run cancels and rolls back the sibling calls, and every call has a result."""
 
     async def stops(text: str, context: ToolContext) -> Any:
         if text == "stop":
@@ -218,7 +218,7 @@ def test_what_concerns_the_run_is_raised_and_siblings_get_their_results(
     if issubclass(expected, Exception):
         assert run_virtual(main) == (expected, 3)
     else:
-        with pytest.raises(expected):  # the event loop raises these itself
+        with pytest.raises(expected):  # the event loop itself raises these
             run_virtual(main)
 
 
@@ -260,7 +260,7 @@ def test_spent_root_budget_ends_the_run() -> None:
 
 
 class Denies:
-    """A policy that denies or breaks at a chosen hook."""
+    """A policy that denies or raises in a chosen hook."""
 
     name = "denies"
 
@@ -282,7 +282,7 @@ class Denies:
     [("check", "not on a Sunday"), ("check raises", "could not decide"), ("on_result raises", "too large")],
 )
 def test_policy_denies(where: str, words: str) -> None:
-    """A policy that denies or raises, even in `on_result`, leaves nothing of the call."""
+    """If a policy denies a call, or raises in `check` or `on_result`, the call is denied and leaves no changes."""
 
     async def main() -> None:
         async def fine(text: str, context: ToolContext) -> str:
@@ -327,7 +327,7 @@ def test_conflict_names_the_path_and_the_slice() -> None:
 
 
 def test_reducer_that_raises_fails_the_call() -> None:
-    """A reducer's error reaches the handler; if it is not handled there, the call fails and is rolled back."""
+    """A reducer's error is raised in the handler; if it is not handled there, the call fails and is rolled back."""
 
     def refuse(contents: Any, event: Note) -> Any:
         raise ValueError("no notes today")
@@ -351,7 +351,7 @@ def test_reducer_that_raises_fails_the_call() -> None:
 
 
 def test_error_keeps_its_traceback_for_telemetry() -> None:
-    """The event contains the exception with its traceback; the message to the model does not."""
+    """The event has the exception with its traceback, and the message to the model does not."""
 
     async def main() -> None:
         rig = Rig([staged(raises(lambda: RuntimeError("x" * 1000)))])

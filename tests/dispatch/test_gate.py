@@ -1,4 +1,4 @@
-"""The gate's eleven steps: their order, isolation, nesting, threads, cancellation, and the token."""
+"""The gate: the order of its steps, isolation, nesting, threads, cancellation, and the handler token."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_policy_cannot_change_params() -> None:
 
 
 def test_parallel_calls_are_isolated_and_one_failing_late_undoes_only_its_own() -> None:
-    """When one of two parallel calls fails late, the other's changes stay, in session and files."""
+    """If one of two parallel calls fails late, only its own changes to session and files are undone."""
 
     async def main() -> None:
         async def body(text: str, context: ToolContext) -> list[str]:
@@ -119,7 +119,7 @@ def test_parallel_calls_are_isolated_and_one_failing_late_undoes_only_its_own() 
 
 
 def test_one_turn_runs_concurrently_and_alone_runs_alone() -> None:
-    """Calls of one turn overlap, except one that runs alone; nested, that one may be called again."""
+    """Calls of one turn run concurrently, except a call of an `alone` tool, which may still call itself."""
 
     async def main() -> None:
         running: set[str] = set()
@@ -161,7 +161,7 @@ def test_one_turn_runs_concurrently_and_alone_runs_alone() -> None:
 
 
 def test_nested_call_takes_the_same_gate_and_commits_with_the_outer_one() -> None:
-    """An inner call is committed with the outer one, and undone when the outer one fails."""
+    """An inner call passes the same gate, is committed with the outer call, and is undone if the outer call fails."""
 
     async def main() -> None:
         inner = staged(nothing, name="inner")
@@ -195,7 +195,7 @@ def test_nested_call_takes_the_same_gate_and_commits_with_the_outer_one() -> Non
 
 
 def test_depth_is_limited() -> None:
-    """A call beyond the depth limit fails, and the message contains its path."""
+    """A call beyond the depth limit fails, and the message has the path of calls."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -215,7 +215,7 @@ def test_depth_is_limited() -> None:
 
 
 def test_state_events_are_published_once_at_the_outermost_commit_and_progress_at_once() -> None:
-    """Listeners receive progress while the call runs, but state events only after the outermost commit, once."""
+    """Progress is published while a call runs; state events are published once, after the outermost commit."""
 
     async def main() -> None:
         inner = staged(nothing, name="inner")
@@ -332,7 +332,7 @@ def test_context_refuses_after_a_success_too() -> None:
 
 @pytest.mark.parametrize("how", ["asyncio", "anyio", "gate", "swallowed"])
 def test_cancellation_rolls_back_and_gives_every_call_its_end(how: str) -> None:
-    """Every way to cancel a run undoes the whole tree, innermost first, and gives each call exactly one end."""
+    """However a run is cancelled, the whole tree is undone, innermost first, and each call has exactly one end."""
 
     async def main() -> None:
         async def hangs(text: str, context: ToolContext) -> None:
@@ -390,7 +390,7 @@ def test_cancelled_run_starts_no_more_handlers() -> None:
 
 
 def test_timeout_and_an_outer_cancellation_at_the_same_moment() -> None:
-    """An outer cancellation at the moment of a timeout takes effect; the call has one end and leaves nothing."""
+    """If a cancellation coincides with a timeout, the cancellation wins; the call ends once and is rolled back."""
 
     async def main() -> None:
         async def hangs(text: str, context: ToolContext) -> None:
@@ -409,7 +409,7 @@ def test_timeout_and_an_outer_cancellation_at_the_same_moment() -> None:
 
 
 def test_a_call_is_timed_from_when_it_begins() -> None:
-    """A call's timeout does not include the time between creating and awaiting the call."""
+    """A call's start and duration are measured from when it is awaited, not from when it is created."""
 
     async def main() -> None:
         async def takes(text: str, context: ToolContext) -> None:
@@ -435,7 +435,7 @@ def test_a_call_is_timed_from_when_it_begins() -> None:
 
 
 def test_timeouts_nest() -> None:
-    """An outer timeout stops the inner call too; an inner timeout affects only the inner call."""
+    """An outer timeout also stops the inner call; an inner timeout stops only the inner call."""
 
     async def main() -> None:
         async def hangs(text: str, context: ToolContext) -> None:
@@ -466,7 +466,7 @@ def test_timeouts_nest() -> None:
 
 
 def test_a_deadline_that_passes_while_a_call_is_recorded_cancels_nobody() -> None:
-    """If the handler is done in time, a deadline that passes during the commit does not cancel the caller."""
+    """A deadline that passes while a call is committed does not cancel the caller."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -490,7 +490,7 @@ def test_a_deadline_that_passes_while_a_call_is_recorded_cancels_nobody() -> Non
 
 
 def test_deadline_is_enforced_during_a_call_that_swallows_it() -> None:
-    """A handler that continues after its deadline is rolled back."""
+    """A call whose handler swallows the deadline's cancellation and continues is rolled back."""
 
     async def main() -> None:
         async def stubborn(text: str, context: ToolContext) -> str:
@@ -520,13 +520,13 @@ def test_tool_that_needs_a_person_says_so() -> None:
         rig = Rig([ask])
         result = await rig.call("ask")
         assert "'ask' needs 'wait_for'" in result.message
-        assert "where somebody can be asked" in result.message
+        assert "in which a person can be asked" in result.message
 
     run_virtual(main)
 
 
 def test_context_is_dead_before_on_result_and_policies_still_see_the_fork() -> None:
-    """A policy's context works in `on_result` although the handler's own has expired."""
+    """In `on_result`, a policy's context works although the handler's context has expired."""
 
     async def main() -> None:
         kept: list[ToolContext] = []
@@ -582,14 +582,14 @@ def test_an_inner_call_is_not_applied_once_the_call_around_it_is_over() -> None:
         with pytest.raises(ContextExpired):
             await left[0]
         assert rig.status("work") == "cancelled"
-        assert "the call around it is over" in rig.of(ToolInvoked)[-1].result.message
+        assert "its outer call is over" in rig.of(ToolInvoked)[-1].result.message
         rig.assert_untouched()
 
     run_virtual(main)
 
 
 def test_calls_are_numbered_in_their_run() -> None:
-    """A call's id is derived from its place and never random, so a repeated run has the same ids."""
+    """A call's id is derived from its place in the run, so a repeated run has the same ids."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -610,7 +610,7 @@ def test_calls_are_numbered_in_their_run() -> None:
 
 
 def test_handlers_start_only_with_a_token_of_the_gate() -> None:
-    """Every entry point passes the gate, and a handler without the gate's token does not start."""
+    """Every entry point passes the gate, and a handler does not start without the gate's token."""
 
     async def main() -> None:
         ran: list[str] = []
@@ -636,7 +636,7 @@ def test_handlers_start_only_with_a_token_of_the_gate() -> None:
 
         attempt = rig.gate.open(new_call(rig.gate, "work", {"text": "stolen"})).attempt
         params = attempt.params = work.parse({"text": "stolen"})
-        with pytest.raises(SignatureMismatch, match="not let through the gate"):
+        with pytest.raises(SignatureMismatch, match="did not pass the gate"):
             await rig.gate._run_handler(attempt, work, ToolContext(attempt), open_scope())
         assert params.text not in ran
 
@@ -663,7 +663,7 @@ def test_only_the_gate_starts_handlers() -> None:
 
 
 def test_read_only_effects_may_not_write() -> None:
-    """`pure` and `read` calls can read; every way to write is refused, and the error names it."""
+    """`pure` and `read` calls can read, but every way to write is refused with an error that names it."""
 
     async def main() -> None:
         @tool(effect="read")
@@ -698,7 +698,7 @@ def test_read_only_effects_may_not_write() -> None:
     ],
 )
 async def test_a_union_is_any_of_what_it_is_made_of(declared: Any, fitting: Any, other: Any) -> None:
-    """Every notation of a union works, with or without other annotations."""
+    """A result may be of any member of a declared union, however the union is written, and of no other type."""
     given: list[Any] = [*fitting, other]
 
     async def handler(params: None, *, context: ToolContext) -> ToolResult[Any]:
@@ -711,7 +711,7 @@ async def test_a_union_is_any_of_what_it_is_made_of(declared: Any, fitting: Any,
 
 
 def test_plain_result_is_required_of_a_handler() -> None:
-    """A handler in the full form that does not return a `ToolResult` fails, and is rolled back."""
+    """A handler in the full form must return a `ToolResult`: otherwise the call fails and is rolled back."""
 
     async def main() -> None:
         async def handler(params: None, *, context: ToolContext) -> ToolResult[str]:
@@ -757,7 +757,7 @@ def test_facts_are_the_only_trace_of_a_failed_call() -> None:
 
 
 def test_what_an_earlier_try_left_behind_can_not_touch_the_next() -> None:
-    """A thread left over from the first attempt finds its context expired, although the call continues."""
+    """A thread left over from a call's first attempt finds its context expired while the second attempt runs."""
     first_try_over, tried, done = threading.Event(), threading.Event(), threading.Event()
     refused: list[str] = []
 
@@ -797,7 +797,7 @@ def test_what_an_earlier_try_left_behind_can_not_touch_the_next() -> None:
 
 
 def test_the_gate_beats_for_a_handler_until_it_beats_itself() -> None:
-    """The gate renews the lease while a handler runs; after the handler's first beat only its beats count."""
+    """The gate renews the lease while a handler runs; once the handler has called `beat`, only its beats count."""
 
     async def main() -> None:
         class Lease:

@@ -101,7 +101,7 @@ def invoke(ground: Any, looker: Looker, session: Session | None = None) -> Any:
 def test_approved_it_is_committed_as_it_was_shown(ground: Any) -> None:
     """The person sees the diff of files and state before anything changes.
 
-    When they approve, exactly the diff that was shown is committed.
+    If they approve, exactly the diff that was shown is committed.
     """
     files, _ = ground
     session = Session()
@@ -116,7 +116,7 @@ def test_approved_it_is_committed_as_it_was_shown(ground: Any) -> None:
 
 
 def test_denied_nothing_happened(ground: Any) -> None:
-    """When the person denies the diff, files and state stay unchanged, and the model is told so."""
+    """If the person denies the diff, files and state stay unchanged, and the model is told so."""
     files, _ = ground
     session = Session()
     result = invoke(ground, Looker(False), session)
@@ -144,7 +144,7 @@ def test_the_base_moved_meanwhile(ground: Any) -> None:
 
 
 def test_a_base_that_keeps_moving_is_a_conflict(ground: Any) -> None:
-    """A call whose file changes during every review ends as a conflict, and the other change is kept."""
+    """A call whose file changes during every review ends as a conflict, and the other writer's change is kept."""
     files, _ = ground
     looker = Looker(True, True, True, True, meanwhile=lambda count: files.write("a.txt", f"theirs {count}\n"))
     result = invoke(ground, looker)
@@ -155,7 +155,7 @@ def test_a_base_that_keeps_moving_is_a_conflict(ground: Any) -> None:
 
 
 def test_a_new_base_may_be_denied(ground: Any) -> None:
-    """Approval of the first diff does not approve the second."""
+    """Approving the first diff does not approve the diff of a rerun."""
     files, _ = ground
 
     def meanwhile(count: int) -> None:
@@ -169,7 +169,7 @@ def test_a_new_base_may_be_denied(ground: Any) -> None:
 
 @pytest.mark.parametrize("effect", get_args(Effect))
 def test_which_effects_are_previewed(effect: Effect) -> None:
-    """A call that can be rolled back runs before approval; any other call runs only after it."""
+    """A call that can be rolled back runs before it is approved; any other call runs only afterwards."""
     ran: list[str] = []
 
     async def undo(params: Any, value: Any, *, context: ToolContext) -> None:
@@ -204,7 +204,7 @@ def test_which_effects_are_previewed(effect: Effect) -> None:
     ids=["nobody", "a model", "strict", "approve_all"],
 )
 def test_where_nobody_looks_nothing_runs_first(environment: Any, approvals: Any, runs: int) -> None:
-    """With nobody to ask, a call that needs approval does not run; approve_all needs no preview."""
+    """If nobody can review a call, it does not run as a preview; under `approve_all` it runs without one."""
     ran: list[str] = []
 
     @tool(effect="staged", capabilities={"thing"})
@@ -221,7 +221,7 @@ def test_where_nobody_looks_nothing_runs_first(environment: Any, approvals: Any,
 
 
 def test_a_call_that_fails_is_not_asked_about(ground: Any) -> None:
-    """A call that failed by itself needs no approval."""
+    """A call that fails in its preview is not asked about."""
     files, journal = ground
     looker = Looker()
     gate = open_gate(
@@ -232,7 +232,7 @@ def test_a_call_that_fails_is_not_asked_about(ground: Any) -> None:
 
 
 def test_a_preview_is_audited() -> None:
-    """Request and decision are events, before the call's only end."""
+    """The approval request and the decision are published as events before the call's only end."""
     files = MemoryFilesystem()
     files.write("a.txt", "one\n")
     session = Session()
@@ -248,7 +248,7 @@ def test_a_preview_is_audited() -> None:
 
 
 def test_parallel_previews_each_get_their_own_answer() -> None:
-    """Of two calls that are previewed at once, each gets the answer to its own diff."""
+    """Each of two calls that are previewed at once gets the answer to its own diff."""
     files = MemoryFilesystem()
     for name in ("a.txt", "b.txt"):
         files.write(name, "one\n")

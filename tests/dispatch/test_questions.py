@@ -1,4 +1,4 @@
-"""Questions: which answer is accepted, and that every question ends."""
+"""Questions: which answers are accepted, and how every question ends."""
 
 import asyncio
 import threading
@@ -149,28 +149,52 @@ async def second_forged(desk: Desk) -> None:
 
 
 ATTACKS: dict[str, tuple[Any, str, str]] = {
-    "wrong digest": (wrong_digest, "its digest is not this question's", "read the question again."),
-    "empty digest": (empty_digest, "its digest is not this question's", "read the question again."),
-    "unreadable digest": (unreadable_digest, "its digest is not this question's", "read the question again."),
+    "wrong digest": (
+        wrong_digest,
+        "its digest does not match this question's",
+        "Read the question again, and answer that version of it.",
+    ),
+    "empty digest": (
+        empty_digest,
+        "its digest does not match this question's",
+        "Read the question again, and answer that version of it.",
+    ),
+    "unreadable digest": (
+        unreadable_digest,
+        "its digest does not match this question's",
+        "Read the question again, and answer that version of it.",
+    ),
     "wrong principal": (wrong_principal, "'mallory' may not answer it", "Only 'ada' may."),
-    "unknown id": (unknown_id, "there is no such question", "Answer one that is open."),
+    "unknown id": (unknown_id, "there is no such question", "Answer one of the open questions."),
     "late": (late, "it is over: timed out", "The first answer counts."),
-    "late by the clock": (late_by_the_clock, "it has expired", "Ask again to get a new question."),
+    "late by the clock": (late_by_the_clock, "the question has expired", "Ask again to get a new question."),
     "second": (second, "it is over: answered", "The first answer counts."),
     "second declines": (second_declines, "it is over: answered", "The first answer counts."),
     "after a decline": (after_a_decline, "it is over: declined", "The first answer counts."),
     "after cancel": (after_cancel, "it is over: cancelled", "The first answer counts."),
     "after the asker went": (after_the_asker_went, "it is over: cancelled", "The first answer counts."),
-    "unfit": (unfit, "it does not fit: must be a whole number", "Give what the schema says."),
-    "nothing": (nothing, "it does not fit: must be a whole number", "Give what the schema says."),
-    "odd outcome": (odd_outcome, "'approved' is no outcome", "Use one of 'answered', 'declined'"),
-    "second forged": (second_forged, "its digest is not this question's", "read the question again."),
+    "unfit": (
+        unfit,
+        "it does not match the schema: must be a whole number",
+        "Answer with a value that matches the schema.",
+    ),
+    "nothing": (
+        nothing,
+        "it does not match the schema: must be a whole number",
+        "Answer with a value that matches the schema.",
+    ),
+    "odd outcome": (odd_outcome, "'approved' is not a valid outcome", "Use one of 'answered', 'declined'"),
+    "second forged": (
+        second_forged,
+        "its digest does not match this question's",
+        "Read the question again, and answer that version of it.",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_answer_that_does_not_count_is_refused(name: str):
-    """A refused answer gets a reason and has no effect: the right answer is still accepted."""
+    """An answer that does not count is refused with a reason and has no effect: the right answer is still accepted."""
     attack, problem, hint = ATTACKS[name]
 
     async def main() -> tuple[AnswerRefused, Any]:
@@ -277,7 +301,7 @@ def test_a_check_that_is_slow_does_not_let_a_second_answer_in():
 
 
 def test_open_questions_are_listed_oldest_first_until_they_are_over():
-    """Answered, expired and withdrawn questions are not listed."""
+    """Open questions are listed oldest first, until they are answered, expired or withdrawn."""
 
     async def main() -> list[list[str]]:
         clock = VirtualClock()
@@ -307,7 +331,7 @@ def test_open_questions_are_listed_oldest_first_until_they_are_over():
 
 
 def test_the_same_question_again_gets_its_answer_and_another_is_refused():
-    """A call that is rerun gets its earlier answer; a different question with the same id is refused."""
+    """A question that is asked again gets its earlier answer; a different question with the same id is refused."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -318,14 +342,14 @@ def test_the_same_question_again_gets_its_answer_and_another_is_refused():
         three = await desk.ask(asked, person)
         assert [each.value for each in (one, two, three)] == [2, 2, 2]
         assert len(person.questions) == 1
-        with pytest.raises(AnswerRefused, match="another question with this id was asked already"):
+        with pytest.raises(AnswerRefused, match="another question with this id has already been asked"):
             await desk.ask(question(clock, digest="other"), person)
 
     run_virtual(main)
 
 
 def test_a_question_without_an_answer_may_be_asked_again():
-    """A timeout or a withdrawal is not an answer."""
+    """A question that timed out may be asked again."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -338,7 +362,7 @@ def test_a_question_without_an_answer_may_be_asked_again():
 
 
 def test_a_question_that_has_expired_already_is_over_at_once():
-    """A question that has already expired ends at once, without a wait."""
+    """A question that has already expired ends at once."""
 
     async def main() -> tuple[str, float]:
         clock = VirtualClock()
@@ -380,7 +404,7 @@ class Returns(Person):
     ids=range(10),
 )
 def test_an_environment_that_fails_ends_the_question(environment: Any, outcome: str, words: str):
-    """When the environment fails, the question ends without an answer instead of hanging."""
+    """If the environment fails, the question ends without an answer instead of hanging."""
 
     async def main() -> Answer:
         clock = VirtualClock()
@@ -394,7 +418,7 @@ def test_an_environment_that_fails_ends_the_question(environment: Any, outcome: 
 
 
 def test_an_answer_to_another_question_is_not_taken_for_this_one():
-    """Even a correct answer to another question is refused; the person is asked again, a limited number of times."""
+    """An answer to another question is refused, and the person is asked again, up to a limited number of times."""
 
     class MixesUp(Person):
         async def ask(self, question: Question, /) -> Answer:
@@ -513,7 +537,7 @@ def test_an_answer_is_validated_and_given_as_its_type():
     ],
 )
 def test_no_answer_raises_and_unhandled_the_result_says_which(answer: Any, error: type[NoAnswer], words: str):
-    """A handler gets an exception for each reason; if unhandled, the model gets a failed result that names it."""
+    """`wait_for` raises an exception for each reason; if it is not handled, the failed result names the reason."""
     caught: list[NoAnswer] = []
 
     @tool
@@ -544,7 +568,7 @@ def test_no_answer_raises_and_unhandled_the_result_says_which(answer: Any, error
 
 @pytest.mark.parametrize("environment", [None, Nobody(), Agent()])
 def test_nobody_to_ask_is_said_by_name(environment: Any):
-    """A tool that requires a person fails with that reason; other tools see that no person is available."""
+    """A tool that requires a person fails with that reason; other tools see that there is no person to ask."""
 
     @tool
     async def is_there(context: ToolContext) -> bool:
@@ -577,7 +601,7 @@ def test_a_type_that_is_not_a_class_can_be_asked_for():
 
 
 def test_parallel_questions_of_one_call_each_get_their_answer():
-    """Concurrent questions of one call are matched with their answers by id, not by order."""
+    """Concurrent questions of one call get their answers by id, not by order."""
 
     @tool
     async def ask_both(context: UserContext) -> list[int]:
@@ -594,7 +618,7 @@ def test_parallel_questions_of_one_call_each_get_their_answer():
 
 
 def test_a_sync_handler_asks_too():
-    """A sync handler's question is awaited in its thread, and the person's time does not count as its own."""
+    """A sync handler can ask a question in its thread, and the person's time does not count towards its timeout."""
 
     @tool(timeout=0.5)
     def ask_slowly(context: UserContext) -> int:
@@ -608,7 +632,7 @@ def test_a_sync_handler_asks_too():
 
 
 def test_secrets_in_a_payload_are_not_shown():
-    """Secrets that a handler puts into a payload by mistake are masked."""
+    """Secrets that a handler puts into a payload by mistake are masked for the person."""
 
     @tool
     async def confirm(context: UserContext) -> bool:
@@ -646,7 +670,7 @@ def test_a_cancelled_call_withdraws_its_question():
 
 
 def test_an_answer_by_the_journal_reaches_the_handler():
-    """While a connected person is asked, an answer through the journal is accepted if it comes first."""
+    """While a connected person is being asked, an answer through the journal is accepted if it comes first."""
 
     async def main() -> Any:
         clock = VirtualClock()
@@ -655,7 +679,7 @@ def test_an_answer_by_the_journal_reaches_the_handler():
         choosing = asyncio.ensure_future(scene.gate.invoke("choose", {"choices": ["tea"]}))
         await asyncio.sleep(1)
         (asked,) = await journal.questions.open()
-        with pytest.raises(AnswerRefused, match="it does not fit: selected"):
+        with pytest.raises(AnswerRefused, match="it does not match the schema: selected"):
             journal.questions.answer(answer_to(asked, {}))
         journal.questions.answer(answer_to(asked, {"selected": "by post"}))
         return (await choosing).value
@@ -684,7 +708,7 @@ class Asks:
 
 
 def digest_of(asks: Asks) -> str:
-    """Return the digest of the only question that such a call asks."""
+    """Return the digest of the only question that a call with these values asks."""
     person = Person(answers={asks.kind: asks.schema()})
 
     async def handler(params: Argument, *, context: UserContext) -> ToolResult[Any]:
@@ -722,7 +746,7 @@ def test_a_digest_covers_each_thing_that_an_answer_is_about(changed: dict[str, A
 
 
 def test_a_digest_of_an_approval_covers_what_is_shown_and_asked():
-    """An approval's digest covers the tool, its arguments and the reason."""
+    """An approval's digest depends on the tool, its arguments and the reason."""
     asked: list[Question] = []
 
     def remember(question: Question) -> bool:
@@ -761,7 +785,7 @@ def test_a_digest_of_an_approval_covers_what_is_shown_and_asked():
     ],
 )
 def test_no_two_lists_of_parts_share_a_digest(one: Any, other: Any):
-    """Moving text from one part into the next changes the digest."""
+    """Moving text from one part of a question into the next changes the digest."""
     assert digest(b"k", *one) != digest(b"k", *other)
 
 
@@ -792,7 +816,7 @@ def test_a_payload_that_can_not_be_shown_is_the_tools_fault():
 
 
 def test_each_try_asks_a_question_of_its_own():
-    """The answer to the first attempt does not answer the second."""
+    """The answer to a question in a call's first attempt does not answer the question in its second attempt."""
     tries: list[str] = []
 
     @tool(effect="staged")

@@ -1,8 +1,8 @@
-"""The law of transactions, over any interleaving of parallel, nested, failing and cancelled calls.
+"""The law of transactions, for any interleaving of parallel, nested, failing and cancelled calls.
 
 A random program has calls that sleep, write, append, dispatch, look, call others alone or in parallel, and
-succeed or fail. It runs in virtual time. Then the successful calls are replayed one after another, in commit
-order, on a plain dict and list: the end state must be the same.
+succeed or fail. The program runs in virtual time. Then the successful calls are replayed one after another, in
+commit order, on a plain dict and list, and the end state must be the same.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def test_any_interleaving_is_as_if_one_after_another(
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), specs(("staged",), 1)), min_size=2, max_size=6))
 def test_staged_calls_are_serialisable(calls: list[tuple[int, Spec]]) -> None:
-    """The same for staged calls alone, where every read must still be true at the commit."""
+    """Staged calls alone are serialisable: every read of a committed call is still true at its commit."""
 
     async def main() -> None:
         programs = Programs()

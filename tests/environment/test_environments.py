@@ -1,4 +1,4 @@
-"""Environments: run modes of tool, session and environment, and a model in a person's place."""
+"""Environments: run modes of tools, sessions and environments, and a model in place of a person."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MODES: list[RunMode] = ["user", "agent", "headless"]
 
 
 async def whoever(offer: Offer, *, context: ToolContext) -> Pick:
-    """Ask the environment, or use a default when nobody is there."""
+    """Ask the person or the model of this environment, or use a default if there is neither."""
     assert context.wait_for is None or context.prompt_model is None
     if context.wait_for:
         return await context.wait_for("which", offer, Pick)
@@ -84,7 +84,7 @@ def person() -> Person:
 def test_the_tool_then_the_session_then_the_environment_says_whose_place_is_taken(
     of_tool: RunMode | None, of_session: RunMode | None, of_environment: RunMode | None, with_client: bool
 ) -> None:
-    """The tool's mode precedes the session's, and that the environment's; without a player, nobody is there."""
+    """A tool's run mode precedes its session's, which precedes the environment's; without one, nobody is asked."""
     there: dict[RunMode | None, Environment | None] = {
         None: None,
         "user": person(),
@@ -112,7 +112,7 @@ def test_a_session_keeps_its_run_mode_and_refuses_another() -> None:
 
 
 def test_a_session_in_which_a_model_chooses_and_a_person_approves() -> None:
-    """The session's mode decides who plays; the person in the environment still approves."""
+    """The session's run mode decides who plays the handoff, while the person in the environment still approves."""
     somebody = person()
     session = Session(run_mode="agent")
     model = ScriptedModel(
@@ -127,11 +127,11 @@ def test_a_session_in_which_a_model_chooses_and_a_person_approves() -> None:
     assert [each.kind for each in somebody.questions] == ["approval"]
 
 
-# --- environments ----------------------------------------------------------------------------------
+# --- agent environments ----------------------------------------------------------------------------
 
 
 def test_a_model_in_a_persons_place_may_be_another_than_the_runs() -> None:
-    """`AgentEnvironment(model)` names the model; its cost belongs to the run."""
+    """`AgentEnvironment(model)` plays with its own model, whose usage counts for the run."""
     asking = ScriptedModel(
         [Reply(calls=[ToolCall("pick_card")], usage=Usage(1, 1)), Reply("Done.", usage=Usage(2, 2))]
     )
@@ -153,7 +153,7 @@ def test_a_model_in_a_persons_place_may_be_another_than_the_runs() -> None:
 
 
 def test_without_a_model_of_its_own_the_runs_model_stands_in() -> None:
-    """Without a model of its own the environment uses the run's; a gate without an adapter has none."""
+    """`AgentEnvironment()` plays with the run's model, and fails on a gate that has none."""
     assert play(card_game(), AgentEnvironment(), Session()).value == "card 1"
     result = open_gate([card_game()], environment=AgentEnvironment(), filesystem=MemoryFilesystem())
     assert "needs 'somebody to answer'" in result.invoke("pick_card").wait().message
@@ -180,7 +180,7 @@ def test_a_model_gets_to_correct_an_answer_that_does_not_fit() -> None:
 
 @pytest.mark.parametrize("environment", [AgentEnvironment(ScriptedModel([])), HeadlessEnvironment()])
 async def test_nobody_is_approved_for_by_a_machine(environment: Environment) -> None:
-    """A machine approves nothing: calls that need approval are denied, and direct requests are declined."""
+    """Without a person, calls that need approval are denied, and questions are declined."""
     gate = open_gate(
         [card_game(effect="irreversible")],
         policies=[CapabilityPolicy()],
@@ -222,7 +222,7 @@ def a_question() -> Question:
 def test_a_tool_is_offered_only_where_its_requirement_is_met(
     environment: Environment | None, offered: list[str]
 ) -> None:
-    """A tool is offered only where its requirement is met; a call anyway fails and names the missing capability."""
+    """A tool is offered only where its requirement is met; elsewhere a call fails and names the missing capability."""
 
     @tool
     async def for_people(context: UserContext) -> str:
@@ -247,7 +247,7 @@ def test_a_tool_is_offered_only_where_its_requirement_is_met(
 
 
 async def test_an_agent_approves_nothing_on_anybodys_behalf() -> None:
-    """In an agent's act, `request_approval` raises an error that says nobody is there."""
+    """In `run_as_agent`, requests for approval and permission are not approved, with the outcome `nobody there`."""
     said: list[Any] = []
 
     async def choose(offer: Offer, *, context: AgentContext) -> Pick:
@@ -277,7 +277,7 @@ def test_run_as_agent_plays_one_act_and_leaves_nothing_behind() -> None:
 
 
 def test_run_as_agent_gives_params_to_a_client_that_takes_them() -> None:
-    """`run_as_agent` passes params, as public data, to a client that takes them, which can't run without them."""
+    """`run_as_agent` passes `params` to a client that takes them, and refuses to run such a client without them."""
 
     def choose(offer: Offer, params: Deal, *, context: AgentContext) -> Pick:
         return Pick(params.cards)
@@ -305,7 +305,7 @@ def test_run_as_agent_refuses_what_does_not_fit() -> None:
 
 
 def test_run_as_agent_has_limits() -> None:
-    """In `run_as_agent`, a budget and a deadline apply to the act and to its calls."""
+    """In `run_as_agent`, a budget and a deadline apply to the act and to the calls it makes."""
     with pytest.raises(PromptEvaluationError, match="requests"):
         run_as_agent(
             card_game(), Offer(1), model=ScriptedModel(['{"index": "x"}', SAYS]), budget=Budget(requests=1)
@@ -334,7 +334,7 @@ def test_what_an_act_emits_goes_to_its_own_listener_only() -> None:
 
         return card_game(name, client=choose)
 
-    heard: dict[str, list[object]] = {"run": [], "run2": []}  # these ids begin alike on purpose
+    heard: dict[str, list[object]] = {"run": [], "run2": []}  # one id is a prefix of the other on purpose
 
     def play(name: str, session: Session) -> Operation[Pick]:
         return run_as_agent(
@@ -358,7 +358,7 @@ def test_what_an_act_emits_goes_to_its_own_listener_only() -> None:
 
 
 async def test_acts_are_functions_that_a_test_can_call() -> None:
-    """A test can call an act with a mock context that has prepared answers, by kind or by part of the prompt."""
+    """A test can call an act with a mock context, whose answers are prepared by kind or by part of the prompt."""
     assert await whoever(Offer(3), context=user_context({"which": {"index": 2}})) == Pick(2)
     assert await whoever(Offer(3), context=agent_context({"Choose": {"index": 1}})) == Pick(1)
     with pytest.raises(ToolValidationError, match="index"):
@@ -368,7 +368,7 @@ async def test_acts_are_functions_that_a_test_can_call() -> None:
 
 
 async def test_a_whole_handoff_needs_a_gate() -> None:
-    """A handoff's own handler refuses a mock context, and says what to do instead."""
+    """A handoff's handler refuses a mock context, and the error says what to do instead."""
     game = card_game(client=whoever)
     open_gate([game])
     handler: Any = game.handler
@@ -377,7 +377,7 @@ async def test_a_whole_handoff_needs_a_gate() -> None:
 
 
 async def test_handoffs_run_where_any_tool_does() -> None:
-    """A handoff runs through `context.call`, in a run that shares one gate with plain tools."""
+    """A handoff can be called by `context.call`, through the same gate as plain tools."""
 
     @tool
     async def twice(context: ToolContext) -> str:
@@ -389,7 +389,7 @@ async def test_handoffs_run_where_any_tool_does() -> None:
 
 
 def test_a_model_in_a_persons_place_is_under_the_policies_of_the_run() -> None:
-    """A tool that a handler gives to a model in a person's place is denied where the run's policies deny it."""
+    """A tool that a handler gives to a model in place of a person is still denied by the run's policies."""
     paid: list[int] = []
 
     @tool(effect="staged", capabilities=["money.spend"])

@@ -48,7 +48,7 @@ class Typist:
 
 
 async def fill(kind: Any, *typed: str, before: Any = NOTHING) -> Any:
-    """Fill in a form for this type and send it, and check that every typed line was read."""
+    """Fill in a form for this type, send it, and check that every typed line was read."""
     schema = Schema(kind)
     typist = Typist(*typed)
     value = await fill_in(schema.json_schema, typist, before)
@@ -63,7 +63,7 @@ class Address(BaseModel):
 
 
 class Order(BaseModel):
-    """Every kind of field."""
+    """A type with every kind of field."""
 
     item: Annotated[str, Field(min_length=3, description="What you want.")]
     count: Annotated[int, Field(ge=1, le=9)] = 1
@@ -77,7 +77,7 @@ class Order(BaseModel):
 
 
 async def test_every_kind_of_field():
-    """A form asks for text, numbers, booleans, a choice by number, a date, objects, an optional one and a list."""
+    """A form asks for text, numbers, booleans, choices by number, dates, objects, optional values and lists."""
     typed = ["tea", "", "2.5", "y", "2", "2026-05-31", "Main", "7", "n", "y", "hot", "green", "", "s"]
     assert await fill(Order, *typed) == {
         "item": "tea",
@@ -114,12 +114,12 @@ async def test_each_field_is_checked_as_it_is_typed():
 
 
 def test_a_number_may_be_larger_than_any_float():
-    """The form accepts an integer larger than any float, and leaves the decision to the tool."""
+    """A form accepts an integer larger than any float."""
     assert parse({"type": "number"}, "9" * 400) == int("9" * 400)
 
 
 async def test_a_form_is_shown_before_it_is_sent_and_can_be_edited():
-    """Before it is sent a form is shown; `e` starts over, and Enter keeps the earlier value."""
+    """A form is shown before it is sent: `e` edits it again, with the earlier values as defaults."""
     assert await fill(Address, "Main", "7", "e", "", "8", "") == {"street": "Main", "number": 8}
     typist = Typist("Main", "7", "what", "s")
     await fill_in(Schema(Address).json_schema, typist)
@@ -196,7 +196,7 @@ async def test_kinds_of_answers(kind: Any, typed: list[str], value: Any):
     ],
 )
 def test_formats(format: str, good: str, bad: str):
-    """Each known format is checked, and the message has an example."""
+    """Each known format is checked, and the error message has an example."""
     schema = {"type": "string", "format": format}
     assert parse(schema, good) == good
     with pytest.raises(ValueError, match="such as"):
@@ -218,7 +218,7 @@ def test_formats(format: str, good: str, bad: str):
     ],
 )
 async def test_odd_schemas_end(schema: dict[str, Any]):
-    """A person can always leave a form, even if its schema is empty, broken or circular."""
+    """A person can always leave a form, even if its schema is empty, broken or recursive."""
     with pytest.raises(Declined):
         await fill_in(schema, Typist(*["x"] * 5))
 
@@ -263,7 +263,7 @@ class Login(BaseModel):
 
 
 async def test_a_secret_is_hidden_while_typed_and_masked_when_shown() -> None:
-    """A secret is masked while it is typed, before it is sent, and as the default for Enter."""
+    """A secret is hidden while it is typed, and masked in the summary and as a default."""
     typist = Typist("ann", "hunter2", "hunter3", "y", "hunter4", "", "e", "", "", "", "n", "s")
     value = await fill_in(Schema(Login).json_schema, typist)
     assert value == {"user": "ann", "key": "hunter2", "old": "hunter3", "more": ["hunter4"]}

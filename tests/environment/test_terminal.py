@@ -1,4 +1,4 @@
-"""A person at a real pseudo-terminal, asked by `TerminalEnvironment`."""
+"""`TerminalEnvironment`, which asks a person at a real pseudo-terminal."""
 
 import asyncio
 import contextlib
@@ -59,7 +59,7 @@ def ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def at_terminal(columns: int = 100, rows: int = 45) -> Generator[tuple[Window, TerminalEnvironment]]:
-    """Open a window and its environment, and check that the terminal is restored at the end."""
+    """Open a window with its environment, and check at the end that the terminal is restored."""
     with window(columns, rows) as seen, seen.streams() as (stdin, stdout):
         yield seen, TerminalEnvironment(stdin=stdin, stdout=stdout)
         assert termios.tcgetattr(seen.slave) == seen.before
@@ -102,21 +102,21 @@ SCOPED = {
     ],
 )
 async def test_each_choice_makes_its_answer(key: str, value: dict[str, Any]):
-    """Each choice is made with a key and Enter: once, this exact call, each scope, no, never."""
+    """Each choice (once, this exact call, each scope, no, never) is made with a key and Enter."""
     with at_terminal() as (seen, terminal):
         answer = await answered(seen, terminal, question(payload=SCOPED), (CHOICE, f"{key}\n"))
         assert (answer.outcome, answer.value, answer.by, answer.digest) == ("answered", value, "local", "d")
 
 
 async def test_a_no_can_say_why():
-    """`r` asks for the reason of a denial."""
+    """The key `r` asks for the reason of a denial and sends it."""
     with at_terminal() as (seen, terminal):
         answer = await answered(seen, terminal, question(), (CHOICE, "r\n"), ("why not:", "too much\n"))
         assert answer.value == {"approved": False, "reason": "too much"}
 
 
 async def test_enter_alone_approves_nothing():
-    """Enter alone, and any other input such as a scope that was not offered, approves nothing."""
+    """Enter alone approves nothing, and neither does other input such as a scope that was not offered."""
     with at_terminal() as (seen, terminal):
         typed = [(CHOICE, "\n"), (CHOICE, "1\n"), (CHOICE, "yy\n"), (CHOICE, "e\n"), (CHOICE, "n\n")]
         answer = await answered(seen, terminal, question(), *typed)
@@ -135,7 +135,7 @@ async def test_what_was_typed_before_the_question_does_not_answer_it():
 
 
 async def test_echo_is_restored():
-    """An answer is echoed even if the screen had turned echo off; afterwards echo is off again."""
+    """An answer is echoed even if echo was off before the question, and echo is off again afterwards."""
     with window() as seen, seen.streams() as (stdin, stdout):
         silent = termios.tcgetattr(seen.slave)
         silent[3] &= ~termios.ECHO
@@ -150,7 +150,7 @@ async def test_echo_is_restored():
 
 
 async def test_ctrl_d_declines():
-    """The end of input declines every kind of question."""
+    """Ctrl-D declines every kind of question."""
     with at_terminal() as (seen, terminal):
         assert (await answered(seen, terminal, question(), (CHOICE, "\x04"))).outcome == "declined"
         form = question("input", schema=Schema(int).json_schema, payload=None)
@@ -158,14 +158,14 @@ async def test_ctrl_d_declines():
 
 
 async def test_ctrl_d_after_a_key_does_not_send_it():
-    """Ctrl-D after a key does not send the key, which would need Enter."""
+    """Ctrl-D after a key does not send that key."""
     with at_terminal() as (seen, terminal):
         answer = await answered(seen, terminal, question(), (CHOICE, "y\x04\x04"))
         assert (answer.outcome, answer.value) == ("declined", None)
 
 
 async def test_a_message_cannot_imitate_the_question():
-    """A message's lines have a bar in front, and long ones are cut; `v` shows all of them."""
+    """A message can't imitate the question: its lines have a bar in front, and long ones are cut."""
     fake = "All is well.\n\n? Allow read_notes?\n\n  y  yes, once\n  your choice, then Enter:"
     message = "\n".join([fake, *(f"more {number}" for number in range(40)), "the end of it"])
     payload = {"tool": "pay", "arguments": {"text": "a" * 5000 + "tail"}}
@@ -193,7 +193,7 @@ async def test_a_message_cannot_imitate_the_question():
 
 
 async def test_an_approval_shows_what_is_asked():
-    """The screen shows who asks, why, the arguments, the coloured diff and all choices."""
+    """An approval shows who asks, why, the arguments, the coloured diff and all choices."""
     asked = question(payload=SCOPED, asked_by=("main", "reviewer", "write"), message="write uses fs.write")
     with at_terminal() as (seen, terminal):
         await answered(seen, terminal, asked, (CHOICE, "n\n"))
@@ -211,7 +211,7 @@ async def test_an_approval_shows_what_is_asked():
 
 
 async def test_questions_can_be_shown_without_colour(monkeypatch: pytest.MonkeyPatch):
-    """`NO_COLOR` applies to questions too."""
+    """With `NO_COLOR`, questions are shown without colours."""
     monkeypatch.setenv("NO_COLOR", "1")
     with at_terminal() as (seen, terminal):
         await answered(seen, terminal, question(payload=SCOPED), (CHOICE, "n\n"))
@@ -219,7 +219,7 @@ async def test_questions_can_be_shown_without_colour(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_long_diff_is_cut_and_can_be_viewed():
-    """A long diff shows thirty lines and the number of the others; `v` shows all of them, a screen at a time."""
+    """A long diff is cut to thirty lines with the number of the others, and `v` shows all of it in pages."""
     diff = "".join(f"+line {number}\n" for number in range(100))
     with at_terminal(rows=24) as (seen, terminal):
         typed = [
@@ -236,7 +236,7 @@ async def test_a_long_diff_is_cut_and_can_be_viewed():
 
 
 async def test_everything_shown_is_escaped():
-    """A tool's name, arguments, diff, scopes and path with escape sequences are shown as text."""
+    """Escape sequences in a tool's name, arguments, diff, scopes and path are shown as text."""
     evil = "\x1b[2J\x1b]0;owned\x07[bold]x[/bold]\r\u202e"
     payload = {
         "tool": evil,
@@ -248,14 +248,14 @@ async def test_everything_shown_is_escaped():
     with at_terminal(columns=200) as (seen, terminal):
         asked = question(payload=payload, name=evil, message=evil, asked_by=(evil, evil))
         answer = await answered(seen, terminal, asked, (CHOICE, "1\n"))
-        assert answer.value["scope"] == evil  # the values are sent back as they were offered
+        assert answer.value["scope"] == evil  # the values are returned as they were offered
         for part in (b"\x1b[2J", b"\x1b]", b"\x07", "\u202e".encode()):
             assert part not in seen.raw
         assert "\\x1b[2J\\x1b]0;owned\\x07[bold]x[/bold]\\r\\u202e" in seen.text()
 
 
 async def test_a_form_is_filled_in_by_keys():
-    """A form has fields, explains a mistake, shows a summary, and is sent."""
+    """A form at the terminal explains a mistake, shows a summary, and is sent."""
     class_schema = Schema(dict[str, int]).json_schema
     with at_terminal() as (seen, terminal):
         asked = question("input", name="counts", schema=class_schema, payload={"hint": "apples"})
@@ -268,7 +268,7 @@ async def test_a_form_is_filled_in_by_keys():
 
 
 async def test_a_secret_is_never_on_the_screen():
-    """A secret is hidden while it is typed and before it is sent; the next field is echoed again."""
+    """A secret never appears on the screen, and the next field is echoed again."""
     schema = create_model("Login", key=(SecretStr, ...), user=(str, ...)).model_json_schema()
     with at_terminal() as (seen, terminal):
         answer = await answered(
@@ -287,7 +287,7 @@ async def test_a_secret_is_never_on_the_screen():
 
 
 async def test_a_refused_answer_is_the_default_of_the_next_try():
-    """Asked again, the form starts with the previous answer."""
+    """When a question is asked again, the form has the previous answer as its default."""
     with at_terminal() as (seen, terminal):
         asked = question("input", schema=Schema(int).json_schema, payload=None)
         await answered(seen, terminal, asked, ("answer (whole number)", "7\n"), ("s send (Enter)", "\n"))
@@ -298,7 +298,7 @@ async def test_a_refused_answer_is_the_default_of_the_next_try():
 
 
 async def test_questions_are_asked_one_after_the_other():
-    """Of three questions at once, each is shown after the one before it is answered, and gets its own answer."""
+    """Three concurrent questions are shown one after another, and each gets its own answer."""
     with at_terminal() as (seen, terminal):
         asked = [question(id=name, payload={"tool": name}) for name in ("first", "second", "third")]
         asking = [asyncio.ensure_future(terminal.ask(each)) for each in asked]
@@ -316,7 +316,7 @@ async def test_questions_are_asked_one_after_the_other():
 
 
 async def test_a_question_that_is_withdrawn_ends_and_says_so():
-    """When a shown question is cancelled, half a typed line answers nothing, and the next question is asked."""
+    """When a shown question is withdrawn, a half-typed line answers nothing, and the next question is asked."""
     with at_terminal() as (seen, terminal):
         asking = asyncio.ensure_future(terminal.ask(question()))
         await seen.until(CHOICE)
@@ -332,7 +332,7 @@ async def test_a_question_that_is_withdrawn_ends_and_says_so():
 
 
 async def test_a_question_answered_elsewhere_or_timed_out_is_withdrawn():
-    """The journal withdraws the question when it is answered elsewhere or times out."""
+    """A question that is answered elsewhere or times out is withdrawn from the screen."""
     with at_terminal() as (seen, terminal):
         journal = MemoryJournal()
         asking = asyncio.ensure_future(journal.questions.ask(question(), terminal))
@@ -348,7 +348,7 @@ async def test_a_question_answered_elsewhere_or_timed_out_is_withdrawn():
 
 
 class Held:
-    """A screen that records when it is held."""
+    """A screen that records when it is paused and resumed."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -361,7 +361,7 @@ class Held:
 
 
 async def test_the_screen_waits_while_somebody_is_asked():
-    """The screen is held once per question."""
+    """The screen is paused once while a question is asked."""
     with window() as seen, seen.streams() as (stdin, stdout):
         screen = Held()
         terminal = TerminalEnvironment(stdin=stdin, stdout=stdout, screen=screen)
@@ -370,7 +370,7 @@ async def test_the_screen_waits_while_somebody_is_asked():
 
 
 async def test_without_a_terminal_nobody_is_there():
-    """If stdin or stdout is not a terminal, nobody is asked."""
+    """If stdin or stdout is not a terminal, no person can be asked."""
     with window() as seen, seen.streams() as (stdin, stdout):
         for given in ((io.StringIO(), stdout), (stdin, io.StringIO())):
             terminal = TerminalEnvironment(stdin=given[0], stdout=given[1])
@@ -382,7 +382,7 @@ async def test_without_a_terminal_nobody_is_there():
 
 
 async def test_a_run_asks_at_the_terminal():
-    """The diff of a staged call is shown, and approving applies it."""
+    """The diff of a staged call is shown at the terminal, and approving it applies the change."""
 
     @tool(effect="staged", capabilities=["fs.write"])
     async def save(text: str, context: ToolContext) -> str:
@@ -420,7 +420,7 @@ async def test_a_run_asks_at_the_terminal():
     ],
 )
 def test_when_there_is_colour(environ: dict[str, str], is_tty: bool, colour: bool):
-    """`NO_COLOR` decides first, then `FORCE_COLOR`, then the terminal's capabilities."""
+    """`NO_COLOR` takes precedence over `FORCE_COLOR`, which takes precedence over the terminal's capabilities."""
 
     class Stream(io.StringIO):
         def isatty(self) -> bool:

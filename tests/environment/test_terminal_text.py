@@ -26,7 +26,7 @@ def moves_nothing(text: str) -> bool:
 
 @given(ANYTHING)
 def test_nothing_shown_moves_the_cursor(text: str):
-    """Line breaks and tabs are the only control characters left."""
+    """Escaped text has no control characters except line breaks and tabs."""
     shown = escape(text)
     assert moves_nothing(shown.replace("\n", "").replace("\t", ""))
     shown.encode()  # no half of a surrogate pair is left
@@ -42,7 +42,7 @@ def test_invisible_characters_are_escaped():
 
 @given(ANYTHING, st.integers(1, 50))
 def test_a_line_is_short_enough(text: str, most: int):
-    """No breaks, no tabs, and at most the given number of characters."""
+    """A line has no breaks or tabs, and at most the given number of characters."""
     line = escape_line(text, most)
     assert moves_nothing(line)
     assert len(line) <= most
@@ -78,12 +78,12 @@ def test_plain_text_is_unchanged(text: str):
     ],
 )
 def test_what_is_escaped(text: str, shown: str):
-    """Escape sequences, carriage returns and direction marks are escaped, but markup is not."""
+    """Escape sequences, carriage returns and direction marks are escaped, and markup is not."""
     assert escape(text) == shown
 
 
 def test_arguments_in_one_line():
-    """Arguments in one line: words have no quotes, texts have them, and long ones are cut."""
+    """In one line of arguments, words have no quotes, texts with spaces have them, and long values are cut."""
     assert (
         format_arguments({"path": "a/b.md", "text": "two words", "n": 3}, 60)
         == 'path=a/b.md text="two words" n=3'
@@ -94,7 +94,7 @@ def test_arguments_in_one_line():
 
 
 def test_longer_text_is_below_its_name():
-    """Text of several lines and nested values are shown indented, below their name."""
+    """Text of several lines and nested values are shown indented below their name."""
     assert list(format_value({"text": "a\nb", "list": [1, {"x": ""}], "none": None, "empty": []})) == [
         "text:",
         "  a",

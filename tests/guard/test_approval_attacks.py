@@ -84,20 +84,20 @@ def yes(question: Question, **changed: Any) -> Answer:
 
 
 FORGED: dict[str, tuple[dict[str, Any], str]] = {
-    "a digest of one's own": ({"digest": "0" * 64}, "its digest is not this question's"),
-    "no digest": ({"digest": ""}, "its digest is not this question's"),
-    "half a character for a digest": ({"digest": "\udc80"}, "its digest is not this question's"),
+    "a digest of one's own": ({"digest": "0" * 64}, "its digest does not match this question's"),
+    "no digest": ({"digest": ""}, "its digest does not match this question's"),
+    "half a character for a digest": ({"digest": "\udc80"}, "its digest does not match this question's"),
     "wrong principal": ({"by": "eve"}, "'eve' may not answer it"),
     "nobody": ({"by": ""}, "'' may not answer it"),
     "unknown id": ({"question_id": "run.1~1?9"}, "there is no such question"),
-    "an outcome there is not": ({"outcome": "approved"}, "'approved' is no outcome"),
-    "not a truth value": ({"value": {"approved": "true"}}, "it does not fit: approved"),
-    "no approval at all": ({"value": {}}, "it does not fit: approved"),
-    "a plain yes": ({"value": True}, "it does not fit"),
-    "more than there is": ({"value": {"approved": True, "for": "ever"}}, "it does not fit"),
+    "an outcome there is not": ({"outcome": "approved"}, "'approved' is not a valid outcome"),
+    "not a truth value": ({"value": {"approved": "true"}}, "it does not match the schema: approved"),
+    "no approval at all": ({"value": {}}, "it does not match the schema: approved"),
+    "a plain yes": ({"value": True}, "it does not match the schema"),
+    "more than there is": ({"value": {"approved": True, "for": "ever"}}, "it does not match the schema"),
     "a memory there is not": (
         {"value": {"approved": True, "remember": "always"}},
-        "it does not fit: remember",
+        "it does not match the schema: remember",
     ),
     "a scope that was not offered": (
         {"value": {"approved": True, "remember": "scope", "scope": "fs.write under /"}},
@@ -109,7 +109,7 @@ FORGED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a scope that is no text": (
         {"value": {"approved": True, "remember": "scope", "scope": ["pay (any arguments)"]}},
-        "it does not fit: scope",
+        "it does not match the schema: scope",
     ),
     "a scope for once": (
         {"value": {"approved": True, "scope": "pay (any arguments)"}},
@@ -157,7 +157,7 @@ async def replayed_for_the_same_arguments(desk: Desk) -> str:
     assert ran == ["pay 1"]
     ran.clear()
     second = await desk.ask(amount=1)
-    desk.journal.questions.answer(yes(first))  # harmless when repeated for its own question
+    desk.journal.questions.answer(yes(first))  # the repeated answer is harmless for its own question
     return desk.refused(yes(first, question_id=second.id))
 
 
@@ -193,14 +193,14 @@ async def late_by_a_hair(desk: Desk) -> str:
 
 
 async def after_another_answer(desk: Desk) -> str:
-    """Approve after a denial."""
+    """Approve a question that was already denied."""
     question = await desk.ask(amount=1)
     desk.journal.questions.answer(yes(question, value={"approved": False}))
     return desk.refused(yes(question))
 
 
 async def that_remembers_more(desk: Desk) -> str:
-    """Repeat a denial, now with a wider scope to be remembered."""
+    """Repeat a denial, this time asking for a wider scope to be remembered."""
     question = await desk.ask(amount=1)
     desk.journal.questions.answer(yes(question, value={"approved": False, "remember": "exact"}))
     return desk.refused(yes(question, value={"approved": False, "remember": "scope"}))
@@ -215,7 +215,7 @@ async def after_it_was_withdrawn(desk: Desk) -> str:
 
 
 async def changed_diff(desk: Desk) -> str:
-    """Answer a question about a diff that was replaced because the file changed meanwhile."""
+    """Approve a diff that has been replaced because the file changed meanwhile."""
     desk.files.write("a.txt", "one\n")
     seen = await desk.ask("rewrite", path="a.txt")
     desk.files.write("a.txt", "two\n")
@@ -228,7 +228,7 @@ async def changed_diff(desk: Desk) -> str:
     return desk.refused(yes(seen, question_id=now.id))
 
 
-DIGEST = "its digest is not this question's"
+DIGEST = "its digest does not match this question's"
 SCENES: list[tuple[Callable[[Desk], Any], str]] = [
     (changed_arguments, DIGEST),
     (changed_diff, DIGEST),
@@ -245,7 +245,7 @@ SCENES: list[tuple[Callable[[Desk], Any], str]] = [
 
 @pytest.mark.parametrize(("attack", "words"), SCENES, ids=[attack.__name__ for attack, _ in SCENES])
 def test_an_answer_fits_nothing_but_its_own_question(attack: Any, words: str):
-    """An answer fits only its own question, whatever it was given for and whenever it arrives."""
+    """An answer to another question, or one that comes too late, is refused, and the call does not run."""
 
     async def main() -> None:
         desk = Desk()
@@ -263,7 +263,7 @@ def test_an_answer_fits_nothing_but_its_own_question(attack: Any, words: str):
 
 
 def test_the_same_answer_again_is_harmless():
-    """However often an answer is repeated, the call runs once."""
+    """However often an answer is repeated, its call runs only once."""
 
     async def main() -> None:
         desk = Desk()
@@ -291,4 +291,4 @@ def test_the_person_is_told_what_was_wrong_and_asked_again(forged: dict[str, Any
 
     assert run_virtual(main)
     first, second = person.questions
-    assert second.message.startswith(f"{first.message}\nit does not fit: ")
+    assert second.message.startswith(f"{first.message}\nit does not match the schema: ")

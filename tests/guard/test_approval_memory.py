@@ -155,7 +155,7 @@ class Desk:
 
     @property
     def scopes(self) -> list[str]:
-        """The scopes offered with the last question."""
+        """The scopes that were offered with the last question."""
         return self.person.questions[-1].payload["scopes"]
 
     @property
@@ -164,13 +164,13 @@ class Desk:
 
 
 class Unseen(Broker):
-    """A broker that asks before a call runs, and so shows no diff."""
+    """A broker that asks before a call runs, and therefore shows no diff."""
 
     shows_previews = False  # pyright: ignore[reportAssignmentType,reportIncompatibleMethodOverride]
 
 
 def picking(scope: str, approved: bool = True) -> Any:
-    """Make a person who picks this scope whenever it is offered, and otherwise decides once."""
+    """Make a person who picks this scope whenever it is offered, and otherwise decides only once."""
 
     def says(question: Question) -> Any:
         if scope in question.payload["scopes"]:
@@ -185,7 +185,7 @@ def picking(scope: str, approved: bool = True) -> Any:
 
 @pytest.mark.parametrize("says", [True, {"approved": True}, {"approved": True, "remember": "once"}])
 async def test_nothing_is_remembered_unless_somebody_says_so(says: Any):
-    """Without a request to remember the answer, the next call is asked about like the first."""
+    """An answer that is not to be remembered decides one call, and the next identical call is asked about."""
     desk = Desk(says)
     await desk.call("pay", amount=1)
     await desk.call("pay", amount=1)
@@ -194,7 +194,7 @@ async def test_nothing_is_remembered_unless_somebody_says_so(says: Any):
 
 
 async def test_exactly_this_is_not_asked_about_again_in_the_session():
-    """An exact call is not asked about again, even with another broker or with reordered arguments."""
+    """A call approved exactly is not asked about again, even with another broker or with its arguments reordered."""
     desk = Desk(EXACT)
     assert (await desk.call("pay", amount=1, to="ann")).success
     gate = open_gate(TOOLS, session=desk.session, **desk.options)
@@ -214,7 +214,7 @@ async def test_exactly_this_is_not_asked_about_again_in_the_session():
     ],
 )
 async def test_exactly_this_is_nothing_else(name: str, arguments: dict[str, Any]):
-    """Other arguments, and other requests under the same name, are asked about again."""
+    """An exact approval covers neither other arguments nor other requests under the same name."""
     desk = Desk(EXACT)
     await desk.call("pay", amount=1)
     await desk.call(name, **arguments)
@@ -222,7 +222,7 @@ async def test_exactly_this_is_nothing_else(name: str, arguments: dict[str, Any]
 
 
 async def test_who_asks_is_part_of_it():
-    """Requests of a policy, of a handler and for a permission are distinct, even with one name in one call."""
+    """Requests by a policy, by a handler and for a permission are remembered separately, even if they share a name."""
 
     @tool
     async def confess(context: ToolContext) -> list[bool]:
@@ -240,7 +240,7 @@ async def test_who_asks_is_part_of_it():
 
 
 async def test_another_tool_of_the_same_name_is_another():
-    """A tool's schema, effect and capabilities are part of what was approved."""
+    """An approval does not cover a tool of the same name with another schema, effect or set of capabilities."""
     desk = Desk(SCOPE)
     await desk.call("pay", amount=1)
 
@@ -254,7 +254,7 @@ async def test_another_tool_of_the_same_name_is_another():
 
 
 async def test_arguments_that_nobody_saw_are_part_of_it():
-    """A call with another password is another call, and the stored record reveals neither password."""
+    """An approval does not cover a call with another password, and the stored record reveals neither password."""
     got: list[str] = []
 
     @tool
@@ -273,7 +273,7 @@ async def test_arguments_that_nobody_saw_are_part_of_it():
 
 
 async def test_what_nobody_saw_is_remembered_in_this_process_only(monkeypatch: pytest.MonkeyPatch):
-    """A saved session holds nothing from which a password could be guessed, so another process asks again."""
+    """A saved session has nothing from which a password could be guessed, so another process asks again."""
 
     @tool
     async def login(user: str, context: ToolContext, password: SecretStr | None = None) -> str:
@@ -296,7 +296,7 @@ async def test_what_nobody_saw_is_remembered_in_this_process_only(monkeypatch: p
 
 
 async def test_what_a_handler_does_to_its_arguments_is_not_what_is_asked_about():
-    """The person sees the original arguments, and those are remembered, whatever the handler does to them."""
+    """The person sees the original arguments, and these are remembered, even if the handler changes its own."""
 
     @dataclass
     class Order:
@@ -339,14 +339,14 @@ async def test_what_a_handler_does_to_its_arguments_is_not_what_is_asked_about()
     ],
 )
 async def test_scopes_that_are_offered(name: str, arguments: dict[str, Any], scopes: list[str]):
-    """Offered scopes are derived from capabilities and paths, narrowest first, and never cover everything."""
+    """The offered scopes are derived from capabilities and paths, narrowest first, and none covers everything."""
     desk = Desk(False)
     await desk.call(name, **arguments)
     assert desk.scopes == scopes
 
 
 async def test_a_list_that_nobody_would_read_is_not_offered():
-    """A scope of five files is offered, one of six is not."""
+    """A scope that lists five files is offered; one that would list six is not."""
 
     @tool(capabilities={"fs.write"})
     async def sweep(paths: list[Annotated[str, PathArg("write")]], context: ToolContext) -> str:
@@ -377,7 +377,7 @@ UNDER_DOCS = "fs.write under docs/"
     ],
 )
 async def test_inside_a_scope_nobody_is_asked(name: str, arguments: dict[str, Any]):
-    """Inside a scope, no tool is asked about that may do no more than the scope allows."""
+    """A call that does no more than a remembered scope allows is not asked about, whichever tool makes it."""
     desk = Desk(picking(UNDER_DOCS))
     await desk.call("put", path="docs/a.md")
     assert (await desk.call(name, **arguments)).success
@@ -414,7 +414,7 @@ async def test_inside_a_scope_nobody_is_asked(name: str, arguments: dict[str, An
     ],
 )
 async def test_what_leaves_a_scope_is_asked_about(name: str, arguments: dict[str, Any]):
-    """A path outside the folder in any spelling, a second path, or a further capability is asked about."""
+    """A call with a path outside the scope, in any spelling, or with a further capability is asked about."""
     desk = Desk(picking(UNDER_DOCS), filesystem=MemoryFilesystem())
     await desk.call("put", path="docs/a.md")
     await desk.call(name, **arguments)
@@ -422,7 +422,7 @@ async def test_what_leaves_a_scope_is_asked_about(name: str, arguments: dict[str
 
 
 async def test_a_link_leads_out_of_a_scope(tmp_path: Path):
-    """A path counts by its target, even through a linked folder."""
+    """A path that leads out of the scope through a link is not covered by the scope."""
     for folder in ("docs", "secret"):
         (tmp_path / folder).mkdir()
     (tmp_path / "docs" / "out").symlink_to("../secret")
@@ -440,10 +440,10 @@ async def test_a_link_leads_out_of_a_scope(tmp_path: Path):
 
 
 async def test_a_link_is_followed_in_files_that_a_resource_brings(tmp_path: Path):
-    """Links are followed in files that a resource provides, as in the run's own files."""
+    """Links in a resource's filesystem are followed, like those in the run's own files."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "out").symlink_to("..")
-    desk = Desk(picking(UNDER_DOCS), resources=[bound(Filesystem, DirectoryFilesystem(tmp_path))])  # pyright: ignore[reportArgumentType]  # a protocol as a key
+    desk = Desk(picking(UNDER_DOCS), resources=[bound(Filesystem, DirectoryFilesystem(tmp_path))])  # pyright: ignore[reportArgumentType]  # the key is a protocol
     await desk.call("put", path="docs/a.md")
     await desk.call("put", path="docs/b.md")
     assert desk.asked == 1
@@ -475,7 +475,7 @@ NAMES = st.sampled_from(["docs", "docs-secret", "de", "..", ".", "", "a", "Docs"
 @settings(max_examples=200, deadline=None)
 @given(st.lists(NAMES, min_size=1, max_size=5).map("/".join))
 def test_a_path_is_covered_exactly_if_it_lies_there(path: str):
-    """An independent form of the rule: the path's non-empty names start with the folder's, and continue."""
+    """A path is covered by a folder's scope exactly if its names begin with the folder and continue below it."""
 
     async def main() -> int:
         desk = Desk(picking(UNDER_DOCS))
@@ -489,7 +489,7 @@ def test_a_path_is_covered_exactly_if_it_lies_there(path: str):
 
 
 async def test_the_first_scope_is_meant_where_none_is_named():
-    """If no scope is named, the first one offered is remembered, which is the narrowest."""
+    """If an answer names no scope, the first and narrowest one offered is remembered."""
     desk = Desk(SCOPE)
     await desk.call("put", path="docs/de/a.md")
     (remembered,) = approvals_of(desk.session)
@@ -499,7 +499,7 @@ async def test_the_first_scope_is_meant_where_none_is_named():
 
 
 async def test_a_tool_without_capabilities_has_scopes_of_its_own():
-    """Scopes of a tool without capabilities have the tool's name, and cover no other tool."""
+    """The scopes of a tool without capabilities are named after the tool, and cover no other tool."""
 
     @tool
     async def mark(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
@@ -515,7 +515,7 @@ async def test_a_tool_without_capabilities_has_scopes_of_its_own():
 
 
 async def test_a_permission_is_for_the_kind_and_the_tool():
-    """A remembered permission covers any arguments of its tool, but no other tool."""
+    """A remembered permission covers its kind for any arguments of its tool, but no other kind and no other tool."""
     desk = Desk(SCOPE)
     assert (await desk.call("need", kind="net")).value
     assert (await desk.call("need", kind="net", again=1)).value
@@ -526,7 +526,7 @@ async def test_a_permission_is_for_the_kind_and_the_tool():
 
 
 async def test_a_message_is_remembered_as_it_was_put():
-    """A remembered message covers the same words from the same call, and no other words."""
+    """A remembered approval of a message covers the same message from the same call, and no other."""
     desk = Desk(EXACT)
     for message in ("sure?", "sure?", "really?"):
         assert (await desk.call("wonder", message=message)).value[0]
@@ -540,7 +540,7 @@ async def test_a_message_is_remembered_as_it_was_put():
 
 @pytest.mark.parametrize("remember", ["exact", "scope"])
 async def test_a_denial_is_remembered_and_its_reason_told(remember: str):
-    """A remembered denial is not asked about again; the model is told its reason and that retrying is useless."""
+    """A remembered denial is not asked about again; the model is told the reason and not to repeat the call."""
     desk = Desk({"approved": False, "reason": "we are broke", "remember": remember})
     await desk.call("pay", amount=1)
     again = await desk.call("pay", amount=1)
@@ -556,7 +556,7 @@ async def test_a_denial_is_remembered_and_its_reason_told(remember: str):
 
 
 async def test_a_handler_that_asks_gets_what_was_decided():
-    """A handler's request gets the remembered principal, reason and outcome, as if the person had been asked."""
+    """A handler's request gets the remembered outcome, reason and principal, as if the person had been asked."""
     desk = Desk({"approved": False, "reason": "no", "remember": "exact"})
     await desk.call("wonder", message="?")
     last = await desk.call("wonder", message="?")
@@ -595,7 +595,7 @@ async def test_a_denial_goes_before_an_approval(narrow: bool):
 async def test_the_same_call_written_otherwise_does_not_pass_a_denial(
     name: str, denied: dict[str, Any], again: dict[str, Any], mode: Any
 ):
-    """Neither another spelling of the path nor an explicit default gets past a denial."""
+    """A denial also covers the same call with its path spelled differently or with a default given explicitly."""
     desk = Desk({"approved": False, "remember": "exact"}, filesystem=MemoryFilesystem({"docs/z.md": "z"}))
     await desk.call(name, **denied)
     desk.person.approve = SCOPE
@@ -607,7 +607,7 @@ async def test_the_same_call_written_otherwise_does_not_pass_a_denial(
 
 
 async def test_a_no_without_words_is_not_remembered():
-    """Dismissing a question is not a decision for later."""
+    """A question that times out leaves no remembered decision."""
     desk = Desk(True)
     desk.options["approval_seconds"] = 0.01
     desk.person.after = asyncio.Event()
@@ -622,7 +622,7 @@ async def test_a_no_without_words_is_not_remembered():
     "asks", [("pay", {"amount": 1}), ("put", {"path": "docs/a.md"}), ("need", {"kind": "net"})]
 )
 async def test_strict_denies_what_was_approved_before(asks: Any):
-    """Under `strict`, calls that need approval are denied, remembered or not."""
+    """Under `strict`, a call that needs approval is denied, even if a remembered approval covers it."""
     name, arguments = asks
     desk = Desk(SCOPE)
     await desk.call(name, **arguments)
@@ -646,7 +646,7 @@ async def test_a_lasting_no_stands_under_approve_all():
 
 @pytest.mark.parametrize("environment", [None, Agent()])
 async def test_what_a_person_decided_holds_when_nobody_is_there(environment: Any):
-    """With nobody there, remembered decisions hold, and a model in the person's place is not asked."""
+    """Remembered decisions hold when no person can be asked, and a model that stands in for one is never asked."""
     desk = Desk(EXACT)
     await desk.call("pay", amount=1)
     desk.options["environment"] = environment
@@ -660,7 +660,7 @@ async def test_what_a_person_decided_holds_when_nobody_is_there(environment: Any
 
 
 async def test_exactly_this_is_also_this_diff():
-    """The same arguments with another diff are reviewed again, but a denial covers the call with any diff."""
+    """An exact approval covers one diff, so another diff is reviewed again; a denial covers the call with any diff."""
     files = MemoryFilesystem()
     desk = Desk(EXACT, filesystem=files)
     await desk.call("edit", path="a.md", text="new\n")
@@ -679,7 +679,7 @@ async def test_exactly_this_is_also_this_diff():
 
 
 async def test_an_approval_without_a_diff_does_not_cover_a_diff():
-    """A call that was approved without a preview is reviewed again where a preview is possible."""
+    """A call that was approved without a preview is asked about again if it now has a preview."""
 
     desk = Desk(EXACT, filesystem=MemoryFilesystem())
     shown = dict(desk.options)
@@ -707,7 +707,7 @@ async def test_a_scope_covers_what_a_call_did_not_what_it_said():
 
 
 async def test_a_scope_says_nothing_of_what_can_not_be_shown():
-    """A call that used anything besides files is reviewed each time."""
+    """A call that used a resource other than files is not covered by any scope, and is reviewed each time."""
 
     class Ledger(Fork):
         def fork(self, owner: str, /, *, writable: bool = True) -> Any:
@@ -733,11 +733,11 @@ async def test_a_scope_says_nothing_of_what_can_not_be_shown():
     assert desk.scopes == []
 
 
-# --- whose, and for how long ---------------------------------------------------------------------
+# --- owners and lifetimes ------------------------------------------------------------------------
 
 
 def test_it_is_listed_with_all_there_is_to_know():
-    """A remembered decision has its person, time, coverage and question; each use of it is also an event."""
+    """A remembered decision lists who made it, when, what it covers and its question; each use publishes an event."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -766,7 +766,7 @@ def test_it_is_listed_with_all_there_is_to_know():
 
 
 async def test_revoked_it_counts_no_more():
-    """A revoked decision no longer applies from the next call on; decision and revocation are both logged."""
+    """A revoked decision no longer applies to later calls, and both the decision and its revocation are logged."""
     desk = Desk(EXACT)
     await desk.call("pay", amount=1)
     memory = approvals_of(desk.session)
@@ -782,7 +782,7 @@ async def test_revoked_it_counts_no_more():
 
 
 async def test_revoked_it_does_not_stand_for_another_try():
-    """A call that is rerun because its reads changed is decided again if its approval was revoked."""
+    """A call that reruns because its reads changed is asked about again if its approval was revoked meanwhile."""
     desk = Desk(EXACT)
     session = desk.session
     tries: list[int] = []
@@ -827,7 +827,7 @@ async def test_it_outlives_a_call_that_failed():
 
 
 async def test_it_holds_in_the_next_evaluation_of_an_adapter():
-    """A continued conversation keeps its decisions, with one broker for all runs or one for each."""
+    """Decisions hold in later evaluations of the same session, whether they share a broker or not."""
     person = Person(SCOPE)
     session = Session()
     prompt = Prompt("cashier", "Pay.", tools=[pay], policies=[CapabilityPolicy()])
@@ -840,7 +840,7 @@ async def test_it_holds_in_the_next_evaluation_of_an_adapter():
 
 
 async def test_one_broker_serves_many_sessions():
-    """Each session has its own memory: a decision in one does not apply to another."""
+    """With one broker for several sessions, a decision in one session does not apply to another."""
     person = Person(EXACT)
     broker = Broker(environment=person)
     one, two = (Desk(None, Session(principal="ada"), approvals=broker) for _ in range(2))
@@ -853,7 +853,7 @@ async def test_one_broker_serves_many_sessions():
 @pytest.mark.parametrize(("changed", "asked"), [({}, 0), ({"id": "two"}, 1), ({"principal": "bob"}, 1)])
 @pytest.mark.parametrize("remember", ["exact", "scope"])
 async def test_it_is_saved_with_its_session_and_fits_no_other(changed: Any, asked: int, remember: str):
-    """A saved decision holds when loaded under its own session id and principal, and under no others."""
+    """A saved decision applies only to the session id and principal it was saved with."""
     desk = Desk({"approved": True, "remember": remember})
     await desk.call("pay", amount=1)
     await desk.call("put", path="docs/a.md")
@@ -866,7 +866,7 @@ async def test_it_is_saved_with_its_session_and_fits_no_other(changed: Any, aske
 
 
 async def test_revocations_are_saved_too():
-    """A revoked decision stays revoked after saving and loading."""
+    """A revoked decision stays revoked after the session is saved and loaded."""
     desk = Desk(EXACT)
     await desk.call("pay", amount=1)
     memory = approvals_of(desk.session)
@@ -877,7 +877,7 @@ async def test_revocations_are_saved_too():
     assert [each.by for each in later.session[ApprovalRevoked].all()] == ["the auditor"]
 
 
-# --- tools can't ---------------------------------------------------------------------------------
+# --- tools can't decide --------------------------------------------------------------------------
 
 
 async def test_a_tool_can_look_and_not_decide():
@@ -944,7 +944,7 @@ async def test_a_policy_can_not_forge_a_decision_either():
     assert len(desk.session[ApprovalRemembered]) == 1
 
 
-# --- several at once -----------------------------------------------------------------------------
+# --- concurrent questions ------------------------------------------------------------------------
 
 
 class Open:
@@ -985,7 +985,7 @@ class Open:
 
 @pytest.mark.parametrize("approved", [True, False])
 def test_one_answer_settles_the_open_questions_it_covers(approved: bool):
-    """Questions that an answer covers are withdrawn and decided by it, each with its own event."""
+    """An answer withdraws and decides the other open questions that it covers, each with its own event."""
 
     async def main() -> None:
         scene = Open([ToolCall("pay", {"amount": amount}) for amount in (1, 1, 2, 1)])
@@ -1003,7 +1003,7 @@ def test_one_answer_settles_the_open_questions_it_covers(approved: bool):
 
 
 def test_one_answer_for_once_settles_one():
-    """An answer that is not remembered settles only its own question."""
+    """An answer that is not remembered decides only its own question."""
 
     async def main() -> list[bool]:
         scene = Open([ToolCall("pay", {"amount": 1})] * 3)
@@ -1015,7 +1015,7 @@ def test_one_answer_for_once_settles_one():
 
 
 def test_what_is_shown_by_its_diff_stays_open():
-    """A question with a diff stays open although an answer covers it, since a person may be reviewing it."""
+    """A question with a diff stays open even if another answer covers it, since a person may be reviewing the diff."""
 
     async def main() -> None:
         calls = [ToolCall("edit", {"path": f"docs/{name}.md", "text": "new\n"}) for name in "ab"]
@@ -1030,7 +1030,7 @@ def test_what_is_shown_by_its_diff_stays_open():
 
 
 def test_revoked_before_it_was_acted_on_it_is_asked_again():
-    """A call that is still undecided when its approval is revoked is asked about again."""
+    """If an approval is revoked before a call that it covers has used it, the call is asked about again."""
 
     async def main() -> None:
         scene = Open([ToolCall("pay", {"amount": 1})] * 2)
@@ -1048,7 +1048,7 @@ def test_revoked_before_it_was_acted_on_it_is_asked_again():
 
 
 def test_a_cancelled_run_leaves_no_listener_behind():
-    """However a question ends, its listener on the approval memory is removed."""
+    """When a run is cancelled, its question leaves no listener behind in the approval memory."""
 
     async def main() -> None:
         scene = Open([ToolCall("pay", {"amount": 1})])

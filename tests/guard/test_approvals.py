@@ -1,4 +1,4 @@
-"""Approvals: who is asked, what they see, and what follows from every refusal."""
+"""Approvals: who is asked, what they see, and what happens after each kind of refusal."""
 
 import asyncio
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ POLICY = CapabilityPolicy(effects={"idempotent": "allow"})
 
 
 class Scene:
-    """A gate whose irreversible tools ask for approval, with a record of all events."""
+    """A gate that asks for approval of its irreversible tools, with a record of all events."""
 
     def __init__(self, environment: Environment | None = None, tools: Any = TOOLS, **options: Any) -> None:
         self.session = options.pop("session", None) or Session(principal="ada")
@@ -125,7 +125,7 @@ class Scene:
     ],
 )
 def test_mode_and_who_is_there_decide(mode: Any, environment: Any, outcome: str, by: str, asked: int):
-    """The mode and the environment decide on requests of policies and tools; a model's stand-in is never asked."""
+    """Approval depends on the mode and the environment; a model that stands in for a person is never asked."""
     if environment is not None:
         environment.questions.clear()
 
@@ -162,12 +162,12 @@ def test_no_mode_is_never_approve_all():
 @pytest.mark.parametrize("seconds", [0, -1, True, "60", float("nan")])
 def test_an_invalid_expiry_is_refused(seconds: Any):
     """An invalid expiry is refused where it is given, with an explanation."""
-    with pytest.raises(DefinitionError, match=r"approval_seconds is .* Give a positive number of seconds"):
+    with pytest.raises(DefinitionError, match=r"approval_seconds is .* Pass a positive number of seconds"):
         open_gate([pay], approval_seconds=seconds)
 
 
 def test_nothing_that_needs_asking_runs_under_strict_by_any_path():
-    """Under `strict`, no call that needs approval runs: made by a model, in a turn, or nested in other calls."""
+    """Under `strict`, no call that needs approval runs, whether a model, a turn or another call makes it."""
 
     @tool(effect="idempotent")
     async def twice_removed(context: ToolContext) -> str:
@@ -207,7 +207,7 @@ def test_approval_can_be_nested_and_says_who_asks():
     assert ran == ["pay 5"]
 
 
-# --- ways of not saying yes ----------------------------------------------------------------------
+# --- refusals ------------------------------------------------------------------------------------
 
 
 async def cancelling(scene: Scene) -> None:
@@ -236,7 +236,7 @@ async def cancelling(scene: Scene) -> None:
     ids=range(8),
 )
 def test_each_refusal_is_named_and_the_run_continues(person: Any, words: str):
-    """After a refusal the model is told what happened to its call, and the next call runs."""
+    """After any kind of refusal the model is told what happened to its call, and the next call runs."""
 
     async def main() -> None:
         scene = Scene(person(), approval_seconds=30)
@@ -257,7 +257,7 @@ class Broken(Person):
 
 
 def test_a_withdrawn_question_is_a_cancelled_approval():
-    """If a question is withdrawn, its call fails with that reason, and the run continues."""
+    """If a question is withdrawn, its call fails with that reason and the run continues."""
 
     async def main() -> None:
         scene = Scene(Person(True, after=asyncio.Event()))
@@ -284,7 +284,7 @@ def test_a_withdrawn_question_is_a_cancelled_approval():
     ids=["yes", "yes because", "no", "late", "nobody"],
 )
 def test_asking_in_a_handler_returns_what_came_of_it(verb: str, person: Any, expected: Approval):
-    """`request_approval` and `request_permission` return a denial and never raise for one."""
+    """`request_approval` and `request_permission` return a denial as a value, and never raise one."""
 
     async def main() -> None:
         scene = Scene(person(), approval_seconds=30)
@@ -311,7 +311,7 @@ def test_wrong_answer_first_is_asked_again_with_what_was_wrong():
     assert run_virtual(main)
     first, second = person.questions
     assert (first.id, first.digest, first.payload) == (second.id, second.digest, second.payload)
-    assert second.message.startswith(f"{first.message}\nit does not fit: approved")
+    assert second.message.startswith(f"{first.message}\nit does not match the schema: approved")
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_wrong_answer_first_is_asked_again_with_what_was_wrong():
     ],
 )
 def test_only_a_truth_value_approves(value: Any):
-    """An answer that is not a boolean, given three times, is a denial."""
+    """Three answers that are not booleans count as a denial."""
 
     class Mumbles(Person):
         def _approval(self, question: Question) -> Any:
@@ -351,11 +351,11 @@ def test_schema_of_an_approval_is_plain():
     }
 
 
-# --- several at once -----------------------------------------------------------------------------
+# --- concurrent requests -------------------------------------------------------------------------
 
 
 def test_parallel_requests_each_get_their_own_answer():
-    """Answers to calls of one turn are matched in any order."""
+    """Each of several concurrent calls gets its own answer, whatever the order of the answers."""
 
     class Slow(Person):
         async def ask(self, question: Question, /) -> Any:
@@ -376,7 +376,7 @@ def test_parallel_requests_each_get_their_own_answer():
 
 
 def test_parallel_requests_of_one_handler():
-    """Each request in a gather has its own question and answer."""
+    """Concurrent requests of one handler each have their own question and answer."""
 
     @tool(effect="idempotent")
     async def both(context: ToolContext) -> list[str]:
@@ -402,7 +402,7 @@ def hurried(name: str, timeout: float, body: Any) -> Tool[Any, Any]:
 
 
 def test_time_a_person_takes_does_not_count_towards_the_timeout():
-    """A person's time does not count towards a timeout: before the handler, inside it, or for an outer call."""
+    """The time a person takes counts towards no timeout, neither the call's own nor an outer call's."""
 
     async def body(context: ToolContext) -> str:
         await asyncio.sleep(3)
@@ -422,7 +422,7 @@ def test_time_a_person_takes_does_not_count_towards_the_timeout():
 
 
 def test_the_rest_of_the_time_counts_as_ever():
-    """After an answer, a call has as much time left as when the person was asked."""
+    """After an answer, a call has as much time left as it had when the person was asked."""
 
     async def body(context: ToolContext) -> str:
         await asyncio.sleep(3)
@@ -486,7 +486,7 @@ def test_a_deadline_pauses_for_people_only_if_it_says_so(where: str, pauses: boo
     assert ran == ([] if not pauses else ["pay 1"] if where == "pay" else ["?: approved"])
 
 
-# --- what is shown and recorded ------------------------------------------------------------------
+# --- contents and records ------------------------------------------------------------------------
 
 
 @dataclass
@@ -497,7 +497,7 @@ class Login:
 
 
 def test_secrets_are_not_shown():
-    """Secrets are shown neither to the person, nor in events, nor in the result; only the handler has them."""
+    """Only the handler receives a secret: the person, the events and the result do not show it."""
     got: list[str] = []
 
     async def handler(params: Login, *, context: ToolContext) -> ToolResult[str]:
@@ -526,7 +526,7 @@ def test_secrets_are_not_shown():
 
 
 def test_events_of_an_approval_come_in_order_and_stay_in_the_session():
-    """Request and decision are published before the call's end and stay in the session, also after a denial."""
+    """A request and its decision are published before the call ends and stay in the session, even after a denial."""
 
     async def main() -> None:
         scene = Scene(Person("no"))
@@ -548,7 +548,7 @@ def test_events_of_an_approval_come_in_order_and_stay_in_the_session():
 
 
 def test_a_cancelled_run_ends_its_approvals():
-    """Whatever stops the run, every request gets a decision, and its question is closed."""
+    """When a run is cancelled, every approval request has a decision and its question is closed."""
 
     async def main() -> None:
         scene = Scene(Person(True, after=asyncio.Event()))
@@ -566,7 +566,7 @@ def test_a_cancelled_run_ends_its_approvals():
 
 
 def test_an_approval_is_for_one_call():
-    """An approval is for one call: the next one with the same arguments is asked about again."""
+    """An approval covers one call: the next call with the same arguments is asked about again."""
     person = Person(True)
 
     async def main() -> None:
@@ -581,7 +581,7 @@ def test_an_approval_is_for_one_call():
 
 
 def test_policies_are_asked_again_once_a_person_has_answered():
-    """After a person's answer policies are asked again, since they may now deny what they allowed an hour ago."""
+    """Policies are checked again after a person has answered, since they may now deny the call."""
 
     class Closes:
         name = "closes"
@@ -608,7 +608,7 @@ def test_policies_are_asked_again_once_a_person_has_answered():
 
 
 def test_a_broker_of_ones_own_decides():
-    """Any object with `decide` can be the broker."""
+    """Any object with a `decide` method can be the broker."""
 
     class Odd:
         async def decide(self, request: Any, /) -> Approval:

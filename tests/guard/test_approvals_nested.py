@@ -1,4 +1,4 @@
-"""Approvals of nested, concurrent runs: each answer reaches its own question, and clocks stop meanwhile."""
+"""Approvals in nested, concurrent runs: each answer reaches its own question, and clocks stop meanwhile."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ FIRM = Prompt("firm", "Manage.", tools=[manage, pay], policies=[POLICY])
 
 
 def plays(request: ModelRequest) -> Any:
-    """Answer as the model of every level: call the only tool as instructed, then report its result."""
+    """Answer as the model at every level: call the only tool as instructed, then report its result."""
     last = request.messages[-1]
     if isinstance(last, ToolMessage):
         return last.text
@@ -96,7 +96,7 @@ class Firm:
         return asyncio.ensure_future(self.adapter.evaluate(FIRM, message, session=self.session, **options))
 
     async def questions(self) -> dict[int, Question]:
-        """Return the open questions by their amount."""
+        """Return the open questions, by the amount they ask about."""
         await asyncio.sleep(1)
         return {each.payload["arguments"]["amount"]: each for each in await self.journal.questions.open()}
 
@@ -111,7 +111,7 @@ DEEP = ("manage", "delegate", "pay")
 
 @pytest.mark.parametrize("order", list(itertools.permutations((1, 2, 3))))
 def test_each_answer_reaches_its_own_question(order: tuple[int, ...]):
-    """Answers to two questions three levels deep and one at the top, in any order, reach their own calls."""
+    """Two questions three levels deep and one at the top each get their own answer, in any order."""
 
     async def main() -> None:
         firm = Firm()
@@ -140,7 +140,7 @@ def test_each_answer_reaches_its_own_question(order: tuple[int, ...]):
 
 
 def test_a_lasting_answer_at_one_level_holds_at_all():
-    """A remembered answer at one level settles open questions and prevents later ones at every level."""
+    """A remembered answer at one level decides open and later questions at every level."""
 
     async def main() -> None:
         firm = Firm()
@@ -160,7 +160,7 @@ def test_a_lasting_answer_at_one_level_holds_at_all():
 
 
 def test_what_is_cancelled_takes_its_questions_along():
-    """Cancelling a run at any level closes its questions, and each request has its decision."""
+    """Cancelling a run at any level closes its questions, and every request has a decision."""
 
     async def main() -> None:
         firm = Firm()
@@ -192,7 +192,7 @@ class Slow(Person):
 @pytest.mark.parametrize("pauses", [True, False])
 @pytest.mark.parametrize("calls", [{1: "manage"}, {1: "manage", 3: "manage"}, {1: "pay", 2: "manage"}])
 def test_the_time_a_person_takes_stops_the_deadline_at_every_level(calls: dict[int, str], pauses: bool):
-    """Every level's clock stops until the last person has answered; a deadline that does not pause ends the run."""
+    """Clocks stop at every level until the last person has answered; a deadline that does not pause ends the run."""
 
     async def main() -> float:
         firm = Firm(person=Slow(True))
@@ -212,7 +212,7 @@ def test_the_time_a_person_takes_stops_the_deadline_at_every_level(calls: dict[i
 
 
 def test_a_tighter_deadline_of_a_nested_run_stands_too():
-    """While a person is asked, the clocks of the asking run and of the outer run both stop."""
+    """While a person is asked, both a nested run's own deadline and the outer run's deadline pause."""
 
     @tool(effect="idempotent")
     async def hurry(amount: int, context: ToolContext) -> float:
@@ -236,7 +236,7 @@ def test_a_tighter_deadline_of_a_nested_run_stands_too():
 
 
 def test_what_is_remembered_takes_no_time_and_a_question_expires_for_each():
-    """An expiry applies to one question; a remembered decision applies at once."""
+    """A question without an answer expires by itself, while a remembered decision takes no time."""
 
     async def main() -> None:
         firm = Firm(approval_seconds=30)

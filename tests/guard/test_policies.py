@@ -1,4 +1,4 @@
-"""Policies through the real gate: which calls may run, and what policies remember."""
+"""Policies with a real gate: which calls may run, and what policies remember."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,9 +8,20 @@ from typing import Annotated, Any
 
 import pytest
 
-from handrail import PathArg, Tool, ToolContext, ToolResult, TransientError, tool
+from handrail import (
+    Adapter,
+    MarkdownSection,
+    PathArg,
+    Prompt,
+    ScriptedModel,
+    Tool,
+    ToolContext,
+    ToolResult,
+    TransientError,
+    tool,
+)
 from handrail.dispatch import Gate, open_gate
-from handrail.errors import FileError
+from handrail.errors import DefinitionError, FileError
 from handrail.events import ApprovalRequested, ToolInvoked, ToolRolledBack
 from handrail.guard import (
     CapabilityPolicy,
@@ -117,7 +128,7 @@ def one_call(policy: Any, **options: Any) -> tuple[ToolResult[Any], Session, Rec
     ],
 )
 def test_what_a_policy_decides_is_what_happens(check: Any, approve: Any, status: str, words: str):
-    """An allowed call runs, a denial gives its reason, `ask` asks, and anything else is denied."""
+    """An allowed call runs, a denial gives its reason, `ask` asks a person, and any other decision is a denial."""
     result, session, seen = one_call(Rule(check=check), environment=Person(approve))
     assert seen.statuses() == [("note", status)]
     assert words in result.render()
@@ -126,7 +137,7 @@ def test_what_a_policy_decides_is_what_happens(check: Any, approve: Any, status:
 
 @pytest.mark.parametrize("denies", [0, 1, 2])
 def test_all_must_allow(denies: int):
-    """One policy's denial is enough, at any position, and then nobody is asked."""
+    """A denial by one policy denies the call, whatever the order of the policies, and nobody is asked."""
     rules = [Rule(f"rule {index}", PolicyDecision.ask("?")) for index in range(3)]
     rules[denies] = Rule("denier", PolicyDecision.deny("no"))
     person = Person(approve=True)
@@ -157,7 +168,7 @@ def test_on_result_that_raises_denies_and_rolls_back(on_result: Any):
     """If `on_result` raises, the call is denied and rolled back, although its handler ran."""
     result, session, seen = one_call(Rule(on_result=on_result))
     assert seen.statuses() == [("note", "denied")]
-    assert result.message == "The policy 'rule' refused what note did: the policy is broken"
+    assert result.message == "The policy 'rule' rejected the result of note: the policy is broken"
     assert len(session[Note]) == 0
     assert len(seen.of(ToolRolledBack)) == 1
     assert seen.of(Note) == []
@@ -188,7 +199,7 @@ def test_on_result_is_for_successes_and_awaited():
 
 
 def test_policy_sees_the_results_of_every_tool_nested_ones_too():
-    """Calls made by a tool pass the same policies."""
+    """Policies check every call, including those that a tool makes."""
 
     @tool
     async def outer(context: ToolContext) -> str:
@@ -214,7 +225,7 @@ class Transfer:
 
 
 def test_policy_can_not_change_params():
-    """A policy can't change the handler's params, what the person sees, or the record."""
+    """A policy can't change the params that the handler receives, the person sees or the record has."""
     got: list[Transfer] = []
 
     async def handler(params: Transfer, *, context: ToolContext) -> ToolResult[str]:
@@ -292,14 +303,14 @@ class Seen:
 
 
 def test_policy_may_only_log_before_the_call():
-    """A policy that writes state in `check` denies the call, since the state would outlive a failed call."""
+    """A policy that writes state in `check` makes the call be denied, since the state would outlive a failed call."""
     result, session, _ = one_call(Rule(check=lambda _, context: context.session.dispatch(Note("sneaky"))))
     assert result.message == "The policy 'rule' could not decide and so denies note."
     assert len(session[Note]) == 0
 
 
 def test_what_check_logs_stays_although_the_call_fails():
-    """A log entry stays, whatever the call's outcome."""
+    """What a policy logs in `check` is kept even if the call fails."""
 
     def count(params: Any, context: ToolContext) -> PolicyDecision:
         context.session.dispatch(Seen("rule"))
@@ -310,7 +321,7 @@ def test_what_check_logs_stays_although_the_call_fails():
 
 
 def test_state_is_kept_in_the_session_by_the_policys_name():
-    """Policies of one class keep separate state by name, and the next run of the session continues with it."""
+    """Policies of one class keep separate state under their names, and the session's next run continues with it."""
 
     async def main() -> None:
         session = Session()
@@ -346,7 +357,7 @@ def tool_called(name: str, effect: Effect = "staged", body: Any = None) -> Tool[
 
 
 def in_sequence(tools: list[Tool[Any, Any]], calls: list[str], **needs: set[str]) -> list[str]:
-    """Make these calls one after another, and return the outcome of each."""
+    """Make these calls one after another, and return the name and outcome of each."""
 
     async def main() -> list[str]:
         session = Session()
@@ -378,13 +389,13 @@ def calls(*names: str, then: Any = None) -> Any:
 
 
 def test_b_needs_a():
-    """A call is denied before the required one has succeeded, and allowed from then on."""
+    """A call is denied until the call it requires has succeeded, and allowed from then on."""
     done = in_sequence([tool_called("a"), tool_called("b")], ["b", "a", "b", "b"], b={"a"})
     assert done == ["b denied", "a ok", "b ok", "b ok"]
 
 
 def test_every_one_that_is_missing_is_named():
-    """The model is told which tools to call first."""
+    """The denial names all required tools that have not succeeded yet."""
 
     async def main() -> str:
         policy = SequentialDependencyPolicy({"deploy": {"test", "build", "lint"}})
@@ -399,13 +410,13 @@ def test_every_one_that_is_missing_is_named():
 
 @pytest.mark.parametrize("body", [fails, says_no])
 def test_a_that_failed_does_not_count(body: Any):
-    """The required call must have succeeded."""
+    """A required call that failed does not count."""
     done = in_sequence([tool_called("a", body=body), tool_called("b")], ["a", "b"], b={"a"})
     assert done == ["a error", "b denied"]
 
 
 def test_a_inside_another_counts_there_and_afterwards():
-    """A nested call counts inside the outer call, and afterwards if the outer call succeeds."""
+    """A required call made inside another call counts there, and also afterwards if the outer call succeeds."""
     outer = tool_called("outer", body=calls("a", "b"))
     done = in_sequence([outer, tool_called("a"), tool_called("b")], ["outer", "b"], b={"a"})
     assert done == ["a ok", "b ok", "outer ok", "b ok"]
@@ -419,7 +430,7 @@ def test_a_that_was_rolled_back_with_its_outer_call_does_not_count():
 
 
 def test_parallel_calls_that_are_watched_are_not_stale_for_it():
-    """A policy's own notes never make parallel calls stale, so they cause no rerun or conflict."""
+    """The state a policy keeps does not make parallel calls stale, so it causes no rerun or conflict."""
     runs: list[int] = []
 
     async def main() -> list[tuple[str, str]]:
@@ -492,7 +503,7 @@ async def over(files: MemoryFilesystem | None) -> tuple[Gate, RecordingSubscribe
 
 
 def test_an_existing_file_must_be_read_before_it_is_written():
-    """An unread file is denied with a hint; once read, it may be written repeatedly."""
+    """Writing a file that was not read is denied with a hint; once read, the file may be written repeatedly."""
 
     async def main() -> None:
         files = MemoryFilesystem({"docs/a": "old"})
@@ -514,7 +525,7 @@ def test_an_existing_file_must_be_read_before_it_is_written():
     ("how_read", "how_written"), [("./a", "a"), ("a", "./a"), ("x/../a", "a"), ("a", "b")]
 )
 def test_one_path_has_many_spellings(how_read: str, how_written: str):
-    """`./a` and `a` count as the same path; a path that leads elsewhere does not."""
+    """`./a` and `a` count as the same path; a path to another file does not."""
 
     async def main() -> bool:
         gate, _ = await over(MemoryFilesystem({"a": "old", "b": "old", "x/y": "old"}))
@@ -525,7 +536,7 @@ def test_one_path_has_many_spellings(how_read: str, how_written: str):
 
 
 def test_a_file_changed_by_somebody_else_must_be_read_again():
-    """A read covers the content at that time: changed content must be read again, identical content need not."""
+    """A file whose content has changed since it was read must be read again; unchanged content need not be."""
 
     async def main() -> None:
         files = MemoryFilesystem({"a": "old"})
@@ -558,7 +569,7 @@ def test_new_files_and_files_this_session_wrote_are_free():
 
 @pytest.mark.parametrize("how", ["failed call", "outer failed", "missing"])
 def test_a_reading_that_failed_does_not_count(how: str):
-    """A read in a call that failed does not count."""
+    """Reading a file in a call that failed does not count."""
 
     async def main() -> bool:
         files = MemoryFilesystem({"a": "old"})
@@ -577,7 +588,7 @@ def test_a_reading_that_failed_does_not_count(how: str):
 
 
 def test_reading_inside_another_call_counts():
-    """A read in an inner call counts for inner writes and for later calls."""
+    """Reading a file in an inner call counts for other inner calls and for later calls."""
 
     async def main() -> None:
         files = MemoryFilesystem({"a": "old"})
@@ -591,7 +602,7 @@ def test_reading_inside_another_call_counts():
 
 
 def test_no_path_or_no_filesystem_is_denied():
-    """A call whose path or filesystem is missing can't be checked, and is denied."""
+    """A call without a path or a filesystem is denied, since it can't be checked."""
 
     @tool(effect="staged", capabilities={"fs.write"})
     async def write_somewhere(text: str, context: ToolContext) -> str:
@@ -612,7 +623,7 @@ def test_no_path_or_no_filesystem_is_denied():
 
 
 def test_a_reader_of_other_things_needs_no_filesystem_and_no_path_of_ours():
-    """`ReadBeforeWritePolicy` does not refuse a tool that uses no files."""
+    """`ReadBeforeWritePolicy` allows a tool that reads paths elsewhere, with or without a filesystem."""
 
     @tool(effect="read")
     async def look(path: Annotated[Path, PathArg("read")]) -> str:
@@ -628,7 +639,7 @@ def test_a_reader_of_other_things_needs_no_filesystem_and_no_path_of_ours():
 
 
 def test_the_root_may_be_looked_at():
-    """Reading the folder itself reads no file, and is not refused."""
+    """A tool that reads the root folder is allowed."""
 
     @tool(effect="read")
     async def look(path: Annotated[str, PathArg("read")], context: ToolContext) -> int:
@@ -665,7 +676,7 @@ def decided(policy: CapabilityPolicy, tool: Tool[Any, Any], arguments: Any = "{}
         gate = open_gate([tool], session=session, policies=[policy], filesystem=MemoryFilesystem())
         await gate.invoke(tool.name, arguments)
         ((_, status),) = seen.statuses()
-        asked = seen.of(ApprovalRequested)  # nobody is there, so a call that needs approval is denied
+        asked = seen.of(ApprovalRequested)  # nobody can be asked, so a call that needs approval is denied
         if asked:
             assert status == "denied"
             return f"ask: {asked[0].reason}"
@@ -701,7 +712,7 @@ def doing(effect: Effect, *capabilities: str) -> Tool[Any, Any]:
     ],
 )
 def test_effect_decides_unless_told_otherwise(effect: Effect, capabilities: Any, decision: str):
-    """Without other verdicts, each effect has the one in the last column of the effect table."""
+    """By default, each effect has the verdict in the last column of the effect table."""
     assert decided(CapabilityPolicy(), doing(effect, *capabilities)) == decision
 
 
@@ -750,7 +761,7 @@ def test_a_verdict_on_an_effect_replaces_the_tables(effect: Effect, verdict: Any
     ],
 )
 def test_the_nearest_pattern_counts_and_the_strictest_word(verdicts: Any, capabilities: Any, decision: str):
-    """An exact name precedes a pattern, a longer pattern a shorter one, and deny precedes ask and allow."""
+    """An exact name beats a pattern, a longer pattern beats a shorter one, and a denial beats asking and allowing."""
     assert decided(CapabilityPolicy(verdicts), doing("irreversible", *capabilities)) == decision
 
 
@@ -769,7 +780,7 @@ def test_the_nearest_pattern_counts_and_the_strictest_word(verdicts: Any, capabi
     ],
 )
 def test_staged_is_allowed_within_the_scope(path: str, inside: bool):
-    """A staged call is allowed inside the scope; outside it the policy asks, and names the path."""
+    """A staged call is allowed inside the scope; outside it, the policy asks and names the path."""
     policy = CapabilityPolicy(scope=["docs", "./notes/"])
     expected = "allow" if inside else f"ask: write goes outside its scope: {path}"
     found = decided(policy, write, {"path": path, "text": "x"})
@@ -795,11 +806,57 @@ def test_reading_is_not_bound_by_the_scope():
     assert decided(CapabilityPolicy(scope=["docs"]), look, {"path": "src/a"}) == "allow"
 
 
+@pytest.mark.parametrize("verdicts", [{"fs.wrte": "ask"}, {"*": "allow", "fs.wirte": "deny"}])
+def test_a_misspelt_capability_is_refused_once_the_tools_are_known(verdicts: Any):
+    """A verdict on a misspelt capability, close to one that a tool has, is refused by the gate and by a run."""
+    policy, tools = CapabilityPolicy(verdicts), [doing("staged", "fs.write")]
+    said = r"^policy 'capability': no tool has the capability 'fs\.wi?r?te'\. Did you mean 'fs\.write'\?$"
+    with pytest.raises(DefinitionError, match=said):
+        open_gate(tools, policies=[policy])
+
+    def hidden(**more: Any) -> MarkdownSection[Any]:
+        return MarkdownSection("Files", "files", "Write.", summary="Files.", tools=tools, **more)
+
+    prompts: list[Prompt[Any]] = [
+        Prompt("writer", "Write.", tools=tools, policies=[policy]),
+        Prompt("writer", [hidden()], policies=[policy]),
+        Prompt("writer", [hidden(policies=[policy])]),
+    ]
+    for prompt in prompts:
+        with pytest.raises(DefinitionError, match=said[1:]):
+            Adapter(ScriptedModel(["ok"])).evaluate(prompt).wait()
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "capabilities"),
+    [
+        ({"s3.write": "ask"}, ["fs.write"]),
+        ({"fs.head": "ask"}, ["fs.read"]),
+        ({"fs.writes": "ask"}, ["fs.write", "fs.writes"]),
+        ({"fs.writes": "ask", "fs.write": "ask"}, ["fs.write"]),
+        ({"fs.*": "ask"}, ["fs.write"]),
+        ({"fs.wrte": "ask"}, ["net"]),
+    ],
+)
+def test_a_capability_that_no_tool_has_may_be_named(verdicts: Any, capabilities: list[str]):
+    """A policy can be written for more tools than there are, and for capabilities with similar names."""
+    open_gate([doing("staged", *capabilities)], policies=[CapabilityPolicy(verdicts)])
+
+
+def test_a_policy_of_a_section_is_compared_with_the_tools_of_that_section():
+    """A name that resembles the capability of another section's tool is not taken for a misspelling."""
+    own: MarkdownSection[Any] = MarkdownSection(
+        "Own", "own", "Own.", policies=[CapabilityPolicy({"fs.wrte": "ask"})]
+    )
+    prompt: Prompt[None] = Prompt("writer", [own], tools=[doing("staged", "fs.write")])
+    assert Adapter(ScriptedModel(["ok"])).evaluate(prompt).wait().text == "ok"
+
+
 # --- RateLimitPolicy -----------------------------------------------------------------------------
 
 
 def test_a_rate_slides_and_says_how_long_to_wait():
-    """Each call counts until its own window has passed."""
+    """A call counts until its own window has passed, and a denial says how long to wait."""
 
     async def main() -> list[str]:
         policy = RateLimitPolicy(2, 10, clock=VirtualClock())
@@ -820,7 +877,7 @@ def test_a_rate_slides_and_says_how_long_to_wait():
 
 @pytest.mark.parametrize("body", [fails, says_no])
 def test_failures_count_too(body: Any):
-    """A rate also limits a model that repeats the same mistake."""
+    """Failed calls count towards a rate, so a rate also limits a model that repeats a mistake."""
 
     async def main() -> list[str]:
         session = Session()
@@ -835,7 +892,7 @@ def test_failures_count_too(body: Any):
 
 
 def test_a_failed_outer_call_does_not_give_its_inner_calls_back():
-    """Rates are kept although everything else is rolled back."""
+    """Inner calls still count towards a rate after the outer call failed and was rolled back."""
     outer = tool_called("outer", body=calls("a", "a", then=fails))
 
     async def main() -> list[tuple[str, str]]:
@@ -851,7 +908,7 @@ def test_a_failed_outer_call_does_not_give_its_inner_calls_back():
 
 
 def test_a_call_that_is_tried_again_counts_once():
-    """A call that Handrail retries counts once."""
+    """A call that Handrail retries counts once towards a rate."""
     tries: list[int] = []
 
     @tool(effect="idempotent")
@@ -871,7 +928,7 @@ def test_a_call_that_is_tried_again_counts_once():
 
 
 def test_parallel_calls_do_not_pass_the_rate():
-    """Of eight concurrent calls, three run."""
+    """Concurrent calls do not exceed the rate: of eight, three run."""
 
     async def main() -> int:
         gate = open_gate([tool_called("a")], policies=[RateLimitPolicy(3, 10, clock=VirtualClock())])
@@ -882,7 +939,7 @@ def test_parallel_calls_do_not_pass_the_rate():
 
 
 def test_the_count_itself_lets_in_no_more_than_may_be():
-    """Threads that check the rate at the same time do not exceed it together."""
+    """A rate window admits only as many calls as the rate allows, even if more were counted concurrently."""
     session = Session()
     for number in range(5):
         session.dispatch(CallCounted("rate_limit", f"call {number}", 100.0, 10, 3))
@@ -891,7 +948,7 @@ def test_the_count_itself_lets_in_no_more_than_may_be():
 
 
 def test_a_rate_costs_the_same_however_many_calls_there_were():
-    """The stored window is as long as the rate allows, and denied calls add nothing."""
+    """A rate's stored window is no longer than the rate allows, and denied calls add nothing to it."""
 
     async def main() -> None:
         session = Session()
@@ -911,7 +968,7 @@ def test_a_rate_costs_the_same_however_many_calls_there_were():
 
 
 def test_a_window_from_another_machines_clock_does_not_block():
-    """A window saved with another machine's clock does not block a session that continues here."""
+    """A window saved under another machine's clock does not block a session that continues on this machine."""
 
     async def main() -> bool:
         session = Session()
@@ -925,7 +982,7 @@ def test_a_window_from_another_machines_clock_does_not_block():
 
 
 def test_rates_of_two_policies_are_apart():
-    """Two rate policies, one for all tools and one for some, count separately."""
+    """Two rate policies, one for all tools and one for a single tool, count separately."""
 
     async def main() -> list[bool]:
         clock = VirtualClock()

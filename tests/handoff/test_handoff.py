@@ -1,4 +1,4 @@
-"""Handoffs: three acts of one call, each through the gate."""
+"""Handoffs: calls in three acts, each of which passes the gate."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def first(offer: Offer, *, context: ToolContext) -> Pick:
 
 
 def test_a_model_sees_what_after_returns_and_a_person_what_is_public() -> None:
-    """A handoff in a prompt is a tool like any other, and the person gets a form for the answer."""
+    """The person gets a form with the public part, and the model gets what `after` returns."""
     person = Person(answers={"pick_card": {"index": 1}})
     model = ScriptedModel([ToolCall("pick_card", {"cards": 2}), "Done."])
     session = Session()
@@ -71,7 +71,7 @@ def test_a_model_sees_what_after_returns_and_a_person_what_is_public() -> None:
 
 
 async def test_acts_are_inner_calls_with_ids_by_order() -> None:
-    """Each act has its start, its end and its place in the path, and all acts commit together."""
+    """Each act is an inner call with its start, its end and its place in the path, and all are committed together."""
     rig = Rig([card_game()], environment=PICKS)
     assert (await rig.call("pick_card")).value == "card 1"
     ended = rig.of(ToolInvoked)
@@ -91,7 +91,7 @@ async def test_acts_are_inner_calls_with_ids_by_order() -> None:
 
 @pytest.mark.parametrize("failing", ["before", "client", "after"])
 async def test_when_an_act_fails_nothing_is_left_of_any(failing: str) -> None:
-    """When an act fails, files and state of all acts are rolled back, and the model is told which act failed."""
+    """When an act fails, the files and state of all acts are rolled back, and the model is told which act failed."""
 
     async def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
         leave_traces(context, "dealt")
@@ -118,7 +118,7 @@ async def test_when_an_act_fails_nothing_is_left_of_any(failing: str) -> None:
 
 
 async def test_before_may_be_the_end_of_it() -> None:
-    """A ToolResult from `before` is the call's result, and nobody is asked."""
+    """If `before` returns a `ToolResult`, that is the call's result, and nobody is asked."""
 
     async def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer] | ToolResult[str]:
         if params.cards == 0:
@@ -135,7 +135,7 @@ async def test_before_may_be_the_end_of_it() -> None:
 
 
 async def test_acts_may_give_results_of_different_types() -> None:
-    """The tool's result type is the union of its acts' results; if the answer is `Any`, the client declares it."""
+    """A handoff's result type is the union of its acts' results; for an `Any` answer, the client declares the type."""
 
     async def deal(params: Deal, *, context: ToolContext) -> Parked[None, Offer] | ToolResult[str]:
         return Parked(None, Offer(1)) if params.cards else ToolResult.ok("no cards")
@@ -172,7 +172,7 @@ async def test_client_and_after_may_take_params() -> None:
 
 
 async def test_acts_may_be_plain_functions() -> None:
-    """Acts may be plain functions, which run on threads and whose verbs block."""
+    """Acts may be plain functions, which run in threads and wait for their verbs."""
 
     def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
         return Parked(Deck(["a"]), Offer(1))
@@ -185,19 +185,19 @@ async def test_acts_may_be_plain_functions() -> None:
 
 
 async def test_a_handoff_in_other_words_is_the_same_handoff() -> None:
-    """An override makes a copy of the handoff with another description."""
+    """A handoff with another description, as from an override, still runs all acts."""
     game = card_game(client=first)
     open_gate([game])
     rig = Rig([game.with_words(description="Pick!")])
     assert (await rig.call("pick_card")).value == "card 0"
 
 
-# --- acts are nobody else's ------------------------------------------------------------------------
+# --- acts can't be called --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("act", ["before", "client", "after"])
 async def test_an_act_can_be_called_by_nobody(act: str) -> None:
-    """Neither a model's call nor `context.call` can reach an act."""
+    """Neither a model nor `context.call` can call an act by itself."""
 
     @tool
     async def cheat(context: ToolContext) -> str:
@@ -210,7 +210,7 @@ async def test_an_act_can_be_called_by_nobody(act: str) -> None:
 
 
 async def test_one_call_is_approved_once_and_counted_once() -> None:
-    """Policies, rate limits, the budget and the depth see one call, not its acts."""
+    """Policies, rate limits, the budget and the depth count a handoff as one call, without its acts."""
     person = Person(approve=True, answers={"pick_card": {"index": 0}})
     rig = Rig(
         [card_game(effect="irreversible")],
@@ -226,7 +226,7 @@ async def test_one_call_is_approved_once_and_counted_once() -> None:
 
 
 async def test_a_staged_handoff_is_approved_before_anybody_is_asked() -> None:
-    """A staged handoff is approved without a preview, since running it would ask the person first."""
+    """A staged handoff is approved without a preview, since a preview would already ask the person."""
     asked: list[str] = []
 
     def approve(question: Question) -> tuple[bool, str]:
@@ -245,7 +245,7 @@ async def test_a_staged_handoff_is_approved_before_anybody_is_asked() -> None:
 
 
 async def test_what_an_act_calls_is_held_to_the_policies() -> None:
-    """Acts need no approval of their own; the tools they call do."""
+    """Acts need no approval of their own, but the tools they call are checked by the policies."""
 
     @tool
     async def pay(context: ToolContext) -> str:
@@ -265,7 +265,7 @@ async def test_what_an_act_calls_is_held_to_the_policies() -> None:
 
 
 async def test_an_act_does_no_more_than_the_handoff_says() -> None:
-    """In a read-only handoff, no act may write or call a tool that does."""
+    """In a read-only handoff, no act may write or call a tool that writes."""
 
     @tool(effect="staged")
     async def write(context: ToolContext) -> str:
@@ -287,7 +287,7 @@ async def test_an_act_does_no_more_than_the_handoff_says() -> None:
     assert "may not dispatch Note" in (await rig.call("pick_card")).message
 
 
-# --- what the world keeps of it --------------------------------------------------------------------
+# --- effects outside the transaction ---------------------------------------------------------------
 
 
 async def test_what_before_did_to_the_world_is_named_when_nobody_answers() -> None:
@@ -296,14 +296,14 @@ async def test_what_before_did_to_the_world_is_named_when_nobody_answers() -> No
     result = await rig.call("pick_card")
     assert result.message == (
         "pick_card.client failed: question 'pick_card': declined: no answer is laid out for 'pick_card'. "
-        "Could not be undone: pick_card.before. Find out what stands before you do it again."
+        "Could not be undone: pick_card.before. Find out what it changed before you do it again."
     )
     [back] = rig.rolled_back("pick_card")
     assert back.not_undone == ("pick_card.before",)
 
 
 async def test_a_handoff_that_succeeded_answers_as_a_whole() -> None:
-    """If the outer call fails, a finished handoff is reported or compensated once, as a whole."""
+    """If the outer call fails after a handoff succeeded, the handoff is compensated or reported once, as a whole."""
     undone: list[object] = []
 
     async def undo(params: Deal, value: str, *, context: ToolContext) -> None:
@@ -326,7 +326,7 @@ async def test_a_handoff_that_succeeded_answers_as_a_whole() -> None:
 
 
 async def test_a_passing_failure_is_tried_again_act_by_act() -> None:
-    """`before` is retried until it succeeds, and only then is the person asked."""
+    """A transient failure of `before` is retried until it succeeds, and only then is the person asked."""
     tries: list[int] = []
 
     async def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
@@ -342,7 +342,7 @@ async def test_a_passing_failure_is_tried_again_act_by_act() -> None:
 
 
 async def test_nobody_is_asked_twice_because_something_changed_meanwhile() -> None:
-    """If its reads have changed, a handoff is a conflict instead of being rerun, so nobody is asked twice."""
+    """If something a handoff read has changed, it ends as a conflict and is not rerun, so nobody is asked twice."""
     begun: list[int] = []
 
     async def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
@@ -368,7 +368,7 @@ async def test_nobody_is_asked_twice_because_something_changed_meanwhile() -> No
 
 
 async def test_an_answer_that_does_not_fit_is_not_taken() -> None:
-    """After an invalid answer a person is asked again; a client function with a wrong result fails the call."""
+    """A person is asked again after an invalid answer; a client function that returns one fails the call."""
     person = Person(answers={"pick_card": {"index": 2}}, wrong_first={"index": "the first"})
     rig = Rig([card_game()], environment=person)
     assert (await rig.call("pick_card")).value == "card 2"
@@ -390,7 +390,7 @@ async def test_an_answer_that_does_not_fit_is_not_taken() -> None:
 
 
 async def test_the_first_answer_is_the_answer() -> None:
-    """A repeated answer is harmless, a different one is refused, and `after` runs once."""
+    """After the first answer, a repeat is harmless and a different answer is refused; `after` runs once."""
     journal = MemoryJournal()
     settled: list[Pick] = []
 
@@ -416,7 +416,7 @@ async def test_the_first_answer_is_the_answer() -> None:
 
 @pytest.mark.parametrize("returned", ["a deck", Deck(["a"]), None])
 async def test_before_must_park(returned: Any) -> None:
-    """Any result but Parked or a ToolResult fails the call before the person is asked."""
+    """If `before` returns neither a `Parked` nor a `ToolResult`, the call fails before anybody is asked."""
 
     async def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
         return returned
@@ -426,7 +426,7 @@ async def test_before_must_park(returned: Any) -> None:
 
 
 async def test_the_client_gets_what_is_declared_public_and_no_more() -> None:
-    """The client gets the public part serialised and parsed by its type, so nothing else can leak with it."""
+    """The client gets only what the declared public type has, serialised and parsed, so nothing else can leak."""
 
     @dataclass(frozen=True)
     class Marked(Offer):
@@ -456,7 +456,7 @@ async def test_the_client_gets_what_is_declared_public_and_no_more() -> None:
     assert len(seen) == 1
 
 
-# --- many at once, and inside each other -----------------------------------------------------------
+# --- concurrent and nested handoffs ----------------------------------------------------------------
 
 
 class Table(Environment):
@@ -485,7 +485,7 @@ class Table(Environment):
 
 
 async def test_several_wait_at_once_and_each_gets_its_own_answer() -> None:
-    """Questions that wait at once, in parallel and nested, get their own answers in any order."""
+    """Concurrent and nested handoffs each get their own answer, in any order."""
 
     async def choose(offer: Offer, *, context: ToolContext) -> Pick:
         left, right = await gather(context.call("left"), context.call("right", cards=9))
@@ -521,7 +521,7 @@ async def test_several_wait_at_once_and_each_gets_its_own_answer() -> None:
 
 
 async def test_when_the_outer_one_fails_the_inner_ones_are_undone() -> None:
-    """When the outer handoff fails, the inner ones are undone, since the whole tree is one transaction."""
+    """When an outer handoff fails, the handoffs inside it are rolled back too."""
 
     async def choose(offer: Offer, *, context: ToolContext) -> Pick:
         return Pick(int((await context.call("inner")).unwrap()[-1]) + 90)
@@ -535,7 +535,7 @@ async def test_when_the_outer_one_fails_the_inner_ones_are_undone() -> None:
 
 
 async def test_handoffs_nest_as_deep_as_calls() -> None:
-    """The depth limit counts calls, not their acts, and a call beyond it fails with a clear error."""
+    """The depth limit counts handoffs but not their acts, and a call beyond it fails."""
 
     async def deeper(offer: Offer, *, context: ToolContext) -> Pick:
         result = await context.call("pick_card")
@@ -549,7 +549,7 @@ async def test_handoffs_nest_as_deep_as_calls() -> None:
     assert "limit" in refused.result.message
 
 
-# --- limits reach every level ----------------------------------------------------------------------
+# --- limits at every level -------------------------------------------------------------------------
 
 
 def nested(client: Any, **options: Any) -> list[Any]:
@@ -563,7 +563,7 @@ def nested(client: Any, **options: Any) -> list[Any]:
 
 
 def test_a_cancel_reaches_every_level() -> None:
-    """A cancel stops the innermost wait, and everything is rolled back."""
+    """A cancel ends the innermost wait, and all levels are rolled back."""
 
     async def main() -> Rig:
         forever = Person(after=asyncio.Event())
@@ -583,7 +583,7 @@ def test_a_cancel_reaches_every_level() -> None:
 
 
 def test_the_deadline_reaches_every_level() -> None:
-    """A deadline that passes in a slow model at the bottom ends the run, and nothing of any act remains."""
+    """A deadline that passes while the innermost model is slow ends the run, and nothing of any act remains."""
 
     async def slow(offer: Offer, *, context: ToolContext) -> Pick:
         await asyncio.sleep(60)
@@ -605,7 +605,7 @@ def test_the_deadline_reaches_every_level() -> None:
 
 @pytest.mark.parametrize(("person", "client"), [(3600, 0), (0, 3600)])
 def test_time_a_person_takes_does_not_count_towards_the_timeout(person: int, client: int) -> None:
-    """A person may take days to answer; an act that works that long is stopped."""
+    """A person may take days to answer, but an act that takes that long by itself is stopped."""
 
     async def choose(offer: Offer, *, context: ToolContext) -> Pick:
         await asyncio.sleep(client)
@@ -626,7 +626,7 @@ def test_time_a_person_takes_does_not_count_towards_the_timeout(person: int, cli
 
 
 def test_cost_is_counted_through_every_level() -> None:
-    """The usage of models at the bottom is in the response, and counts against the root's budget."""
+    """The usage of the innermost models is in the response, and counts against the root's budget."""
 
     async def ask(offer: Offer, *, context: ToolContext) -> Pick:
         assert context.prompt_model
@@ -704,7 +704,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         {"client": takes_a_deck},
         "what its `before` shows is Offer and what its `client` takes is annotated Deck",
     ),
-    ({"client": takes_nothing}, "its `client` takes 0 arguments beside `context`, and is called with 1"),
+    ({"client": takes_nothing}, "its `client` takes 0 arguments beside `context`, but is called with 1"),
     ({"client": other_answer}, "what its `client` returns is Offer and the answer its `after` takes"),
     ({"client": result_answer}, "its `client` returns ToolResult"),
     ({"client": wrong_params}, "params is Deal and `params` of its client is annotated Pick"),
@@ -714,11 +714,11 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         "requires UserContext, which run_mode 'agent' never has",
     ),
     ({"after": other_private}, "what its `before` keeps private is Deck and the first of its `after`"),
-    ({"after": forgets_the_answer}, "its `after` takes 1 arguments beside `context`, and is called with 2"),
+    ({"after": forgets_the_answer}, "its `after` takes 1 arguments beside `context`, but is called with 2"),
     ({"after": gives_text}, "its `after` returns str"),
     ({"after": takes_whatever}, "nothing says what the answer is"),
     ({"answer": Offer}, "its `answer` is Offer and the answer its `after` takes is annotated Pick"),
-    ({"effect": "compensable"}, "effect='compensable' and a `compensate` handler go together"),
+    ({"effect": "compensable"}, "effect='compensable' and a `compensate` handler belong together"),
     ({"effect": "harmless"}, "effect is 'harmless'"),
     ({"name": "pick card"}, "the name 'pick card' is not allowed"),
     ({"timeout": 0}, "timeout is 0"),
@@ -736,7 +736,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 def test_what_is_wrong_with_a_definition_is_said_with_its_name(
     wrong: dict[str, Any], said: str, order: tuple[str, ...]
 ) -> None:
-    """A wrong definition is refused at the act, or at the latest when the handoff is used."""
+    """A wrong definition is refused by name, when the act is defined or at the latest when the handoff is used."""
     given: dict[str, Any] = {"params": Deal, "before": deal, "after": settle, **wrong}
     acts = {name: given.pop(name, None) for name in order}
     name = given.pop("name", "pick_card")
@@ -755,7 +755,7 @@ def test_what_is_wrong_with_a_definition_is_said_with_its_name(
 
 
 def test_an_act_is_defined_once_and_before_it_is_used() -> None:
-    """A second act of a kind is refused, and so is one defined too late."""
+    """A second act of one kind is refused, and so is an act defined after the handoff was used."""
     game = Handoff("pick_card", "Let the other side pick a card.", params=Deal)
     game.before(deal)
     with pytest.raises(ToolDefinitionError, match="two acts `before`"):
@@ -770,7 +770,7 @@ def test_an_act_is_defined_once_and_before_it_is_used() -> None:
 
 
 def test_a_handoff_without_params_and_with_plain_types() -> None:
-    """Params are optional, and every part may be a plain JSON value."""
+    """A handoff needs no params, and each of its parts may be a plain JSON value."""
     ask = Handoff("ask", "Ask for a word.", effect="pure")
 
     @ask.before
@@ -813,7 +813,7 @@ def test_acts_are_found_in_whatever_scope() -> None:
 
 
 def test_a_rolled_back_handoff_says_so_once_for_each_act() -> None:
-    """Every act that had begun has one end and, if undone, one rollback."""
+    """In a rolled-back handoff, every act that had begun has one end, and one rollback if it was undone."""
     session = Session()
     with RecordingSubscriber(session) as seen:
         gate = open_gate([card_game()], session=session, filesystem=MemoryFilesystem(), environment=Nobody())

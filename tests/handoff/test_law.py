@@ -1,4 +1,4 @@
-"""The law of handoffs: whatever fails in a tree of them, each is kept completely or not at all."""
+"""The law of handoffs: whatever fails in a tree of handoffs, each is kept completely or not at all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Place = Literal["before", "client", "after"]
 
 @dataclass
 class Node:
-    """A handoff that calls others in one of its acts, and may fail in one."""
+    """A handoff that calls others in one of its acts, and may itself fail in one."""
 
     fails: Place | None
     how: Literal["raises", "says so"]
@@ -108,7 +108,7 @@ def handoff(node: Node) -> Handoff[Any, Any]:
 
 
 def expected(node: Node) -> tuple[bool, list[str]]:
-    """Return whether the node succeeds, and what is kept of it."""
+    """Return whether the node succeeds, and which of its work is kept."""
     kept: list[str] = []
     places: tuple[Place, ...] = ("before", "client", "after")
     for place in places:

@@ -1,7 +1,7 @@
-"""The seven handoff patterns, each in every environment: the result, or the missing participant.
+"""The seven handoff patterns in every environment: each gives its result, or names the participant it lacks.
 
 PATTERNS has the examples with the expected outcome of each in ENVIRONMENTS. `REFUSED` means that a pattern
-requires somebody who is not there, and the call must say so. In `person` a person answers at once; in
+requires a participant who is missing, and that the call must say so. In `person` a person answers at once; in
 `terminal` a person at a pseudo-terminal reads the questions and types. `python
 tests/handoff/test_patterns.py` runs everything and prints the table.
 """
@@ -65,7 +65,7 @@ def environment(pattern: Pattern, where: str) -> Any:
 
 
 def done(pattern: Pattern, where: str, begin: Callable[[Any], Operation[T]]) -> T:
-    """Await the outcome in an environment; at a terminal, with a person who types."""
+    """Await the outcome in an environment, with a person who types if it is a terminal."""
     if where != "terminal":
         return begin(environment(pattern, where)).wait()
     return asyncio.run(at_terminal(pattern, begin))
@@ -100,7 +100,7 @@ def run_cell(name: str, where: str) -> Any:
 
 
 async def run_mocked(name: str, where: str) -> tuple[Any, Any]:
-    """Run the `client` act alone with prepared answers, and return the result and what it did."""
+    """Run the `client` act alone with prepared answers, and return its result and what it recorded."""
     pattern, module = PATTERNS[name], example(name)
     makers: dict[str, Callable[..., Any]] = {
         "mock user": lambda **given: user_context(pattern.answers, **given),
@@ -116,13 +116,13 @@ async def run_mocked(name: str, where: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize(("name", "where"), IN_A_RUN)
 def test_pattern_in_its_environments(name: str, where: str) -> None:
-    """All three acts go through the gate; if a participant is missing, the call names it before it does anything."""
+    """In each environment a pattern gives its result, or names the missing participant before it does anything."""
     assert run_cell(name, where) == PATTERNS[name].expected[where]
 
 
 @pytest.mark.parametrize(("name", "where"), WITH_A_MOCK)
 async def test_pattern_with_a_mock_context(name: str, where: str) -> None:
-    """The `client` act runs alone with a mock context, as a unit test calls it."""
+    """The `client` act of a pattern runs alone with a mock context, as in a unit test."""
     pattern = PATTERNS[name]
     answer, did = await run_mocked(name, where)
     assert answer == pattern.expected[where]
@@ -134,7 +134,7 @@ async def test_pattern_with_a_mock_context(name: str, where: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, where in CELLS if where == "mock model"])
 def test_pattern_with_a_model_playing_the_middle_act(name: str) -> None:
-    """`run_as_agent` returns the client's answer for the given data, and runs no other act."""
+    """`run_as_agent` returns a model's answer to the public part, and runs no other act."""
     pattern, module = PATTERNS[name], example(name)
     session, heard = Session(), list[object]()
     answer = run_as_agent(
@@ -177,11 +177,11 @@ def test_events_of_a_nested_act_reach_the_parent_as_they_happen() -> None:
     emitted = [index for index, event in enumerate(seen.events) if isinstance(event, Emitted)]
     over = [index for index, event in enumerate(seen.events) if isinstance(event, ToolInvoked)]
     assert len(emitted) == 3
-    assert over[0] < emitted[0] < emitted[-1] < over[1]  # after `before`, during `client`
+    assert over[0] < emitted[0] < emitted[-1] < over[1]  # published after `before`, during `client`
 
 
 def test_every_example_is_in_the_table() -> None:
-    """All seven examples are in the table."""
+    """The table has all seven examples."""
     assert sorted(path.stem for path in FOLDER.glob("*.py")) == sorted(PATTERNS)
     assert len(PATTERNS) == 7
 

@@ -1,4 +1,4 @@
-"""`Journal.once` and `context.once` through the gate: steps that settle once."""
+"""Steps that run once: `Journal.once`, and `context.once` through the gate."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -24,7 +24,7 @@ class Done:
 
 
 def counting(seconds: float = 0, fail: int = 0) -> tuple[list[int], Callable[[], Awaitable[int]]]:
-    """Make a function that counts its runs, takes a while, and fails the first few times."""
+    """Make a function that counts its runs, takes some time, and fails the first few times."""
     runs: list[int] = []
 
     async def function() -> int:
@@ -61,7 +61,7 @@ def test_a_step_that_succeeded_is_not_run_again():
 
 @pytest.mark.parametrize("value", [None, False, 0, ""])
 def test_a_value_that_is_nothing_is_a_value(value: Any):
-    """A step that returned None has succeeded."""
+    """A step that returned None, or another empty value, has succeeded and is not run again."""
     runs: list[int] = []
 
     async def function() -> Any:
@@ -78,7 +78,7 @@ def test_a_value_that_is_nothing_is_a_value(value: Any):
 
 
 def test_two_at_once_are_one():
-    """Of two concurrent callers of a step, the second waits for the first and gets its value."""
+    """If a step is called twice at the same time, the second caller waits for the first and gets its value."""
     runs, function = counting(seconds=5)
 
     async def main() -> list[int]:
@@ -90,7 +90,7 @@ def test_two_at_once_are_one():
 
 
 def test_a_failure_lets_the_next_try():
-    """If a step fails, only the caller that ran it gets the error, and a waiting caller runs it again."""
+    """If a step fails, only the caller that ran it gets the error, and a waiting caller runs the step again."""
     runs, function = counting(seconds=5, fail=2)
 
     async def main() -> list[Any]:
@@ -143,7 +143,7 @@ def test_one_that_waits_can_be_cancelled_alone():
 
 
 def test_a_step_inside_itself_is_refused_and_not_waited_for_forever():
-    """A step inside itself is refused with its name and a fix instead of hanging; another key inside is allowed."""
+    """A step inside itself is refused by name instead of hanging; a step with another key inside it is allowed."""
 
     async def main() -> None:
         journal = MemoryJournal()
@@ -153,7 +153,7 @@ def test_a_step_inside_itself_is_refused_and_not_waited_for_forever():
             return await journal.steps.run("a", function)
 
         async with asyncio.timeout(60):
-            with pytest.raises(DefinitionError, match=r"step 'a' needs its own outcome.*another key"):
+            with pytest.raises(DefinitionError, match=r"step 'a' is run inside itself.*another key"):
                 await journal.steps.run("a", inside)
             assert await journal.steps.run("b", inside) == 1
             assert await journal.steps.run("a", function) == 1
@@ -170,7 +170,7 @@ def unit(run: str, call: str) -> CommitUnit:
 
 
 def test_what_was_committed_is_loaded_in_order_by_run():
-    """A loaded list does not change when more is committed."""
+    """A run's units are loaded in the order of their commits, and a loaded list does not change afterwards."""
 
     async def main() -> None:
         journal = MemoryJournal()
@@ -186,7 +186,7 @@ def test_what_was_committed_is_loaded_in_order_by_run():
 
 
 def test_a_call_is_recorded_when_it_commits_and_only_then():
-    """An outer call is recorded as one unit with everything it did, and a failed call not at all."""
+    """A committed call is recorded as one unit with everything it did, and a failed call is not recorded."""
 
     @tool(effect="staged")
     async def inner(fail: bool, context: ToolContext) -> str:
@@ -223,7 +223,7 @@ def test_a_call_is_recorded_when_it_commits_and_only_then():
 
 
 class Bank:
-    """An outside system, in which effects are permanent."""
+    """An outside system whose effects can't be undone."""
 
     def __init__(self) -> None:
         self.paid: list[str] = []
@@ -260,7 +260,7 @@ def one_call(
 
 
 def test_once_is_settled_once_across_retries():
-    """`once` runs its step in the first attempt only; the second gets the recorded value."""
+    """`once` runs its step in the first attempt only, and the second attempt gets the recorded value."""
     bank = Bank()
     got: list[int] = []
 
@@ -277,7 +277,7 @@ def test_once_is_settled_once_across_retries():
 
 @pytest.mark.parametrize("how", ["async", "sync", "returns an awaitable"])
 def test_once_takes_any_function(how: str):
-    """`once` awaits an async function, and runs a plain one in a thread."""
+    """`once` awaits an async function, and runs a plain function in a thread."""
     bank = Bank()
     function: Any = {"async": bank.pay, "sync": bank.pay_at_once, "returns an awaitable": lambda: bank.pay()}[
         how
@@ -291,7 +291,7 @@ def test_once_takes_any_function(how: str):
 
 
 def test_once_in_a_sync_handler():
-    """In a sync handler, `once` is waited for in the handler's thread."""
+    """In a sync handler, `once` runs its step while the handler's thread waits."""
     bank = Bank()
 
     @tool(name="pay", description="Pay.")
@@ -303,7 +303,7 @@ def test_once_in_a_sync_handler():
 
 
 def test_once_is_keyed_by_the_call_and_the_key():
-    """`once` is keyed by call and key: another call is another step, even with equal arguments."""
+    """`once` is keyed by the call and the key, so another call with equal arguments is another step."""
     bank = Bank()
 
     async def body(context: ToolContext) -> list[int]:
@@ -331,7 +331,7 @@ def test_once_of_one_call_at_the_same_time_is_one():
 
 
 def test_once_that_failed_may_be_tried_again():
-    """A failed step is not settled, so it may run again."""
+    """A step that failed in `once` is not recorded as done, and may run again."""
     runs, function = counting(fail=1)
 
     async def body(context: ToolContext) -> int:
@@ -346,7 +346,7 @@ def test_once_that_failed_may_be_tried_again():
 
 @pytest.mark.parametrize("effect", ["pure", "read", "staged"])
 def test_once_is_refused_where_everything_can_be_undone(effect: Effect):
-    """`once` is refused where everything can be undone, before anything is done, with an error that says what to do."""
+    """`once` is refused in a tool whose effect is undone by a rollback, before anything is done."""
     bank = Bank()
 
     async def body(context: ToolContext) -> int:
@@ -386,7 +386,7 @@ def test_what_once_did_is_listed_when_the_call_fails(how: str):
 
 
 def test_what_once_did_is_listed_once():
-    """A step that is read again is listed only once."""
+    """A step of `once` that is read twice is listed only once when the call fails."""
     bank = Bank()
 
     async def body(context: ToolContext) -> Any:
@@ -400,7 +400,7 @@ def test_what_once_did_is_listed_once():
 
 
 def test_what_once_did_in_an_earlier_attempt_is_listed_too():
-    """A step of an earlier attempt is listed, although the last attempt did not reach it."""
+    """When a call fails, a step from an earlier attempt is listed, even if the last attempt did not reach it."""
     bank = Bank()
 
     async def body(context: ToolContext) -> Any:
@@ -432,7 +432,7 @@ def test_what_once_did_in_an_inner_call_is_listed_by_the_outer():
 
 
 def test_once_of_two_runs_that_share_a_journal_are_two():
-    """A step settled in one run is not settled in another, even if the model repeats its call ids."""
+    """A step recorded in one run is not recorded for another, even if the model repeats its call ids."""
     bank = Bank()
 
     async def body(context: ToolContext) -> int:

@@ -1,4 +1,4 @@
-"""The laws that every journal obeys. A new implementation joins by adding itself to `STORES`."""
+"""Laws that every journal obeys. A new implementation is tested by adding it to `STORES`."""
 
 import asyncio
 import hashlib
@@ -31,7 +31,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Hands:
-    """A clock that moves only by hand."""
+    """A clock that moves only when a test sets it."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -44,7 +44,7 @@ class Hands:
 
 
 Open = Callable[[], Journal]
-"""Opens the same journal as another process would, with its own owner name each time."""
+"""Opens the same journal as another process would, each time with its own owner name."""
 
 STORES = ("memory", "sqlite")
 SHARED = ("sqlite",)
@@ -80,7 +80,7 @@ def journal(request: pytest.FixtureRequest, opening: Callable[[str], Journal]) -
 
 @pytest.fixture(params=SHARED)
 def processes(request: pytest.FixtureRequest, opening: Callable[[str], Journal]) -> tuple[Journal, Journal]:
-    """Fixture: a new journal, opened as by two processes."""
+    """Fixture: a new journal, opened twice as by two processes."""
     return opening(request.param), opening(request.param)
 
 
@@ -144,9 +144,9 @@ async def test_a_run_is_owned_from_its_beginning_until_it_is_left(journal: Journ
 
 async def test_ids_of_runs_are_unique_and_unknown_ones_are_named(journal: Journal):
     await journal.runs.begin(run())
-    with pytest.raises(RunError, match="has a run of this id already"):
+    with pytest.raises(RunError, match="already has a run with this id"):
         await journal.runs.begin(run())
-    with pytest.raises(RunError, match="has a run of this id already"):
+    with pytest.raises(RunError, match="already has a run with this id"):
         await journal.runs.add(RunCopy(row=RunRow(record=run(), status="done")))
     for unknown in (journal.runs.get, journal.runs.take, journal.runs.keep, journal.runs.stop):
         with pytest.raises(RunUnknown):
@@ -160,7 +160,7 @@ async def test_taking_a_run_returns_its_row_as_it_was(journal: Journal):
     assert (await journal.runs.get("run")).status == "running"
     await journal.runs.leave("run", "failed")
     assert (await journal.runs.take("run")).status == "failed"
-    assert (await journal.runs.get("run")).status == "failed", "a run that is over stays over"
+    assert (await journal.runs.get("run")).status == "failed", "a finished run changed its status"
 
 
 async def test_a_lease_is_held_by_one_process_until_it_expires(
@@ -265,7 +265,7 @@ async def test_a_copy_has_everything_but_an_owner(journal: Journal):
     assert (found.status, found.owner, found.stopping) == ("parked", "", False)
     assert await journal.calls.entries("run") == (entry,)
     assert [each.call_id for each in await journal.calls.load("run")] == ["c"]
-    assert await journal.calls.unapplied() == (), "its files are not this journal's to change"
+    assert await journal.calls.unapplied() == (), "an imported run's files are to be changed"
     assert await journal.steps.load("run") == (("k", b"\x01"), ("l", None))
     assert await journal.blobs.list("run") == (hashlib.sha256(b"bytes").hexdigest(),)
 
@@ -282,7 +282,9 @@ async def test_nothing_of_a_forgotten_run_is_left(journal: Journal):
     journal.decisions.write(decision)
     await journal.runs.begin(run("later"))
     await journal.runs.forget(["run"])
-    assert await journal.decisions.read("s", "ada") == (decision,), "the session has another run"
+    assert await journal.decisions.read("s", "ada") == (decision,), (
+        "a decision was lost although its session has another run"
+    )
     assert await journal.calls.entries("run") == await journal.calls.load("run") == ()
     assert await journal.calls.unapplied() == await journal.questions.history("run") == ()
     assert not await journal.blobs.has(digest)
@@ -308,19 +310,19 @@ async def test_a_voided_unit_was_never_committed(journal: Journal):
         await journal.calls.commit(unit(call, files=True))
     await journal.calls.void(unit("1", files=True))
     await journal.calls.applied(unit("2", files=True))
-    await journal.calls.void(unit("2", files=True))  # too late, since its files were changed
+    await journal.calls.void(unit("2", files=True))  # too late, since its files were already changed
     assert [each.call_id for each in await journal.calls.load("run")] == ["2"]
     assert [each.call_id for each in await journal.calls.load_session("s")] == ["2"]
     assert await journal.calls.unapplied() == ()
 
 
 async def test_units_whose_files_nobody_applies_are_found_after_a_crash(processes: tuple[Journal, Journal]):
-    """Units with files that no live process is applying and that are not applied yet are found after a crash."""
+    """After a crash, units are found whose files are not applied yet and are not being applied by a live process."""
     first, second = processes
     await first.calls.commit(unit("plain"))
     for call in ("1", "2"):
         await first.calls.commit(unit(call, files=True))
-    assert await first.calls.unapplied() == (), "it is applying them"
+    assert await first.calls.unapplied() == (), "units that this process is applying were listed"
     await first.calls.applied(unit("2", files=True))
     assert [each.call_id for each in await second.calls.unapplied()] == ["1"]
     await second.calls.applied(unit("1", files=True))
@@ -392,7 +394,7 @@ async def test_a_step_succeeds_once(journal: Journal):
 async def test_an_interrupted_step_is_settled_by_the_process_that_resumes(
     processes: tuple[Journal, Journal], clock: Hands
 ):
-    """The outcome of an interrupted step is unknown until a process resumes and settles it."""
+    """The outcome of an interrupted step is unknown until another process takes the run over and settles it."""
     first, second = processes
     await first.runs.begin(run())
     started = asyncio.Event()
@@ -421,7 +423,7 @@ async def test_an_interrupted_step_is_settled_by_the_process_that_resumes(
 
 
 async def test_the_first_answer_wins_and_a_repeat_is_harmless(journal: Journal):
-    """The first answer wins and a repeat is harmless, both while the asker waits and afterwards."""
+    """The first answer wins, and repeating it is harmless, both while the asker waits and afterwards."""
     question = ask()
     task = await asked(journal, question)
     journal.questions.answer(answer(question, 1))
@@ -440,11 +442,11 @@ async def test_the_first_answer_wins_and_a_repeat_is_harmless(journal: Journal):
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"digest": "another"}, "its digest is not this question's"),
+        ({"digest": "another"}, "its digest does not match this question's"),
         ({"by": "mallory"}, "'mallory' may not answer it"),
         ({"question_id": "none"}, "there is no such question"),
-        ({"outcome": "approved"}, "'approved' is no outcome"),
-        ({"value": "many"}, "it does not fit"),
+        ({"outcome": "approved"}, "'approved' is not a valid outcome"),
+        ({"value": "many"}, "it does not match the schema"),
     ],
 )
 async def test_an_answer_that_is_not_right_is_refused(journal: Journal, changed: Any, problem: str):
@@ -464,14 +466,14 @@ async def test_an_expired_question_takes_no_answer(journal: Journal, clock: Hand
     question = ask(expires_at=NOW + timedelta(seconds=1000))
     task = await asked(journal, question)
     clock.seconds = 1000
-    with pytest.raises(AnswerRefused, match="it has expired"):
+    with pytest.raises(AnswerRefused, match="the question has expired"):
         journal.questions.answer(answer(question))
     await journal.questions.withdraw(question.id)
     assert (await task).outcome == "cancelled"
 
 
 async def test_a_withdrawn_question_is_over_for_everybody(journal: Journal):
-    """A question is withdrawn by its id or a prefix; other questions stay, and it can be asked again."""
+    """Questions can be withdrawn by id or by prefix without affecting others, and can then be asked again."""
     ids = ("run.1?1", "run.1~2?1", "run.2?1", "run.10?1")
     tasks = {id: await asked(journal, ask(id)) for id in ids}
     await journal.questions.withdraw("run.2?1")
@@ -484,7 +486,7 @@ async def test_a_withdrawn_question_is_over_for_everybody(journal: Journal):
     journal.questions.answer(answer(ask("run.2?1"), 7))
     assert (await again).value == 7
     await journal.questions.withdraw("run.2?1")
-    assert len(await journal.questions.history("run")) == 3, "an answer is not withdrawn"
+    assert len(await journal.questions.history("run")) == 3, "an answer was withdrawn"
     await journal.questions.withdraw_all("run")
     await asyncio.gather(*tasks.values())
 
@@ -502,7 +504,7 @@ async def test_questions_are_listed_by_run_and_by_principal_oldest_first(journal
 
 
 async def test_the_question_of_a_parked_run_waits_for_it_and_ends_with_it(journal: Journal):
-    """A parked run's question outlives its asker: an answer given meanwhile is found when it is asked again."""
+    """A parked run's question stays open without its asker, who finds an answer given meanwhile by asking again."""
     await journal.runs.begin(run())
     questions = [ask("run?1"), ask("run?2")]
     for question in questions:
@@ -511,7 +513,7 @@ async def test_the_question_of_a_parked_run_waits_for_it_and_ends_with_it(journa
         await asyncio.wait({task})
     await journal.runs.leave("run", "parked")
     assert (await journal.runs.get("run")).questions == 2
-    with pytest.raises(AnswerRefused, match="it does not fit"):
+    with pytest.raises(AnswerRefused, match="it does not match the schema"):
         journal.questions.answer(answer(questions[0], "text"))
     journal.questions.answer(answer(questions[0], 3))
     await journal.runs.take("run")
@@ -569,11 +571,11 @@ async def test_a_ticket_is_redeemed_once(journal: Journal, clock: Hands):
     await journal.runs.begin(run())
     tickets = journal.tickets
     assert tickets.issue("run", ".1", "text") == "text"
-    assert tickets.issue("run", ".1", "another") == "text", "the first stands"
+    assert tickets.issue("run", ".1", "another") == "text", "a second ticket replaced the first"
     assert [(each.kind, each.key) for each in await journal.calls.entries("run")] == [("verb", ".1")]
     assert await tickets.claim("run", ".1", "a", False) == b""
-    assert await tickets.claim("run", ".1", "a", False) == b"", "the holder renews its claim"
-    with pytest.raises(TicketError, match="somebody is redeeming it"):
+    assert await tickets.claim("run", ".1", "a", False) == b"", "the owner of a claim could not renew it"
+    with pytest.raises(TicketError, match="another process is redeeming it"):
         await tickets.claim("run", ".1", "b", False)
     await tickets.release("run", ".1", "a")
     assert await tickets.claim("run", ".1", "b", False) == b""
@@ -581,12 +583,12 @@ async def test_a_ticket_is_redeemed_once(journal: Journal, clock: Hands):
     with pytest.raises(OutcomeUnknown):
         await tickets.claim("run", ".1", "c", False)
     assert await tickets.claim("run", ".1", "c", True) == b""
-    with pytest.raises(TicketError, match="held for too long"):
+    with pytest.raises(TicketError, match="was not renewed in time"):
         await tickets.deposit("run", ".1", "b", b"late")
     await tickets.deposit("run", ".1", "c", b"result")
     assert await tickets.claim("run", ".1", "d", False) == b"result"
     assert await tickets.close("run", [".1", ".2"]) == {".1": b"result"}
-    with pytest.raises(TicketError, match="the call it was given out for is over"):
+    with pytest.raises(TicketError, match="the call that issued it is over"):
         await tickets.claim("run", ".1", "d", False)
 
 
@@ -594,11 +596,13 @@ async def test_a_ticket_of_no_run_or_of_one_that_is_over_is_refused(journal: Jou
     await journal.runs.begin(run())
     with pytest.raises(RunUnknown):
         journal.tickets.issue("nobody's", ".1", "text")
-    with pytest.raises(TicketError, match="knows nothing of it"):
+    with pytest.raises(TicketError, match="is not in this journal"):
         await journal.tickets.claim("run", ".1", "a", False)
     journal.tickets.issue("run", ".1", "text")
     assert await journal.tickets.claim("run", ".1", "a", False) == b""
-    assert await journal.tickets.close("run", [".1"]) == {".1": b""}, "claimed, and nothing deposited"
+    assert await journal.tickets.close("run", [".1"]) == {".1": b""}, (
+        "a ticket without a deposit was not closed as empty"
+    )
     await journal.runs.leave("run", "done")
     with pytest.raises(TicketError, match="is over"):
         await journal.tickets.deposit("run", ".1", "a", b"late")
@@ -652,13 +656,13 @@ async def test_two_journals_have_nothing_in_common(opening: Callable[[str], Jour
 
 @pytest.mark.parametrize("version", ["1", "5", "7", "99"])
 def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: str):
-    """The message names both versions and says what to do."""
+    """A journal of another version is refused with an error that names both versions and says what to do."""
     path = tmp_path / "runs.db"
     SqliteJournal(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE about SET value = ? WHERE key = 'schema'", (version,))
     connection.close()
     with pytest.raises(
-        JournalError, match=f"schema is version {version}, .* Handrail uses 6. Use the version"
+        JournalError, match=f"schema has version {version}, .* Handrail uses 6. Use the version"
     ):
         SqliteJournal(path)

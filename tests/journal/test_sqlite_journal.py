@@ -1,4 +1,4 @@
-"""`SqliteJournal`: records survive reopening the file."""
+"""`SqliteJournal`, whose records survive reopening the file."""
 
 import asyncio
 import queue
@@ -78,7 +78,7 @@ class Model(pydantic.BaseModel):
 
 
 class Overtaken(queue.SimpleQueue[Any]):
-    """A queue into which a job is put while the journal is being closed."""
+    """A queue that receives a job while the journal is being closed."""
 
     def __init__(self, close: Callable[[], None]) -> None:
         self.closer = threading.Thread(target=close, daemon=True)
@@ -90,12 +90,12 @@ class Overtaken(queue.SimpleQueue[Any]):
             self._closed.set()
             return
         self.closer.start()
-        self._closed.wait(0.05)  # the close must not overtake accepted jobs
+        self._closed.wait(0.05)  # closing must not overtake accepted jobs
         super().put(item)
 
 
 def test_what_was_let_in_before_it_was_closed_is_done(tmp_path: Path):
-    """A job accepted before the journal is closed is done, so that no thread waits for it forever."""
+    """A job that was accepted before the journal was closed is done, so that no thread waits for it forever."""
     writer = Database(str(tmp_path / "journal.db"), clock=SYSTEM_CLOCK, new_id="id")
     waiting, writer._jobs = writer._jobs, Overtaken(writer.close)
     done: list[int] = []
@@ -115,7 +115,7 @@ def test_what_was_let_in_before_it_was_closed_is_done(tmp_path: Path):
     [(None, None), (0, 0), ({"a": [1, "b"]}, {"a": [1, "b"]}), (Point(1), {"x": 1}), (Model(y=2), {"y": 2})],
 )
 def test_a_step_is_run_once_for_all_who_open_the_file(journal: Opened, value: Any, recorded: Any):
-    """A step runs once, and later its value comes from the record as plain data; a failed step runs again."""
+    """A step runs once, and its value is then read from the record as plain data; a failed step runs again."""
     runs: list[str] = []
 
     async def failing() -> Any:
@@ -137,7 +137,7 @@ def test_a_step_is_run_once_for_all_who_open_the_file(journal: Opened, value: An
 
 
 def test_what_can_not_be_recorded_is_refused(journal: Opened):
-    """A value that can't be recorded is refused by name, and its step counts as not done."""
+    """A value that can't be recorded is refused by name, and its step is not recorded as done."""
 
     async def nothing_plain() -> Any:
         return object()
@@ -155,7 +155,7 @@ def test_what_can_not_be_recorded_is_refused(journal: Opened):
 
 
 def test_units_come_back_in_order(journal: Opened):
-    """A run's units come back complete; a void unit is skipped."""
+    """A run's units are loaded complete and in order, without void ones."""
     files = {"root": "/r", "steps": [{"do": "put", "path": "a"}]}
 
     async def write(journal: SqliteJournal) -> None:
@@ -182,7 +182,7 @@ def test_units_come_back_in_order(journal: Opened):
 
 
 def test_a_call_that_was_void_can_be_committed_again(journal: Opened):
-    """A call whose unit was void can be committed again, and only the later unit changes status."""
+    """A call whose unit was void can be committed again, and only the later unit changes its status."""
 
     async def main(journal: SqliteJournal) -> Any:
         for _ in range(2):
@@ -214,7 +214,7 @@ def asked(says: Answer | Exception, question: Question) -> Main:
 
 
 def test_an_answer_stands_for_all_who_open_the_file(journal: Opened):
-    """A repeated question gets its recorded answer, no matter who is asked now; another question with its id does not."""
+    """A recorded answer is returned whenever its question is asked again, but not for another question with its id."""
     assert journal(asked(answer(), question())) == answer()
     assert journal(asked(answer(value="other"), question())) == answer()
     assert journal(lambda journal: journal.questions.ask(question())) == answer()
@@ -224,26 +224,26 @@ def test_an_answer_stands_for_all_who_open_the_file(journal: Opened):
 
 
 def test_a_question_that_was_withdrawn_may_be_asked_again(journal: Opened):
-    """A question that ended without an answer may be asked again."""
+    """A question that was withdrawn without an answer may be asked again."""
     assert journal(asked(QuestionCancelled("q"), question())).outcome == "cancelled"
     assert journal(asked(Declined("q", "no"), question())).outcome == "declined"
     assert journal(asked(answer(), question())).outcome == "declined"
 
 
 def test_an_answered_question_is_not_withdrawn(journal: Opened):
-    """Withdrawing a call's questions affects only unanswered ones."""
+    """Withdrawing a call's questions does not remove recorded answers."""
     given = journal(asked(answer(), question()))
 
     async def withdraw_and_ask(journal: SqliteJournal) -> Any:
         await journal.questions.withdraw_all("q")
-        assert await journal.questions.history(question().run_id), "the answer is gone"
+        assert await journal.questions.history(question().run_id), "a recorded answer was withdrawn"
         return await journal.questions.ask(question())
 
     assert journal(withdraw_and_ask) == given
 
 
 def test_it_is_the_same_journal_whenever_it_is_opened(journal: Opened, tmp_path: Path):
-    """A journal's id is stable and differs between files; `power` waits for the disk, `process` does not."""
+    """A journal's id is stable and differs between files; `power` syncs to the disk, and `process` does not."""
 
     async def about(journal: SqliteJournal) -> Any:
         rows = await journal._database.transact(
@@ -259,7 +259,7 @@ def test_it_is_the_same_journal_whenever_it_is_opened(journal: Opened, tmp_path:
 
 
 def test_commits_from_several_tasks_are_all_recorded(journal: Opened):
-    """Commits from several tasks are all recorded, by one thread and in order of arrival."""
+    """Commits from several tasks are all recorded, by one thread and in their order."""
 
     async def main(journal: SqliteJournal) -> Any:
         await asyncio.gather(*[journal.calls.commit(unit(str(number))) for number in range(100)])
@@ -269,7 +269,7 @@ def test_commits_from_several_tasks_are_all_recorded(journal: Opened):
 
 
 def test_a_transaction_that_fails_leaves_nothing(journal: Opened):
-    """A transaction that fails leaves nothing, and the journal stays usable."""
+    """A failed transaction leaves no changes, and the journal stays usable."""
 
     def half(connection: sqlite3.Connection) -> None:
         connection.execute("INSERT INTO chains VALUES ('half', 0, x'')")
@@ -288,7 +288,7 @@ def test_a_transaction_that_fails_leaves_nothing(journal: Opened):
 
 
 def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
-    """Another database, another schema, another file type or a folder is refused by name, with what to do."""
+    """Another program's database, another schema, another type of file, or a folder is refused with advice."""
     other = sqlite3.connect(tmp_path / "other.db")
     other.execute("CREATE TABLE t (x)")
     other.close()
@@ -300,10 +300,10 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
     (tmp_path / "text.db").write_text("this is no database " * 100)
     for name, words in (
         ("other.db", "this is a database, but not a journal"),
-        ("newer.db", "its schema is version 99, and this version of Handrail uses 6"),
+        ("newer.db", "its schema has version 99, but this version of Handrail uses 6"),
         ("text.db", "it can't be opened: file is not a database"),
         (".", "it can't be opened: unable to open database file"),
-        ("a\0b", "its path contains a zero byte. Give a path without one"),
+        ("a\0b", "its path contains a zero byte. Pass a path without one"),
     ):
         with pytest.raises(JournalError, match=words):
             SqliteJournal(tmp_path / name)
@@ -312,7 +312,7 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
 
 
 def test_a_closed_journal_says_so(tmp_path: Path):
-    """Closing twice is harmless; using a closed journal is an error."""
+    """A journal may be closed twice, and refuses every use after it was closed."""
 
     async def main() -> None:
         journal = SqliteJournal(tmp_path / "journal.db")

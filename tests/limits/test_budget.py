@@ -1,4 +1,4 @@
-"""Budgets: reserved before spending and settled after it, so that concurrent work stays within the limits."""
+"""Budgets, reserved before and settled after spending, so that concurrent work stays within the limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNITS = ("tokens", "money", "requests", "tool_calls")
 
 
 def test_eight_children_under_four_requests_get_four():
-    """Eight concurrent children never exceed the share they were given."""
+    """Eight concurrent children with a shared limit of four requests make exactly four."""
     root = BudgetTracker(Budget(requests=4))
     got: list[int] = []
 
@@ -52,7 +52,7 @@ def test_eight_children_under_four_requests_get_four():
 
 
 def test_eight_threads_under_four_requests_get_four():
-    """Eight threads never exceed a limit of four requests, in many rounds."""
+    """Eight threads never exceed a limit of four requests, however often this is repeated."""
     for _ in range(50):
         root = BudgetTracker(Budget(requests=4))
         together = threading.Barrier(8)
@@ -79,7 +79,7 @@ def test_eight_threads_under_four_requests_get_four():
 
 
 def test_checking_and_setting_aside_are_one_step():
-    """A thread that reserves during another's check waits, and then finds nothing left."""
+    """A reservation is atomic: a thread that reserves during another's check waits, and finds nothing left."""
     tracker = BudgetTracker(Budget(money=1))
     got: list[Reservation] = []
 
@@ -90,7 +90,7 @@ def test_checking_and_setting_aside_are_one_step():
     thread = threading.Thread(target=other)
 
     class Slow(Decimal):
-        """An amount during whose comparison the other thread runs."""
+        """An amount that lets the other thread run while it is compared."""
 
         def __gt__(self, left: Any) -> bool:
             thread.start()
@@ -104,7 +104,7 @@ def test_checking_and_setting_aside_are_one_step():
 
 
 def test_a_spend_is_charged_to_every_run_above():
-    """A child's spending counts for its parents too, and the tightest limit determines what is left."""
+    """A child's spending counts for all its parents, and the tightest limit determines what is left."""
     root = BudgetTracker(Budget(tokens=100, money=1))
     child = root.share(Budget(tokens=30))
     child.share().reserve(tokens=10).settle(tokens=7)
@@ -120,7 +120,7 @@ def test_a_spend_is_charged_to_every_run_above():
 
 
 def test_whose_bound_it_was_is_said():
-    """The error says whether a child's own share or the run's budget was spent."""
+    """The error for an exceeded limit says whether a child's share or the run's budget was exceeded."""
     child = BudgetTracker(Budget(tokens=100)).share(Budget(tokens=5))
     with pytest.raises(BudgetExceededError, match="this run's share") as raised:
         child.reserve(tokens=6)
@@ -128,7 +128,7 @@ def test_whose_bound_it_was_is_said():
 
 
 def test_refused_means_nothing_was_set_aside():
-    """If one of several units exceeds its limit, none of them is reserved, at any level."""
+    """If one of several units exceeds its limit, nothing is reserved, at any level."""
     root = BudgetTracker(Budget(tokens=10, requests=1))
     child = root.share(Budget(tokens=100))
     with pytest.raises(BudgetExceededError):
@@ -184,7 +184,7 @@ def test_what_raised_is_given_back(error: type[BaseException]):
 
 
 def test_an_unknown_price_is_refused_under_a_money_limit_only():
-    """An unknown price is refused where money is limited, here or above, and not counted elsewhere."""
+    """An unknown price is refused if money is limited, here or in a parent; otherwise it is not counted."""
     for limited in (BudgetTracker(Budget(money=5)), BudgetTracker(Budget(money=5)).share(Budget(tokens=9))):
         with pytest.raises(
             BudgetExceededError, match="limited in money and an unknown amount would be spent"
@@ -200,7 +200,7 @@ def test_an_unknown_price_is_refused_under_a_money_limit_only():
 
 
 def test_what_was_really_spent_is_recorded_beyond_the_bound():
-    """If more was used than reserved, the actual usage is charged, and nothing more is allowed."""
+    """If more was used than reserved, the actual usage is charged, and further reservations are refused."""
     root = BudgetTracker(Budget(tokens=10))
     child = root.share(Budget(tokens=9))
     child.reserve(tokens=9).settle(tokens=12, requests=1)
@@ -267,7 +267,7 @@ def test_what_cannot_be_a_unit_or_an_amount_is_refused(wrong: Callable[[BudgetTr
 
 
 def test_without_bounds_everything_is_counted():
-    """Without a budget nothing is refused, and spending is still counted."""
+    """Without limits nothing is refused, and spending is still counted."""
     tracker = BudgetTracker()
     tracker.reserve(tokens=10**12, money=1).settle(money=0.25)
     assert tracker.spent() == {"tokens": 10**12, "money": Decimal("0.25")}
@@ -288,7 +288,7 @@ def exact(amount: Any) -> Fraction:
 
 
 class Spending(RuleBasedStateMachine):
-    """Random reserving, settling and releasing in a tree of trackers, compared with exact fractions."""
+    """Random reservations, settlements and releases in a tree of trackers, compared with exact fractions."""
 
     trackers = Bundle("trackers")
     reservations = Bundle("reservations")
@@ -366,5 +366,5 @@ class Spending(RuleBasedStateMachine):
 
 
 def test_no_order_of_spending_passes_a_bound():
-    """Exactly what fits is allowed, and every sum is exact, in the whole tree."""
+    """In any order of spending, exactly what fits is allowed, and every sum is exact in the whole tree."""
     run_state_machine_as_test(Spending)

@@ -1,4 +1,4 @@
-"""Heartbeats: automatic while a handler runs, manual from its first own beat on, and over when it ends."""
+"""Heartbeats: automatic while a handler runs, manual after its first own beat, and stopped when it ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Lease:
 
 
 def played(script: Callable[[Heartbeat, Lease], Awaitable[None]]) -> tuple[Heartbeat, Lease]:
-    """Play a script in virtual time with an automatic heartbeat from the start."""
+    """Play a script in virtual time, with an automatic heartbeat from the start."""
     lease = Lease()
     made: list[Heartbeat] = []
 
@@ -45,7 +45,7 @@ def played(script: Callable[[Heartbeat, Lease], Awaitable[None]]) -> tuple[Heart
 
 
 def test_a_handler_that_never_beats_is_beaten_for():
-    """For a handler that never beats, a beat is sent at once and at every interval until it ends."""
+    """While a handler runs without beating, a beat is sent at once and then at every interval."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         await asyncio.sleep(35)
@@ -59,7 +59,7 @@ def test_a_handler_that_never_beats_is_beaten_for():
 
 
 def test_from_its_first_own_beat_on_only_its_own_count():
-    """After a handler's first own beat only its beats count, so a handler that then hangs loses the job."""
+    """After a handler's first own beat only its own beats count, so if it then hangs, the lease expires."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         await asyncio.sleep(15)
@@ -73,7 +73,7 @@ def test_from_its_first_own_beat_on_only_its_own_count():
 
 
 def test_stopping_is_final_and_harmless():
-    """Stopping a heartbeat is harmless: twice, before it has begun, and without a lease."""
+    """A heartbeat can be stopped twice, before it has begun, and without a lease."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         heartbeat.stop()
@@ -98,7 +98,7 @@ def test_a_beat_after_the_end_keeps_nothing():
 
 
 def test_keeping_twice_is_keeping_once():
-    """Starting the heartbeat twice leaves only one timer running."""
+    """Starting a heartbeat twice starts only one timer."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         await asyncio.sleep(5)
@@ -111,7 +111,7 @@ def test_keeping_twice_is_keeping_once():
 
 
 def test_a_lease_that_cannot_be_extended_is_tried_again(caplog: pytest.LogCaptureFixture):
-    """If the lease can't be extended, the call continues; the error is logged, and the next interval retries."""
+    """If the lease can't be extended, the error is logged, the call continues, and the next interval tries again."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         lease.broken = True
@@ -146,6 +146,6 @@ def test_a_beat_without_a_lease_is_noted():
 
 @pytest.mark.parametrize("interval", [0, -1.0, float("nan")])
 def test_a_lease_without_an_interval_is_refused(interval: float):
-    """A lease without an interval is refused, since it would be extended endlessly."""
+    """A lease without a positive interval is refused, since it would be extended endlessly."""
     with pytest.raises(DefinitionError, match=f"every {interval!r} seconds.*above 0"):
         Heartbeat(Lease(interval))

@@ -1,4 +1,4 @@
-"""The bridge, with pydantic-ai models that answer in process. test_contract.py tests it over HTTP."""
+"""The bridge to pydantic-ai, with models that answer in process. test_contract.py tests it over HTTP."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from handrail.schema import Schema
 
 @dataclass(frozen=True)
 class City:
-    """The structured output that is requested."""
+    """The requested structured output."""
 
     name: str
 
@@ -71,7 +71,7 @@ async def parts_of(model: BridgedModel, request: ModelRequest) -> list[ModelPart
 
 
 async def test_a_run_over_the_bridge():
-    """pydantic-ai's test model calls the tool with arguments made from its schema, then answers."""
+    """A run over the bridge calls the tool, with pydantic-ai's test model, and then answers."""
     session = Session()
     invoked: list[ToolInvoked] = []
     session.dispatcher.subscribe(ToolInvoked, invoked.append)
@@ -133,7 +133,7 @@ async def test_what_is_sent_is_the_conversation_and_the_tools():
 
 
 async def test_thoughts_are_shown_and_go_back_as_they_came():
-    """Thoughts are not part of the text, and the provider gets them back with their signature."""
+    """Thinking is not part of the text, and is sent back to the provider with its signature."""
     seen: list[list[ModelMessage]] = []
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -157,7 +157,7 @@ async def test_thoughts_are_shown_and_go_back_as_they_came():
 
 
 async def test_a_stream_comes_in_pieces():
-    """Thoughts and the arguments of two calls stream in pieces, each under its own index."""
+    """Thinking and the arguments of two calls are streamed in pieces, each call under its own index."""
 
     async def answer(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
         if len(messages) > 2:
@@ -181,7 +181,7 @@ async def test_a_stream_comes_in_pieces():
 
 
 async def test_arguments_that_come_as_an_object_are_written_whole():
-    """Arguments that come as an object are streamed as one piece of JSON at the end of the answer."""
+    """Arguments that arrive as an object are streamed as one piece of JSON at the end of the answer."""
     parts = await parts_of(BridgedModel(TestModel()), asking(stream=True))
     calls = [part for part in parts if isinstance(part, CallPart)]
     assert [part.name for part in calls] == ["weather", ""]
@@ -210,7 +210,7 @@ async def test_arguments_that_come_as_an_object_are_written_whole():
 async def test_failures_are_in_our_words(
     raised: Exception, kind: type[ModelError], status: int | None, wait: float | None
 ):
-    """Each failure becomes one of Handrail's errors, with its status and wait, and no text of the library."""
+    """Each failure of the library becomes a Handrail error with its status and wait, and without a cause."""
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         raise raised
@@ -222,7 +222,7 @@ async def test_failures_are_in_our_words(
 
 
 async def test_a_key_that_is_said_back_is_not_repeated(monkeypatch: pytest.MonkeyPatch):
-    """A key that the provider echoes is not repeated, whichever variable it came from."""
+    """A key that the provider echoes in an error is not repeated, whichever variable it came from."""
     monkeypatch.setenv("SOME_API_KEY", "sk-planted-1234")
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -233,7 +233,7 @@ async def test_a_key_that_is_said_back_is_not_repeated(monkeypatch: pytest.Monke
 
 
 async def test_must_call_asks_for_a_call():
-    """If a provider can't constrain output to a schema, the answer is requested as a call."""
+    """If a provider can't constrain output to a schema, a structured answer is requested as a tool call."""
     model = BridgedModel(TestModel())
     assert not model.traits.native_output
     response = await Adapter(model).evaluate(Prompt("typed", "Be brief.", output=City), "hi")
@@ -241,7 +241,7 @@ async def test_must_call_asks_for_a_call():
 
 
 async def test_a_missing_key_is_said_when_it_is_needed(monkeypatch: pytest.MonkeyPatch):
-    """A model can be made without a key; a request without one is refused and not retried."""
+    """A model can be made without a key, but a request without one is refused and not retried."""
     monkeypatch.delenv("DEEPSEEK_API_KEY", raising=False)
     model = model_named("deepseek:deepseek-chat")
     assert isinstance(model, BridgedModel)
@@ -259,13 +259,13 @@ async def test_a_missing_key_is_said_when_it_is_needed(monkeypatch: pytest.Monke
     ],
 )
 def test_what_cannot_be_bridged_is_refused_at_once(name: Any, message: str):
-    """An unknown provider, one whose package is missing, and an object that is not a model are refused at once."""
+    """An unknown provider, a provider whose package is missing, and an object that is no model are refused at once."""
     with pytest.raises(DefinitionError, match=message):
         BridgedModel(name)
 
 
 def test_without_the_library_its_extra_is_named():
-    """The bridge can be imported without pydantic-ai; using it names the extra to install."""
+    """The bridge can be imported without pydantic-ai, and using it then names the extra to install."""
     script = """
 import sys
 import handrail.models.bridge as bridge

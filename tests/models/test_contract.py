@@ -1,8 +1,8 @@
-"""The contract of a model: one suite that every model passes against servers written by others.
+"""The contract of a model: one test suite that every model passes, against servers written by others.
 
-SUBJECTS are the models with their servers; CASES has every case of the contract. `TABLE` says which subject
-runs which case. A subject that skips a case has a reason in NOT_APPLICABLE, or another server for the same
-wire covers it. `python tests/models/test_contract.py` prints the table.
+SUBJECTS are the models with their servers, and CASES has every case of the contract. `TABLE` says which subject
+runs which case. If a subject skips a case, NOT_APPLICABLE has the reason, or another server for the same wire
+covers the case. `python tests/models/test_contract.py` prints the table.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def get_weather(city: str, days: int, context: ToolContext) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """The structured output that is requested."""
+    """The requested structured output."""
 
     city: str
     days: int
@@ -60,7 +60,7 @@ HTTP = [f"{wire}@{server}" for wire in (*WIRES, "bridge") for server in ("aimock
 EMBEDDED = [f"{wire}@embedded" for wire in WIRES]
 IN_PROCESS = ["scripted", "local"]
 
-# The case, and the name in servers.py of what a server must be able to do for it.
+# Each case, with the ability in servers.py that a server needs for it.
 CASES = {
     "text": "text",
     "stream equals non-stream": "stream",
@@ -107,7 +107,7 @@ NOT_APPLICABLE: dict[tuple[str, str], str] = {
     ("scripted", "prompt too long"): "it has no context to fill",
 }
 
-# The small model can't choose tools or be scripted, so it runs only the cases that test its wire.
+# The small model can neither choose tools nor be scripted, so it runs only the cases that test its wire.
 EMBEDDED_CASES = (
     "text",
     "stream equals non-stream",
@@ -146,7 +146,7 @@ def stage(request: pytest.FixtureRequest) -> Stage:
     if not server:
         return Stage(subject, None)
     wire = "chat" if wire == "bridge" else wire
-    return Stage(subject, wire, request.getfixturevalue(f"{server}_server"))  # pyright: ignore[reportArgumentType]  # one of the wires
+    return Stage(subject, wire, request.getfixturevalue(f"{server}_server"))  # pyright: ignore[reportArgumentType]  # `wire` is one of the literals
 
 
 def case(name: str) -> Callable[[Any], Any]:
@@ -157,7 +157,7 @@ def case(name: str) -> Callable[[Any], Any]:
 
 
 def _param(subject: str) -> Any:
-    """Make the parameter of a subject. The embedded model's server is slow and independent of the Python version."""
+    """Make a subject's parameter. The embedded model's server is slow and does not depend on the Python version."""
     return pytest.param(subject, marks=pytest.mark.once) if subject in EMBEDDED else subject
 
 
@@ -169,7 +169,7 @@ def adapter(model: Model, **options: Any) -> Adapter:
 async def run(
     stage: Stage, *scene: Line, prompt: Prompt[Any] = PROMPT, stream: bool = False, **options: Any
 ) -> Any:
-    """Play the scene to the end of a run."""
+    """Play the scene until the run ends."""
     model = stage.play(*scene)
     given: dict[str, Any] = {"session": options.pop("session", None)}
     message = MESSAGE
@@ -184,12 +184,12 @@ async def run(
     if not stream:
         return await streaming.evaluate(prompt, message, **given)
     run = streaming.stream(prompt, message, **given)
-    run.seen = [event async for event in run]  # pyright: ignore[reportAttributeAccessIssue]  # a test's own note
+    run.seen = [event async for event in run]  # pyright: ignore[reportAttributeAccessIssue]  # an attribute only for the tests
     return run
 
 
 async def both(stage: Stage, *scene: Line, prompt: Prompt[Any] = PROMPT) -> list[PromptResponse[Any]]:
-    """Play the scene without and with streaming."""
+    """Play the scene twice, without and with streaming."""
     whole = await run(stage, *scene, prompt=prompt)
     streamed = await run(stage, *scene, prompt=prompt, stream=True)
     return [whole, await streamed.response]
@@ -221,7 +221,7 @@ async def test_stream_equals_non_stream(stage: Stage) -> None:
 
 @case("one call")
 async def test_one_call(stage: Stage) -> None:
-    """A call is run and its result sent back, then the answer follows, streamed or not."""
+    """A call runs, its result is sent back, and the answer follows, streamed or not."""
     for response in await both(stage, Call(), Say("It rains.")):
         invoked = response.session[ToolInvoked].all()
         assert (invoked[0].tool, invoked[0].status) == ("get_weather", "ok")
@@ -231,7 +231,7 @@ async def test_one_call(stage: Stage) -> None:
 
 @case("parallel calls")
 async def test_parallel_calls(stage: Stage) -> None:
-    """Both calls of one answer run, and each gets its own result."""
+    """Two calls in one answer both run, and each gets its own result."""
     two = Call((("get_weather", {"city": "Oslo", "days": 1}), ("get_weather", {"city": "Rome", "days": 2})))
     for response in await both(stage, two, Say("Done.")):
         said = [each.result.value for each in response.session[ToolInvoked].all()]
@@ -253,7 +253,7 @@ async def test_arguments_in_pieces(stage: Stage) -> None:
 
 @case("invalid arguments")
 async def test_invalid_arguments(stage: Stage) -> None:
-    """Invalid arguments are returned to the model with corrections, and the run continues."""
+    """Invalid arguments are reported to the model, and the run continues."""
     wrong = Call((("get_weather", {"city": 7, "weeks": 1}),))
     for response in await both(stage, wrong, Say("Sorry.")):
         (invoked,) = response.session[ToolInvoked].all()
@@ -264,7 +264,7 @@ async def test_invalid_arguments(stage: Stage) -> None:
 
 @case("malformed arguments")
 async def test_malformed_arguments(stage: Stage) -> None:
-    """Arguments that are not JSON do not end a run, and the conversation can continue."""
+    """Arguments that are not JSON do not end the run, and the conversation can continue."""
     streamed = await run(stage, Fault("malformed arguments"), Say("Sorry."), stream=True)
     response = await streamed.response
     (invoked,) = response.session[ToolInvoked].all()
@@ -284,7 +284,7 @@ async def test_unknown_tool(stage: Stage) -> None:
 
 @case("structured output")
 async def test_structured_output(stage: Stage) -> None:
-    """The answer is a value of the requested type."""
+    """A structured answer is a value of the requested type."""
     answer = Say('{"city": "Oslo", "days": 2}')
     for response in await both(stage, answer, prompt=TYPED):
         assert isinstance(response.output, Report)
@@ -294,7 +294,7 @@ async def test_structured_output(stage: Stage) -> None:
 
 @case("structured output by a call")
 async def test_structured_output_by_a_call(stage: Stage) -> None:
-    """If the provider can't constrain output to a schema, the answer is requested as a call, and repaired."""
+    """If a provider can't constrain output to a schema, the answer is requested as a tool call, and repaired."""
     if stage.is_small:
         raise AssertionError("not part of this subject's cases")
     wrong, right = ({"city": "Oslo"}, {"city": "Oslo", "days": 2})
@@ -310,7 +310,7 @@ async def test_structured_output_by_a_call(stage: Stage) -> None:
 
 @case("usage")
 async def test_usage(stage: Stage) -> None:
-    """Tokens are those the server reports, the same streamed or not, and summed over requests."""
+    """Usage is what the server reports, the same streamed or not, and summed over requests."""
     whole, streamed = await both(stage, Say(), prompt=Prompt("plain", "You are a helpful assistant."))
     assert whole.usage.output > 0
     assert whole.usage.input > 0
@@ -321,7 +321,7 @@ async def test_usage(stage: Stage) -> None:
 
 @case("stop: done")
 async def test_stopped_at_the_end(stage: Stage) -> None:
-    """A model that has finished its answer is done."""
+    """A model that has finished its answer stops with `done`."""
     limit: dict[str, Any] = {"max_tokens": 40} if stage.is_small else {}
     for stream in (False, True):
         model = stage.play(Say("Paris."))
@@ -336,14 +336,14 @@ async def test_stopped_at_the_end(stage: Stage) -> None:
 
 @case("stop: calls")
 async def test_stopped_for_calls(stage: Stage) -> None:
-    """A model that requests calls says so, and the run continues by itself."""
+    """A model that requests calls stops with `calls`, and the run continues by itself."""
     response = await run(stage, Call(), Say("Done."))
     assert [each.stop_reason for each in response.session[ModelResponded].all()] == ["calls", "done"]
 
 
 @case("stop: length")
 async def test_stopped_by_length(stage: Stage) -> None:
-    """An answer cut off by the length limit is returned and marked as such."""
+    """An answer that is cut off by the length limit has the stop reason `length`."""
     for stream in (False, True):
         model = stage.play(Say("One two three", length=True))
         plain = Prompt("plain", "You are a helpful assistant.")
@@ -400,7 +400,7 @@ async def _see_it_go(stage: Stage) -> None:
 
 @case("timeout")
 async def test_deadline_during_a_request(stage: Stage) -> None:
-    """A deadline ends a request that hangs, and the error says what did not happen."""
+    """A deadline ends a request that hangs, and the error says what was not done."""
     model = stage.play(Fault("hang"))
     told = _LONG if stage.is_small else MESSAGE
     with pytest.raises(PromptEvaluationError, match="deadline") as raised:
@@ -410,7 +410,7 @@ async def test_deadline_during_a_request(stage: Stage) -> None:
 
 @pytest.mark.parametrize("stage", [each for each in TABLE["timeout"] if "@" in each], indirect=True, ids=str)
 async def test_a_silent_server_is_unavailable(stage: Stage) -> None:
-    """Without a deadline, a silent server counts as unavailable after a while, and is retried."""
+    """Without a deadline, a silent server counts as unavailable after some time, and the request is retried."""
     model = stage.play(Fault("hang"), Fault("hang"), silence=0.3)
     with pytest.raises(PromptEvaluationError, match=r"nothing came for 0.3 seconds.*tried 2 times") as raised:
         await adapter(model, retry=Retry(attempts=2, first_wait=0.01)).evaluate(PROMPT, MESSAGE)
@@ -422,7 +422,7 @@ async def test_a_silent_server_is_unavailable(stage: Stage) -> None:
 
 @case("429 with retry-after")
 async def test_rate_limit_with_retry_after(stage: Stage) -> None:
-    """The run waits as long as the provider says, then continues."""
+    """After a rate limit, the run waits as long as the provider says, then continues."""
     model = stage.play(Fail(429, retry_after=1), Say("Fine."))
     session = Session()
     response = await adapter(model).evaluate(PROMPT, MESSAGE, session=session)
@@ -433,7 +433,7 @@ async def test_rate_limit_with_retry_after(stage: Stage) -> None:
 
 @case("429 with retry-after")
 async def test_rate_limit_past_the_deadline(stage: Stage) -> None:
-    """Nothing is retried past the deadline: the run ends at once, and says why."""
+    """A request is not retried past the deadline: the run ends at once, with the reason."""
     model = stage.play(Fail(429, retry_after=55), Say("Fine."))
     with pytest.raises(PromptEvaluationError, match="past the deadline") as raised:
         await adapter(model).evaluate(PROMPT, MESSAGE, deadline=Deadline.after(50))
@@ -442,7 +442,7 @@ async def test_rate_limit_past_the_deadline(stage: Stage) -> None:
 
 @case("429 without")
 async def test_rate_limit_without_retry_after(stage: Stage) -> None:
-    """A rate limit without a wait is retried after growing waits."""
+    """A rate limit without a retry time is retried after growing waits."""
     model = stage.play(Fail(429), Fail(429), Say("Fine."))
     session = Session()
     response = await adapter(model).evaluate(PROMPT, MESSAGE, session=session)
@@ -455,7 +455,7 @@ async def test_rate_limit_without_retry_after(stage: Stage) -> None:
 
 @case("500 then fine")
 async def test_500_then_fine(stage: Stage) -> None:
-    """A failing server is retried, and the answer is unaffected."""
+    """A request to a failing server is retried, and the later answer is complete."""
     for stream in (False, True):
         model = stage.play(Fail(500), Say("Fine."))
         if stream:
@@ -478,25 +478,25 @@ async def test_500_for_good(stage: Stage) -> None:
 
 @case("truncated stream")
 async def test_truncated_stream(stage: Stage) -> None:
-    """A truncated answer is an error that is retried, never an answer."""
+    """A truncated stream is an error and is retried: it is never taken for an answer."""
     await _broken_then_fine(stage, Fault("truncated"))
 
 
 @case("connection cut")
 async def test_connection_cut(stage: Stage) -> None:
-    """An answer whose connection is lost is an error that is retried, never an answer."""
+    """A lost connection is an error and is retried: the part received is never taken for an answer."""
     await _broken_then_fine(stage, Fault("cut"))
 
 
 @case("malformed JSON in the stream")
 async def test_malformed_event(stage: Stage) -> None:
-    """An answer with an unreadable event is an error that is retried, never an answer."""
+    """A stream with an unreadable event is an error and is retried: it is never taken for an answer."""
     await _broken_then_fine(stage, Fault("malformed"))
 
 
 @case("malformed JSON as the body")
 async def test_malformed_body(stage: Stage) -> None:
-    """An unreadable body, streamed or not, is an error that is retried, never an answer."""
+    """An unreadable body is an error and is retried, streamed or not: it is never taken for an answer."""
     await _broken_then_fine(stage, Fault("malformed"))
     model = stage.play(Fault("malformed"), Say("Fine."))
     response = await adapter(model).evaluate(PROMPT, MESSAGE)
@@ -530,7 +530,7 @@ async def test_prompt_too_long(stage: Stage) -> None:
         await adapter(model).evaluate(Prompt("plain", "Be brief."), message, session=session)
     cause = raised.value.__cause__
     assert isinstance(cause, ModelRequestRefused)
-    assert cause.status in (400, None)  # a model in process has no status
+    assert cause.status in (400, None)  # an in-process model has no status
     assert [each.retry_in for each in session[ModelFailed].all()] == [None]
 
 
@@ -538,16 +538,16 @@ async def test_prompt_too_long(stage: Stage) -> None:
 
 
 def test_every_http_model_passes_every_case() -> None:
-    """Each wire passes each case against at least one server written by others."""
+    """Each wire passes each case against at least one third-party server."""
     for case_, subjects in TABLE.items():
         for wire in (*WIRES, "bridge"):
             assert any(subject.startswith(f"{wire}@") for subject in subjects), (
-                f"{wire} is not tried on {case_}"
+                f"no server tests {case_} on {wire}"
             )
 
 
 def test_what_is_not_applicable_has_its_reason() -> None:
-    """Only models in process are exempt from a case, each with a reason."""
+    """Only in-process models are exempt from cases, each with a reason."""
     for subject in IN_PROCESS:
         missing = {case_ for case_, subjects in TABLE.items() if subject not in subjects}
         assert missing == {

@@ -1,6 +1,6 @@
-"""Tests of `make test-live` itself.
+"""Tests of the live tests themselves (`make test-live`).
 
-There is no key here, so it runs on the embedded model behind a real server.
+Without a provider's key, they run on the embedded model behind a real server.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.once
 UNABLE = "not test_what_is_refused and not (test_structured_output and (anthropic or responses))"
 """The embedded model's server answers for any name, but constrains output to a schema on one wire only."""
 SLOW = "not test_a_call and not test_structured_output"
-"""Cases that take seconds on the embedded model; test_contract.py covers both."""
+"""Cases that take seconds on the embedded model, and that test_contract.py covers."""
 DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
 
 
@@ -37,7 +37,7 @@ def live(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_case_runs_on_a_server(embedded_server: Embedded):
-    """Every case runs on both OpenAI wires and Anthropic's, each with a real model without a script."""
+    """Every live case runs on both OpenAI wires and on Anthropic's, with a real model."""
     done = live(
         *("-k", UNABLE if DEEP else f"{UNABLE} and {SLOW}"),
         HANDRAIL_LIVE="openai:smollm2 anthropic:smollm2",
@@ -48,7 +48,7 @@ def test_every_case_runs_on_a_server(embedded_server: Embedded):
 
 
 def test_without_a_key_it_fails_and_says_which():
-    """Without a key the run fails and names the variables; nothing is skipped silently."""
+    """Without a key, the live tests fail and name the variables to set; nothing is skipped silently."""
     done = live()
     assert done.returncode == 1
     assert done.stderr.startswith("No provider to try: set one of OPENAI_API_KEY")

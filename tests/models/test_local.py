@@ -1,4 +1,4 @@
-"""The embedded model with its real weights. The tests check the structure of its answers, not their words."""
+"""The embedded model with its real weights. The tests check the structure of its answers, not their wording."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Non
     def run() -> None:
         asyncio.run(test())
 
-    del run.__wrapped__  # pytest would collect this name
+    del run.__wrapped__  # otherwise pytest would see the wrapped function
     return run
 
 
@@ -94,7 +94,7 @@ def prompt_of(parts: list[ModelPart]) -> str:
 
 @on_a_loop
 async def test_the_first_call_is_forced_and_goes_through_the_gate():
-    """The named tool is called first with valid arguments, and the answer is text, at no cost."""
+    """`first_call` forces a call with valid arguments through the gate; the answer is text, at no cost."""
     session = Session()
     invoked: list[ToolInvoked] = []
     session.dispatcher.subscribe(ToolInvoked, invoked.append)
@@ -112,7 +112,7 @@ async def test_the_first_call_is_forced_and_goes_through_the_gate():
 
 @on_a_loop
 async def test_runs_with_the_same_instructions_read_them_once():
-    """Later runs process only new tokens, even if runs are nested, parallel or interleaved."""
+    """Requests with the same instructions process them only once, even if they are parallel or interleaved."""
     examples = " ".join(
         f"{word} comes before {word}s." for word in ("apple", "book", "cat", "door", "egg") * 4
     )
@@ -143,7 +143,7 @@ async def test_runs_with_the_same_instructions_read_them_once():
 
 @on_a_loop
 async def test_a_call_is_streamed_in_pieces_that_say_the_same():
-    """Streamed or not, a call's name comes first, and its arguments are the same JSON."""
+    """A streamed call begins with its name, and its arguments are the same as without streaming."""
     model = LocalModel(first_call="weather")
     said = "What is the weather in Oslo?"
     whole = await parts_of(model, asking(said, tools=[weather]))
@@ -160,7 +160,7 @@ async def test_a_call_is_streamed_in_pieces_that_say_the_same():
 
 @on_a_loop
 async def test_text_is_the_same_streamed_and_cut_at_its_length():
-    """At temperature 0 text is deterministic, its pieces add up, and a cut at the length limit is reported."""
+    """At temperature 0 text is the same streamed or not, and an answer cut at the length limit is reported."""
     model = LocalModel()
     whole = await parts_of(model, asking("Count from one to twenty.", max_tokens=8))
     pieces = await parts_of(model, asking("Count from one to twenty.", max_tokens=8, stream=True))
@@ -175,7 +175,7 @@ async def test_text_is_the_same_streamed_and_cut_at_its_length():
 
 @on_a_loop
 async def test_structured_output_is_held_to_its_schema():
-    """With two examples in the history, the details of a text come back as a typed value."""
+    """With two examples in the history, the model returns the details of a text as a typed value."""
     shown: list[Message] = [
         UserMessage("Ada Byron moved to London."),
         AssistantMessage('{"name": "Ada Byron", "city": "London"}'),
@@ -190,7 +190,7 @@ async def test_structured_output_is_held_to_its_schema():
 
 @on_a_loop
 async def test_complete_gives_one_of_the_choices():
-    """Classification by examples in plain text always returns one of the choices."""
+    """`complete` always returns one of the choices."""
     reviews = {
         "A wonderful film.": "good",
         "It broke after a day.": "bad",
@@ -210,7 +210,7 @@ async def test_complete_gives_one_of_the_choices():
 
 @pytest.mark.parametrize("choices", [[], "good", [" "]])
 def test_complete_refuses_what_is_no_choice(choices: Any):
-    """An empty list of choices is a programming error."""
+    """`complete` refuses an empty list of choices."""
     with pytest.raises(DefinitionError, match="choices is"):
         LocalModel().complete("text", choices=choices)
 
@@ -237,7 +237,7 @@ def counted_pieces() -> Generator[list[int]]:
 
 @on_a_loop
 async def test_leaving_a_stream_ends_the_generation():
-    """Generation stops once nobody listens to the stream, and the engine is free."""
+    """Closing a stream stops the generation, and the engine is free for the next request."""
     model = LocalModel()
     with counted_pieces() as counts:
         long = model.stream(asking("Tell a very long story.", max_tokens=1500, stream=True))
@@ -250,7 +250,7 @@ async def test_leaving_a_stream_ends_the_generation():
 
 
 def test_the_reading_of_a_prompt_can_be_ended():
-    """A long prompt is abandoned between two batches."""
+    """The processing of a long prompt can be stopped between two batches."""
     pieces: list[str] = []
 
     def take(piece: str) -> bool:
@@ -264,7 +264,7 @@ def test_the_reading_of_a_prompt_can_be_ended():
 
 @on_a_loop
 async def test_a_request_nobody_waits_for_never_begins():
-    """A request cancelled while another uses the engine is skipped; the other is not disturbed."""
+    """A request that is cancelled while another uses the engine is skipped, and the other is not disturbed."""
     model = LocalModel()
     with counted_pieces() as counts:
         first = model.stream(asking("Count from one to twenty.", max_tokens=12, stream=True))
@@ -277,12 +277,12 @@ async def test_a_request_nobody_waits_for_never_begins():
         ]
         assert [*begun, *[part async for part in first]][-1] == StopPart("length")
         await model.complete("a, b,", choices=["c"])
-    assert counts[1] == 1  # the engine asked whether to begin it, and no more
+    assert counts[1] == 1  # the engine asked only whether to begin the request
 
 
 @on_a_loop
 async def test_must_call_forces_the_only_tool():
-    """A single tool can be forced without naming it; one of several can't."""
+    """`must_call` forces the only tool that is offered, and is refused if there are several."""
     model = LocalModel()
     parts = await parts_of(model, asking("Oslo", tools=[other], must_call=True))
     called = [part for part in parts if isinstance(part, CallPart)]
@@ -302,7 +302,7 @@ async def test_a_first_call_that_is_not_offered_is_refused():
 
 @on_a_loop
 async def test_results_are_told_below_their_question():
-    """After a call the model sees the question and the result, and no content can end a turn."""
+    """The model sees a tool's result below its question, and no content can end a turn."""
     model = LocalModel(first_call="weather", max_tokens=1)
     asked = AssistantMessage(calls=(CallAsked("1", "weather", "{}"),))
     result = ToolMessage((CallAnswered("1", "weather", "rain<|im_end|>"),))
@@ -314,7 +314,7 @@ async def test_results_are_told_below_their_question():
 
 @on_a_loop
 async def test_a_prompt_that_is_too_long_is_refused():
-    """A prompt that is too long is refused with its size, and not retried."""
+    """A prompt that is too long is refused with its size, and the request is not retried."""
     with pytest.raises(ModelRequestRefused, match="exceeds the available context size") as caught:
         await parts_of(LocalModel(), asking("word " * 5000))
     assert caught.value.status == 400
@@ -322,14 +322,14 @@ async def test_a_prompt_that_is_too_long_is_refused():
 
 @on_a_loop
 async def test_a_schema_the_engine_cannot_hold_is_refused():
-    """A schema that the engine would silently drop is refused, instead of giving free text."""
+    """A schema that the engine would silently ignore is refused, instead of giving free text."""
     output = Schema(Annotated[dict[str, JsonValue], Field(json_schema_extra={"type": "nonsense"})])
     with pytest.raises(ModelRequestRefused, match="can't enforce this JSON Schema"):
         await parts_of(LocalModel(), asking("Say hello.", output=output, max_tokens=4))
 
 
 def test_models_share_an_engine_that_is_loaded_late():
-    """Models with equal settings share one engine, which is loaded at its first use."""
+    """Models with equal settings share one engine, which is loaded on first use."""
     first, second, third = LocalModel(), model_named("local:smollm2-135m"), LocalModel(context=512)
     assert isinstance(second, LocalModel)
     assert first._engine() is second._engine() is not third._engine()
@@ -354,7 +354,7 @@ def test_what_is_not_installed_is_named_with_both_commands(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("damage", ["shorter", "other", "gone"])
 def test_other_weights_are_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str):
-    """Size and sha256 are checked before the engine opens the file."""
+    """Weights with another size or sha256 are refused before the engine opens the file."""
     file = tmp_path / "weights.gguf"
     if damage != "gone":
         with file.open("wb") as opened:
@@ -373,7 +373,7 @@ def test_other_weights_are_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path:
     ],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, Any], message: str):
-    """Wrong settings are refused when the model is made."""
+    """Invalid settings are refused when the model is made."""
     with pytest.raises(DefinitionError, match=message):
         LocalModel(**wrong)
 
@@ -418,7 +418,7 @@ else:
 
 @pytest.mark.parametrize("way", LEAVES)
 def test_a_process_can_end_and_fork_at_any_time(way: Literal["exit", "fork"]):
-    """A program ends cleanly in the middle of an answer; a forked child, which has no engine, gets an error."""
+    """A program can end in the middle of an answer; a forked child, which has no engine, gets an error."""
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", LEAVES[way]], capture_output=True, text=True, timeout=500
     )

@@ -1,4 +1,4 @@
-"""The third-party model servers: they start, answer on every wire, record requests, and end."""
+"""Third-party model servers: they start, answer on every wire, record requests, and end."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_llmock_plays_its_script(llmock_server: Llmock, wire: str):
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_llmock_finds_fault_with_a_client_that_takes_a_part_for_the_whole(llmock_server: Llmock, wire: str):
-    """llmock's verdict blames a client that accepts a truncated stream, which ends without an error."""
+    """llmock's verdict blames a client that takes a truncated stream for a complete answer."""
     llmock_server.script([{"type": "stream_fault", "kind": "truncate", "after_chunks": 2}])
     assert ask(llmock_server, wire, stream=True)[0] == 200
     assert [finding["code"] for finding in llmock_server.verdict()["findings"]] == [
@@ -109,7 +109,7 @@ def test_llmock_finds_fault_with_a_client_that_takes_a_part_for_the_whole(llmock
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_the_embedded_model_answers(embedded_server: Embedded, wire: str):
-    """A real model answers on each wire, and is idle afterwards."""
+    """The embedded model answers on each wire, and is idle afterwards."""
     status, body = ask(embedded_server, wire)
     assert status == 200
     assert "Paris" in body
@@ -128,7 +128,7 @@ def test_a_server_ends_with_its_block(name: str):
 
 @pytest.mark.parametrize("name", STARTS)
 def test_a_server_ends_with_the_process_that_started_it(name: str):
-    """Even if the tests are killed, no server stays behind."""
+    """If the process that started a server is killed, the server ends too."""
     code = f"from support import servers\nwith servers.{name}() as server:\n    print(server.url, flush=True)\n    input()"
     command = [sys.executable, "-c", code]
     environment = importing_support()
@@ -137,12 +137,12 @@ def test_a_server_ends_with_the_process_that_started_it(name: str):
         address = urlsplit(owner.stdout.readline().decode().strip())
         with socket.create_connection((address.hostname, address.port), timeout=120) as connection:
             owner.kill()
-            with contextlib.suppress(ConnectionResetError):  # a reset also means that it ended
+            with contextlib.suppress(ConnectionResetError):  # a reset also means that the server has ended
                 assert connection.recv(1) == b""
 
 
 def test_a_server_that_does_not_start_says_why():
-    """The error for a server that does not start has the launcher's output."""
+    """The error for a server that does not start includes the launcher's output."""
     with (
         pytest.raises(ServerFailed, match="no such model"),
         running(sys.executable, "-c", "exit('no such model')"),
@@ -153,7 +153,7 @@ def test_a_server_that_does_not_start_says_why():
 
 
 def test_a_script_that_is_refused_is_an_error(aimock_server: Aimock, llmock_server: Llmock):
-    """A mistake in a script fails its test with the server's reason."""
+    """A mistake in a script fails the test with the server's reason."""
     with pytest.raises(ServerFailed, match="Validation failed"):
         aimock_server.script([{"match": {}, "response": {"toolCalls": [{"name": "f", "arguments": "{"}]}}])
     with pytest.raises(ServerFailed, match="Unknown behaviour"):
@@ -161,6 +161,6 @@ def test_a_script_that_is_refused_is_an_error(aimock_server: Aimock, llmock_serv
 
 
 def test_every_case_has_a_server_for_every_wire():
-    """For every wire, every case of the contract can run against some third-party server."""
+    """For every wire, some third-party server can play every case of the contract."""
     for case, servers in CAN.items():
         assert set().union(*servers.values()) == set(WIRES), case

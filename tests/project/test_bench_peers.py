@@ -1,4 +1,4 @@
-"""The benchmark against other frameworks: it runs from the repository alone, and rejects a peer that did other work."""
+"""The benchmark against other frameworks, which runs from the repository alone and rejects peers that do other work."""
 
 import asyncio
 import importlib.util
@@ -35,9 +35,9 @@ def parts() -> Iterator[dict[str, ModuleType]]:
 
 
 @pytest.mark.once
-@pytest.mark.timeout(900)  # ten processes, one after the other
+@pytest.mark.timeout(900)  # starts ten processes, one after another
 def test_floor_and_handrail_run(tmp_path: Path):
-    """The quick run that a newcomer would make has both variants, every scenario and the table."""
+    """A quick run of the benchmark has both variants, every scenario and the table."""
     kept = tmp_path / "kept.jsonl"
     command = [sys.executable, PEERS / "run.py", "--only", "floor,handrail", "--quick", "--out", kept]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=500)
@@ -60,7 +60,7 @@ def test_an_unknown_peer_is_named():
 
 
 def test_every_peer_has_its_script_and_pins():
-    """Each peer's pins have exact versions, and no hashes, addresses or unused entries."""
+    """Every peer has its script, and requirement files pin exact versions, without hashes or unused files."""
     table = tomllib.loads((PEERS / "peers.toml").read_text())
     assert all((PEERS / peer["script"]).is_file() for peer in table.values())
     used = {peer[key] for peer in table.values() for key in ("venv", "venv_http") if key in peer}
@@ -80,7 +80,7 @@ def test_every_peer_has_its_script_and_pins():
     ],
 )
 def test_other_work_has_no_figure(parts: dict[str, ModuleType], wrong: str, said: str):
-    """A missing or repeated call, an invented answer or an extra turn gives no figure."""
+    """A peer that skips or repeats a call, invents an answer or makes an extra request is rejected."""
     work, peer = parts["work"], parts["peer"]
 
     class Wrong(peer.Peer):
@@ -119,7 +119,7 @@ def test_other_work_has_no_figure(parts: dict[str, ModuleType], wrong: str, said
 
 
 def test_a_script_survives_its_name(parts: dict[str, ModuleType]):
-    """A script can be restored from its model name alone, which is all that the server sees."""
+    """A script can be restored from its model name alone, since that is all the server sees."""
     kind = parts["work"].Script
     for script in (kind(50), kind(5, 50), kind(3, 0, "final_answer")):
         assert kind.named(b'{"model": "' + script.model_name.encode() + b'"}') == script
@@ -131,7 +131,7 @@ def result(peer: str, value: float, **more: Any) -> dict[str, Any]:
 
 
 def test_the_table_has_ratios_to_the_floor_and_to_the_best_peer(parts: dict[str, ModuleType]):
-    """The table has medians over rounds, names the best peer, and reports the limit as met or missed."""
+    """The table has medians over rounds, ratios to the floor and to the best peer, and whether the limit was met."""
     results = [result("floor", 20), result("handrail", 60), result("handrail", 90), result("handrail", 70)]
     results += [result("slow", 900), result("quick", 140)]
     first = parts["report"].tables(results).splitlines()[2]
@@ -143,7 +143,7 @@ def test_the_table_has_ratios_to_the_floor_and_to_the_best_peer(parts: dict[str,
 
 
 def test_what_failed_is_told(parts: dict[str, ModuleType]):
-    """A peer that failed has no figure, and a line with the reason."""
+    """A peer that failed has no figure in the table, but a line with the reason."""
     failed = {"peer": "slow", "variant": "http", "scenario": "growth", "round": 1, "error": "trace\nboom"}
     shown = parts["report"].tables([result("floor", 10), failed])
     assert "- slow, http, growth, round 2: boom" in shown

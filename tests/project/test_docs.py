@@ -1,4 +1,4 @@
-"""The documentation, built as `make docs` builds it: every link works and nothing is loaded from other sites."""
+"""The documentation, built as by `make docs`: every link works, and nothing is loaded from other sites."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import handrail
 from handrail import errors, events
 from support.documents import DOCS, ROOT
 
-pytestmark = pytest.mark.once  # the builder is installed for one interpreter only
+pytestmark = pytest.mark.once  # the builder is installed for only one interpreter
 
 LOADS = {"link": "href", "script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src"}
 """Elements that make a browser fetch something, each with the attribute that has the address."""
@@ -48,7 +48,7 @@ class Page(HTMLParser):
 
 
 def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    """Build the site, without `-q`, since strict mode counts only warnings that are logged."""
+    """Build the site without `-q`, since strict mode counts only warnings that are logged."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(site)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -73,7 +73,7 @@ def broken(pages: dict[Path, Page], root: Path) -> list[str]:
 
 
 def foreign(pages: dict[Path, Page]) -> list[str]:
-    """Return what a browser would fetch from other sites."""
+    """Return the addresses that a browser would load from other sites."""
     loads = [load for page in pages.values() for load in page.loads]
     sheets = {sheet for page in pages.values() for sheet in page.path.parent.rglob("*.css")}
     imported = [
@@ -86,9 +86,9 @@ def foreign(pages: dict[Path, Page]) -> list[str]:
 
 @pytest.mark.timeout(240)  # building takes 15 seconds, and longer on a busy machine
 def test_the_site_holds_together(tmp_path: Path):
-    """The site has no warnings, and every link and anchor exists.
+    """The site builds without warnings, and every link and anchor exists.
 
-    Nothing is loaded from other sites, and every error is in the reference.
+    Nothing is loaded from other sites, and the reference has every error.
     """
     built = build(ROOT / "mkdocs.yml", tmp_path)
     assert built.returncode == 0, built.stderr
@@ -110,7 +110,7 @@ def test_the_site_holds_together(tmp_path: Path):
 
 
 def test_every_public_name_is_in_the_reference_once():
-    """Every importable public name is explained in one place."""
+    """The reference documents every public name exactly once."""
     named: list[str] = []
     for page in (DOCS / "reference").glob("*.md"):
         named += re.findall(r"^::: handrail\.(\w+)$", page.read_text(), re.MULTILINE)
@@ -127,7 +127,7 @@ def test_every_public_name_is_in_the_reference_once():
 
 @pytest.mark.parametrize("part", ["runs", "serve", "testing"])
 def test_every_name_of_a_public_part_is_in_the_reference(part: str):
-    """Every name in `__all__` of these packages is on their page."""
+    """The reference page of each public package has every name in its `__all__`."""
     page = (DOCS / "reference" / f"{part}.md").read_text()
     names = importlib.import_module(f"handrail.{part}").__all__
     assert [name for name in names if not re.search(rf"\b{name}\b", page)] == []
@@ -150,7 +150,7 @@ def test_a_broken_link_fails_the_build(tmp_path: Path):
 
 
 def test_broken_links_and_foreign_loads_are_found(tmp_path: Path):
-    """The checks find broken links and assets of other sites."""
+    """The checks in this file find broken links, missing assets and assets of other sites."""
     one = tmp_path / "one.html"
     one.write_text(
         '<h1 id="here"></h1><a href="#here">ok</a><a href="two.html#there">ok</a><a href="https://x.org">out</a>'
@@ -171,7 +171,7 @@ def test_broken_links_and_foreign_loads_are_found(tmp_path: Path):
 
 
 def test_the_index_names_every_extra():
-    """The index explains what each extra is for."""
+    """The index page names every extra and says what it is for."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     told = re.findall(r"^\| `(\w+)` \|", (DOCS / "index.md").read_text(), re.MULTILINE)
     assert sorted(set(extras) - set(told)) == []

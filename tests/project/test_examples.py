@@ -1,4 +1,4 @@
-"""Every example runs unchanged in its own process, and prints what it promises."""
+"""The examples, each run unchanged in its own process, with the output it promises."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support import ROOT, warm_python
 from support.raw_server import raw_server, whole
 from support.terminals import window
 
-pytestmark = pytest.mark.timeout(900)  # processes, and a real model in one of them
+pytestmark = pytest.mark.timeout(900)  # starts processes, one of them with a real model
 
 FOLDER = ROOT / "examples"
 PARTS = {FOLDER / "support", FOLDER / "inbox"}
@@ -118,7 +118,7 @@ FORM = [
     ("note (text", ""),
     ("s send (Enter)", ""),
 ]
-"""Questions at the terminal, with what is typed."""
+"""Questions at the terminal, each with the text that is typed."""
 
 WITH_A_MODEL = {
     "code_fixer.py": [],
@@ -147,7 +147,7 @@ def run(example: str | Path, *arguments: str, cwd: Path, **env: str) -> subproce
     ],
 )
 def test_example_runs_and_shows_it(example: Path, tmp_path: Path) -> None:
-    """Each example ends by itself without an error, and its output has what it promises."""
+    """Each example exits without an error, and its output has what it promises."""
     ended = run(example, cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     for piece in SHOWN[example.relative_to(FOLDER).as_posix()]:
@@ -157,7 +157,7 @@ def test_example_runs_and_shows_it(example: Path, tmp_path: Path) -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("example", WITH_A_MODEL)
 def test_an_example_uses_the_model_it_is_given(example: str, tmp_path: Path) -> None:
-    """An example given an unknown model reports it, instead of using its script."""
+    """An example that is given an unknown model reports it instead of using its scripted model."""
     ended = run(example, *WITH_A_MODEL[example], "--model", "nosuch", cwd=tmp_path)
     assert ended.returncode == 1
     assert "'nosuch' is not the name of a model. Write provider:name" in ended.stderr
@@ -165,7 +165,7 @@ def test_an_example_uses_the_model_it_is_given(example: str, tmp_path: Path) -> 
 
 @pytest.mark.once
 async def test_a_model_over_http_fills_the_form_in(tmp_path: Path) -> None:
-    """With a provider's name, an example talks to that provider."""
+    """An example that is given the name of a provider's model sends its requests to that provider."""
     filled = {"place": "Rome", "day": "2026-05-01", "expenses": [{"what": "meal", "euros": 12.5}]}
     message = {"role": "assistant", "content": json.dumps(filled)}
     completion: dict[str, Any] = {"id": "1", "object": "chat.completion", "created": 1, "model": "any"}
@@ -182,7 +182,7 @@ async def test_a_model_over_http_fills_the_form_in(tmp_path: Path) -> None:
 
 @pytest.mark.once
 def test_somebody_fills_the_form_in_at_a_terminal(tmp_path: Path) -> None:
-    """At a terminal, an invalid value is asked for again, and an amount over the limit is refused later."""
+    """At a terminal, an invalid value is asked for again, and an amount over the limit is refused."""
     with window() as seen:
         seen.start([sys.executable, str(FOLDER / "form.py")], env=os.environ, cwd=tmp_path)
         for asked, typed in FORM:
@@ -197,7 +197,7 @@ def test_somebody_fills_the_form_in_at_a_terminal(tmp_path: Path) -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("example", ["code_fixer.py", "research.py", "cleanup.py"])
 def test_a_script_is_not_let_loose_on_a_folder_of_ones_own(example: str, tmp_path: Path) -> None:
-    """An example's script is not run on a user's own folder, where it would change files blindly."""
+    """An example refuses to run its scripted model on a folder of the user, and asks for a real model."""
     ended = run(example, "--folder", str(tmp_path), cwd=tmp_path)
     assert ended.returncode == 2
     assert "Name a model: --model provider:name." in ended.stderr
@@ -205,7 +205,7 @@ def test_a_script_is_not_let_loose_on_a_folder_of_ones_own(example: str, tmp_pat
 
 @pytest.mark.once
 def test_the_fixer_is_not_done_when_its_command_could_not_run(tmp_path: Path) -> None:
-    """The fixer is not done if its command could not run, although the model claims success."""
+    """The code fixer reports that nothing was fixed if its test command could not run."""
     ended = run("code_fixer.py", "--test", "no-such-program", cwd=tmp_path)
     assert ended.returncode == 1
     assert "could not run: `no-such-program`" in ended.stdout
@@ -215,7 +215,7 @@ def test_the_fixer_is_not_done_when_its_command_could_not_run(tmp_path: Path) ->
 
 @pytest.mark.once
 def test_the_approval_waits_and_is_answered_once(tmp_path: Path) -> None:
-    """Nothing happens before the approval is answered, and the page exists afterwards."""
+    """A parked run can't be resumed before its approval is answered, and publishes the page afterwards."""
     example = "approval_over_restart.py"
     assert "the run is parked" in run(example, "ask", "here", cwd=tmp_path).stdout
     early = run(example, "resume", "here", cwd=tmp_path)
@@ -228,7 +228,7 @@ def test_the_approval_waits_and_is_answered_once(tmp_path: Path) -> None:
 
 
 def test_every_example_is_in_both_tables() -> None:
-    """The table beside the examples and the one in the documentation list all of them."""
+    """Both tables of examples, beside the examples and in the documentation, list every example."""
     for table in (FOLDER / "README.md", FOLDER.parent / "docs/examples.md"):
         text = table.read_text()
         assert [name for name in SHOWN if f"`{name}`" not in text] == []

@@ -1,6 +1,6 @@
-"""Which modules importing hello world's names loads, and which it defers.
+"""The modules that importing hello world's names loads, and those it defers.
 
-Counts modules, which are the same on every machine. `make bench` measures the time.
+The tests count modules, whose number is the same on every machine. `make bench` measures the time.
 """
 
 import subprocess
@@ -12,12 +12,12 @@ MOST_MODULES = 80
 LATER = ("griffe", "opentelemetry", "aiohttp", "starlette", "typer", "rich", "jinja2", "yaml", "anyio")
 """Packages that are loaded on first use, or are part of an extra."""
 UNUSED = ("difflib", "sqlite3", "tomllib", "tempfile", "http", "email.message", "zipfile")
-"""Parts of the standard library that hello world does not need and its floor does not load."""
+"""Parts of the standard library that hello world does not need and an empty program does not load."""
 FLOOR = "import pydantic, asyncio; from pydantic import BaseModel, Field, TypeAdapter"
 
 
 def loaded_by(line: str) -> set[str]:
-    """Return the modules in `sys.modules` of a fresh interpreter after one line."""
+    """Return the modules that a new interpreter has loaded after running this line."""
     code = f"import sys\n{line}\nprint(*sys.modules, sep='\\n')"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stderr == ""
@@ -29,7 +29,7 @@ def of_ours(modules: set[str]) -> list[str]:
 
 
 def test_hello_world_loads_few_modules():
-    """The modules that define an agent are loaded; those that run one come with the first run."""
+    """Defining an agent loads few modules, and none of those that are needed only to run it."""
     ours = of_ours(loaded_by(HELLO))
     assert len(ours) <= MOST_MODULES, ours
     packages = {name.split(".")[1] for name in ours if "." in name}
@@ -37,19 +37,19 @@ def test_hello_world_loads_few_modules():
 
 
 def test_hello_world_loads_nothing_that_can_wait():
-    """Hello world loads no extra, no docstring parser, no telemetry, and no unused part of the standard library."""
+    """Hello world loads no extra, no docstring parser, no telemetry and no unused part of the standard library."""
     loaded, floor = loaded_by(HELLO), loaded_by(FLOOR)
     assert [name for name in LATER if name in loaded] == []
     assert [name for name in UNUSED if name in loaded and name not in floor] == []
 
 
 def test_the_package_itself_loads_nothing_else():
-    """`import handrail` loads one module; other names are loaded when they are used."""
+    """`import handrail` loads a single module, and each public name loads its module on first use."""
     assert of_ours(loaded_by("import handrail")) == ["handrail"]
 
 
 def test_a_gate_loads_no_shell_and_no_database():
-    """Tools that run through a gate load neither the shell nor the database."""
+    """Running a tool through a gate loads neither the shell nor the database."""
     loaded = loaded_by("from handrail import open_gate, tool")
     assert not [
         name for name in of_ours(loaded) if name.startswith(("handrail.resources.shell", "handrail.adapter"))
@@ -58,7 +58,7 @@ def test_a_gate_loads_no_shell_and_no_database():
 
 
 def test_the_packages_that_wait_are_named_as_they_are_imported():
-    """The packages in the lists above exist under these names."""
+    """The deferred packages can be imported under the names used in the lists above."""
     loaded = loaded_by("import griffe, opentelemetry, difflib, sqlite3, tomllib")
     assert {"griffe", "opentelemetry", "difflib", "sqlite3", "tomllib"} <= loaded
 

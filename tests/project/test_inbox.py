@@ -1,4 +1,4 @@
-"""examples/inbox: the job that `make run` runs, and its tools used with a person."""
+"""examples/inbox: the job that `make run` starts, and its tools used with a person."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INBOX = ROOT / "examples" / "inbox"
 
 @pytest.fixture
 def inbox(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Fixture: the example's modules, imported as they import each other."""
+    """Fixture: imports the example's modules by the names they use for each other."""
     monkeypatch.syspath_prepend(str(INBOX))
     for name in ("app", "rule", "report"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -36,15 +36,15 @@ def inbox(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.once
-@pytest.mark.timeout(600)  # about 45 seconds with a real model, on a possibly busy machine
+@pytest.mark.timeout(600)  # takes about 45 seconds with a real model, and longer on a busy machine
 async def test_the_job_is_killed_resumed_and_ends_with_a_summary(tmp_path: Path) -> None:
-    """With three messages, and a kill after the first, the folder and the journal match the summary."""
+    """A job that is killed after its first message is resumed, and its summary matches the folder and the journal."""
     command = [sys.executable, INBOX, "--messages=3", "--kill-after=1"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=580)
     assert (run.returncode, run.stderr) == (0, "")
     said, work = run.stdout, tmp_path / ".handrail" / "inbox"
     assert max(map(len, said.splitlines())) <= 100
-    assert "\x1b" not in said  # colours are for a terminal
+    assert "\x1b" not in said  # colours are only for a terminal
 
     # Each message was sorted once, by one process or the other.
     first, _, second = said.partition("kill -9")
@@ -80,7 +80,7 @@ async def test_the_job_is_killed_resumed_and_ends_with_a_summary(tmp_path: Path)
 
 @pytest.mark.once
 def test_a_job_that_can_not_be_killed_says_so(tmp_path: Path) -> None:
-    """Without messages the job ends before it can be killed, and prints no false summary."""
+    """A job without messages ends before it can be killed: it reports that, and prints no summary."""
     run = warm_python.run([INBOX, "--messages=0"], cwd=tmp_path)
     assert run.returncode == 1
     assert "should have been killed, but exited with 1" in run.stderr.decode()
@@ -91,7 +91,7 @@ def test_a_job_that_can_not_be_killed_says_so(tmp_path: Path) -> None:
 
 
 async def test_a_person_plays_the_act_that_the_model_plays(inbox: Any) -> None:
-    """A person plays the act that the model plays: they see only the message, and decide where it goes."""
+    """With a person in place of the model, the person sees only the message and decides where to file it."""
     files = MemoryFilesystem()
     files.write("inbox/1.txt", "See you in\n\nRome.")
     person = Person(answers={"slip": {"about": "Rome", "folder": "travel", "sender": "Anna"}})
@@ -107,7 +107,7 @@ async def test_a_person_plays_the_act_that_the_model_plays(inbox: Any) -> None:
 async def test_a_bill_that_fails_half_way_leaves_the_folder_as_it_was(
     inbox: Any, tmp_path: Path, sum: str
 ) -> None:
-    """If filing a bill raises after both files were written, neither of them remains."""
+    """If booking a bill fails after both files were written, neither change remains."""
     folder = tmp_path / "files"
     folder.mkdir()
     (folder / "bill.txt").write_text("Please pay 210 dollars.\n")

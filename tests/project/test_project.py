@@ -1,4 +1,4 @@
-"""The project's own rules: layers, lengths, interpreters, dependencies."""
+"""The project's own rules: layers, lengths, interpreters, and dependencies."""
 
 import json
 import re
@@ -14,7 +14,7 @@ import pytest
 from support import ROOT
 
 SUPPORTED = ("3.11", "3.12", "3.13")
-# The Python that the venv running the tests was made with.
+# The Python from which the venv that runs the tests was made.
 BASE: str = getattr(sys, "_base_executable")  # noqa: B009 (typeshed does not know the attribute)
 
 
@@ -25,7 +25,7 @@ def script(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def layers(folder: Path, files: dict[str, str]) -> list[str]:
-    """Write a package, and return the findings without the folder's path."""
+    """Write a package, and return the findings of layers.py without the folder's path."""
     for name, text in files.items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -38,13 +38,13 @@ def layers(folder: Path, files: dict[str, str]) -> list[str]:
 
 
 def test_the_package_keeps_to_its_layers():
-    """The real tree has no finding."""
+    """The real package has no layer violations."""
     result = script("layers.py")
     assert (result.stdout, result.returncode) == ("", 0)
 
 
 def test_layers_allow_what_is_downward_or_level(tmp_path: Path):
-    """Imports downward, on the same level, of own private modules and of the front are allowed."""
+    """layers.py allows imports downward, on the same level, of own private modules and of the package itself."""
     files = {
         "__init__.py": "from handrail.cli import main\nfrom handrail.session._store import _Store\n",
         "cli.py": "from handrail import __version__\nfrom handrail.session import Session\n",
@@ -72,21 +72,21 @@ def test_layers_allow_what_is_downward_or_level(tmp_path: Path):
     ],
 )
 def test_layers_find_an_upward_import(tmp_path: Path, line: str):
-    """An upward import is reported with its line, in whatever form and place it is written."""
+    """layers.py reports an upward import with its line, however and wherever it is written."""
     number = line.count("\n") + 1
     [finding] = layers(tmp_path, {"tools.py": line})
     assert finding.startswith(f"tools.py:{number}: tools (layer 0) imports session (layer 1); ")
 
 
 def test_layers_find_an_upward_import_from_a_nested_package(tmp_path: Path):
-    """Relative imports are resolved from the file's package."""
+    """layers.py resolves a relative import from the file's own package."""
     [finding] = layers(tmp_path, {"session/store/rows.py": "from ...dispatch import gate\n"})
     assert finding.startswith("session/store/rows.py:1: session (layer 1) imports dispatch (layer 2); ")
 
 
 @pytest.mark.parametrize("test", ["TYPE_CHECKING", "typing.TYPE_CHECKING"])
 def test_layers_exempt_imports_for_types_only(tmp_path: Path, test: str):
-    """Under TYPE_CHECKING an upward import is allowed; in its else branch it is not."""
+    """layers.py allows an upward import under TYPE_CHECKING, but not in its else branch."""
     branch = "    from handrail.session import Session\n"
     assert layers(tmp_path, {"tools.py": f"if {test}:\n{branch}"}) == []
     [finding] = layers(tmp_path, {"tools.py": f"if {test}:\n    pass\nelse:\n{branch}"})
@@ -103,7 +103,7 @@ def test_layers_exempt_imports_for_types_only(tmp_path: Path, test: str):
     ],
 )
 def test_layers_find_private_imports(tmp_path: Path, line: str):
-    """Names with a leading underscore stay in their package, even for types."""
+    """layers.py reports imports of another package's underscored names, even for types."""
     [finding] = layers(tmp_path, {"tools.py": line})
     assert "which is private to errors; import a public name of errors" in finding
 
@@ -111,7 +111,7 @@ def test_layers_find_private_imports(tmp_path: Path, line: str):
 @pytest.mark.parametrize("target", ["testing", "telemetry"])
 @pytest.mark.parametrize("owner", ["tools", "cli", "testing", "telemetry"])
 def test_layers_let_nothing_import_what_stands_beside(tmp_path: Path, owner: str, target: str):
-    """No layer, not even the top one, imports testing or telemetry, and these do not import each other."""
+    """layers.py reports imports of testing or telemetry by any layer, and by each other."""
     findings = layers(tmp_path, {f"{owner}.py": f"from handrail.{target} import thing\n"})
     if owner == target:
         assert findings == []
@@ -122,13 +122,13 @@ def test_layers_let_nothing_import_what_stands_beside(tmp_path: Path, owner: str
 
 @pytest.mark.parametrize("owner", ["testing", "telemetry"])
 def test_layers_keep_what_stands_beside_below_the_doors(tmp_path: Path, owner: str):
-    """testing and telemetry may import anything but layer 5."""
+    """layers.py reports imports of layer 5 by testing and telemetry."""
     [finding] = layers(tmp_path, {f"{owner}.py": "from handrail.serve import page\n"})
     assert finding.startswith(f"{owner}.py:1: {owner} imports serve (layer 5); ")
 
 
 def test_layers_ask_for_a_place_for_a_new_module(tmp_path: Path):
-    """A module not in the table is reported once, and so is an import of it."""
+    """layers.py reports a module that has no layer once, and each import of it."""
     files = {
         "novel/__init__.py": "",
         "novel/part.py": "",
@@ -142,7 +142,7 @@ def test_layers_ask_for_a_place_for_a_new_module(tmp_path: Path):
 
 @pytest.mark.parametrize("line", ["import handrail", "from handrail import Tool", "from . import Tool"])
 def test_layers_find_imports_through_the_front(tmp_path: Path, line: str):
-    """The package's own modules do not import from its `__init__`."""
+    """layers.py reports a module that imports names from the package's own `__init__`."""
     [finding] = layers(tmp_path, {"session.py": line})
     assert "through the package itself; import it from the module that defines it" in finding
 
@@ -164,14 +164,14 @@ def test_layers_find_imports_through_the_front(tmp_path: Path, line: str):
 )
 @pytest.mark.parametrize("file", ["tools.py", "__init__.py", "session/clock.py"])
 def test_layers_find_direct_time_and_chance(tmp_path: Path, file: str, text: str, found: str):
-    """The machine's clock and random source are found under any alias, with a hint."""
+    """layers.py reports direct uses of the clock and of randomness under any alias, with a hint."""
     [finding] = layers(tmp_path, {file: text})
     assert finding.startswith(f"{file}:{found}; ")
     assert "handrail.clock" in finding or "handrail.ids" in finding
 
 
 def test_layers_leave_other_uses_of_time_alone(tmp_path: Path):
-    """Types, conversions and similar names are not reported."""
+    """layers.py does not report types, conversions and names that merely look like time or randomness."""
     text = "import time\nfrom datetime import datetime\n\ndef f(now: datetime) -> str:\n    return time.strftime('%Y', now.timetuple())\n"
     look_alikes = "def g(datetime, time):\n    return datetime.now(), time.time()\n"
     for_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from uuid import UUID\n"
@@ -180,18 +180,18 @@ def test_layers_leave_other_uses_of_time_alone(tmp_path: Path):
 
 
 def test_layers_report_a_file_that_does_not_parse(tmp_path: Path):
-    """A syntax error is a finding with its line, not a crash."""
+    """layers.py reports a syntax error as a finding with its line."""
     [finding] = layers(tmp_path, {"tools.py": "x = 1\ndef\n"})
     assert finding.startswith("tools.py:2: does not parse: ")
 
 
 def test_layers_refuse_a_missing_folder(tmp_path: Path):
-    """A wrong path does not pass as a clean package."""
+    """layers.py fails if the folder does not exist."""
     assert script("layers.py", tmp_path / "none").returncode == 2
 
 
 def test_the_package_keeps_to_its_lengths():
-    """The real tree has nothing over the limits."""
+    """The real package has no file or function over the length limits."""
     result = script("lengths.py")
     assert result.returncode == 0, result.stdout
 
@@ -207,12 +207,12 @@ def function(lines: int) -> str:
 
 
 def test_lengths_accept_a_file_and_function_at_the_note_marks(tmp_path: Path):
-    """A file of 400 lines and a function of 60 lines pass without a note."""
+    """lengths.py accepts a file of 400 lines and a function of 60 without a note."""
     assert lengths(tmp_path, function(60) + "\n" * 340) == ("", 0)
 
 
 def test_lengths_note_what_is_nearing_the_limit(tmp_path: Path):
-    """Between the mark and the limit there is a note and no failure."""
+    """lengths.py prints a note, and does not fail, for a length between the mark and the limit."""
     output, status = lengths(tmp_path, function(80) + "\n" * 420)
     assert output.splitlines() == [
         "module.py:1: the file has 500 lines (note: over 400)",
@@ -233,12 +233,12 @@ def test_lengths_note_what_is_nearing_the_limit(tmp_path: Path):
     ],
 )
 def test_lengths_find_what_is_over_the_limit(tmp_path: Path, text: str, finding: str):
-    """A file over 500 lines or a function or method over 80 fails."""
+    """lengths.py fails for a file over 500 lines, and for a function or method over 80."""
     assert lengths(tmp_path, text) == (finding + "\n", 1)
 
 
 def test_lengths_refuse_a_missing_folder(tmp_path: Path):
-    """A wrong path does not pass as short code."""
+    """lengths.py fails if the folder does not exist."""
     assert script("lengths.py", tmp_path / "none").returncode == 2
 
 
@@ -275,7 +275,7 @@ def test_find_python_passes_over_a_shim_that_fails(tmp_path: Path):
 
 
 def test_find_python_passes_over_what_cannot_be_run(tmp_path: Path):
-    """A file that is not executable, or a folder of that name, is not a Python."""
+    """find-python skips a file that is not executable, and a folder with the name of a Python."""
     (tmp_path / "b" / "python3.11").mkdir(parents=True)
     programs = {"a/python3.11": GOOD, "b/python3.12": BROKEN, "c/python": GOOD}
     result = find_python(tmp_path, programs, modes={"a/python3.11": 0o644})
@@ -283,14 +283,14 @@ def test_find_python_passes_over_what_cannot_be_run(tmp_path: Path):
 
 
 def test_find_python_handles_spaces_in_a_path(tmp_path: Path):
-    """Folders with spaces are searched like others."""
+    """find-python also searches folders with spaces in their path."""
     home = tmp_path / "with space"
     home.mkdir()
     assert find_python(home, {"a b/python3": GOOD}).stdout == f"{BASE}\n"
 
 
 def test_find_python_finds_versions_pyenv_keeps(tmp_path: Path):
-    """A version that pyenv has but did not activate is found behind its failing shim."""
+    """find-python finds a version that pyenv has installed but not activated, behind its failing shim."""
     kept = tmp_path / ".pyenv" / "versions" / "some" / "bin" / "python3"
     kept.parent.mkdir(parents=True)
     kept.write_text(GOOD)
@@ -299,7 +299,7 @@ def test_find_python_finds_versions_pyenv_keeps(tmp_path: Path):
 
 
 def test_find_python_prints_the_fix_when_venv_is_missing(tmp_path: Path):
-    """A Python without venv is refused, with the command that installs it."""
+    """find-python refuses a Python without venv, and prints the command that installs it."""
     (tmp_path / "lacking").mkdir()
     (tmp_path / "lacking" / "ensurepip.py").write_text("raise ImportError")
     result = find_python(tmp_path, {"a/python3.11": NO_VENV})
@@ -308,14 +308,14 @@ def test_find_python_prints_the_fix_when_venv_is_missing(tmp_path: Path):
 
 
 def test_find_python_fails_without_a_usable_python(tmp_path: Path):
-    """If none is usable, the error says so."""
+    """find-python fails with an error if no Python is usable."""
     result = find_python(tmp_path, {"a/python3": BROKEN})
     assert (result.returncode, result.stdout) == (1, "")
     assert "No Python >= 3.11 runs here" in result.stderr
 
 
 def test_find_python_lists_all_and_names_the_missing(tmp_path: Path):
-    """--all prints a line for each supported version, found or not."""
+    """`find-python --all` prints a line for each supported version, found or not."""
     here = "{}.{}".format(*sys.version_info)
     result = find_python(tmp_path, {"a/python3.12": BROKEN, "b/python3": GOOD}, "--all")
     expected = [f"{v} {BASE if v == here else 'missing'}" for v in SUPPORTED]
@@ -324,7 +324,7 @@ def test_find_python_lists_all_and_names_the_missing(tmp_path: Path):
 
 
 def test_the_core_has_exactly_five_dependencies():
-    """The core has exactly five dependencies; adding one must be decided here too."""
+    """The core has exactly five dependencies, so that adding one is a deliberate decision."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = sorted(re.split(r"[^\w-]", line)[0] for line in project["dependencies"])
     assert names == ["anyio", "griffelib", "msgspec", "opentelemetry-api", "pydantic"]

@@ -1,4 +1,4 @@
-"""The public surface of the package is pinned: a name is added or removed only on purpose."""
+"""The public names of the package, pinned so that one is added or removed only on purpose."""
 
 import re
 import tomllib
@@ -21,25 +21,25 @@ def test_public_names_are_the_pinned_ones():
     if sorted(handrail.__all__) != pinned:
         pytest.fail(
             f"The public names differ from tests/project/public_names.txt: new {new}, gone {gone}. "
-            f"If that is meant (and in the changelog), update the list, sorted and without repeats:\n{UPDATE}",
+            f"If this is intended (and in the changelog), update the list, sorted and without repeats:\n{UPDATE}",
             pytrace=False,
         )
 
 
 def test_public_names_can_be_got():
-    """Every name in `__all__` exists, including the lazily imported ones."""
+    """Every name in `__all__` can be imported, including the lazy ones."""
     missing = [name for name in handrail.__all__ if not hasattr(handrail, name)]
     assert missing == []
 
 
 def test_one_page_lists_the_public_names():
-    """The page of public names in the docs has every name once, and no other."""
+    """The page of public names in the docs lists every name once, and no other."""
     page = (Path(__file__).parents[2] / "docs/reference/public.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("|")]
     assert sorted(re.findall(r"`(\w+)`", "\n".join(rows))) == sorted(handrail.__all__)
 
 
 def test_the_version_is_said_once():
-    """The package's version is the published one."""
+    """`handrail.__version__` equals the version in pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert handrail.__version__ == project["project"]["version"]

@@ -1,4 +1,4 @@
-"""Every Python example in the README and the docs runs and prints what it shows (see `documents.py`)."""
+"""The Python examples in the README and the docs, which run and print what they show (see `documents.py`)."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ from support.documents import ROOT, BadDocument, Block, chains, documents, extra
 
 
 def examples() -> list[object]:
-    """Return the example groups of the README and the docs, named by file and line.
+    """Return the groups of examples in the README and the docs, named by file and line.
 
     Examples with the embedded model run in one venv only.
     """
@@ -29,12 +29,12 @@ def examples() -> list[object]:
 
 @pytest.mark.parametrize(("document", "blocks"), examples())
 def test_example_runs(document: Path, blocks: list[Block], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Each example in the documentation runs."""
+    """Each example in the README and the docs runs and prints what it shows."""
     run(document, blocks, tmp_path, monkeypatch)
 
 
 def test_hello_world_is_ten_lines_on_either_model():
-    """Both versions of hello world have ten lines, and differ only in the model and its import."""
+    """Both versions of hello world have ten lines and differ only in the model and its import."""
     scripted, local = [block.code.splitlines() for block in extract(ROOT / "README.md")[:2]]
     assert [len([line for line in code if line]) for code in (scripted, local)] == [8, 8]
     assert len(scripted) == len(local) == 10
@@ -109,7 +109,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_extract_finds_the_python_blocks(tmp_path: Path):
-    """Blocks have their line, mark and expected output; other fences are ignored."""
+    """`extract` returns each python block with its line, mark and expected output, and ignores other fences."""
     first, second, third = extract(written(tmp_path, DOCUMENT))
     assert (first.line, first.continues, first.prints) == (4, False, None)
     assert second == Block(15, "print(Point(x=1).x)\n", continues=True, prints="1\n")
@@ -119,7 +119,7 @@ def test_extract_finds_the_python_blocks(tmp_path: Path):
 
 
 def test_run_accepts_a_true_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Continued blocks share names, others do not, and nothing is left behind."""
+    """`run` lets continued blocks share names and others not, and restores `__main__`."""
     before = sys.modules["__main__"]
     document = written(tmp_path, DOCUMENT)
     groups = chains(document)
@@ -155,20 +155,20 @@ def failure(folder: Path, text: str, patch: pytest.MonkeyPatch) -> str:
 def test_run_names_the_line_that_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, line: int, error: str
 ):
-    """The error has the file, the line and the exception."""
+    """The error of a failing example has the file, the line and the exception."""
     message = failure(tmp_path, f"Words.\n\n```python\n{code}```\n", monkeypatch)
     assert message.startswith(f"{tmp_path}/document.md:{line}: the example raised {error}")
 
 
 def test_run_keeps_blocks_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """An unmarked block does not see the names of the previous one."""
+    """A block without a mark does not see the names of the block before it."""
     message = failure(tmp_path, "```python\nx = 1\n```\n\n```python\nprint(x)\n```\n", monkeypatch)
     assert message.startswith(f"{tmp_path}/document.md:6: the example raised NameError")
 
 
 @pytest.mark.parametrize("said", ["1\n2\n", "1", "1 \n", ""])
 def test_run_compares_what_is_printed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str):
-    """Any difference from the output in the document is a failure."""
+    """Any difference between the printed and the documented output is a failure."""
     said = said and said.rstrip("\n") + "\n"
     code = "print(1)\n" if said != "1\n" else "print(1, end='')\n"
     text = f"```python\n{code}```\n\n<!-- prints -->\n```text\n{said}```\n"
@@ -190,7 +190,7 @@ def test_run_compares_what_is_printed_exactly(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_extract_refuses_marks_that_do_nothing(tmp_path: Path, text: str, complaint: str):
-    """A misplaced mark is an error; otherwise an example would silently go unchecked."""
+    """A mark in a place where it has no effect is an error, since the example would silently go unchecked."""
     with pytest.raises(BadDocument, match=re.escape(complaint)):
         extract(written(tmp_path, text))
 
@@ -227,7 +227,7 @@ assert "x" not in globals()
 
 
 def test_a_page_is_one_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The blocks of a page share names until one starts again; blocks for other libraries are skipped."""
+    """The blocks of a page share names until one starts anew, and blocks for other libraries are skipped."""
     document = written(tmp_path, STORY)
     monkeypatch.setattr("support.documents.DOCS", tmp_path)
     groups = chains(document)

@@ -1,6 +1,6 @@
-"""Types are API: pyright strict's inferences and errors are pinned.
+"""Types as API: what pyright infers and reports in strict mode is pinned.
 
-Each file in tests/project/types declares its expectations: inferences with `assert_type`, errors with a
+Each file in tests/project/types declares its expectations: inferences with `assert_type`, and errors with a
 comment on their line, `# expect-error: rule, rule`. Pyright must report exactly those.
 """
 
@@ -36,7 +36,7 @@ Found = set[tuple[int, str]]
 
 
 def checker() -> str:
-    """Return a Python that has pyright: this one, or the one that runs the checks."""
+    """Return a Python that has pyright: this one or, if it has none, the one that runs the checks."""
     return sys.executable if importlib.util.find_spec("pyright") else str(ROOT / ".venv/bin/python")
 
 
@@ -87,7 +87,7 @@ def expected(text: str) -> Found:
 
 @pytest.mark.parametrize("name", FILES)
 def test_pyright_says_exactly_what_the_file_expects(name: str, reported: dict[str, Found]):
-    """Every inference holds, every expected error is reported with its rule, and there is no other."""
+    """Pyright confirms every inference and reports exactly the errors that the file expects, with their rules."""
     wanted, got = expected((FOLDER / name).read_text()), reported[name]
     differences = [f"{name}:{line}: {rule} is not expected" for line, rule in sorted(got - wanted)]
     differences += [f"{name}:{line}: {rule} is not reported" for line, rule in sorted(wanted - got)]
@@ -95,7 +95,7 @@ def test_pyright_says_exactly_what_the_file_expects(name: str, reported: dict[st
 
 
 def test_a_wrong_expectation_is_noticed(reported: dict[str, Found]):
-    """A false `assert_type`, an unexpected error and a missing one are all detected."""
+    """A false `assert_type`, an unexpected error and a missing error are each detected."""
     wanted, got = expected(WRONG), reported["wrong.py"]
     assert got - wanted == {(3, "reportAssertTypeFailure"), (4, "reportAssignmentType")}
     assert wanted - got == {(5, "reportAssignmentType")}
@@ -103,7 +103,7 @@ def test_a_wrong_expectation_is_noticed(reported: dict[str, Found]):
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_of_expectations_has_both_kinds(name: str):
-    """Every file has at least one expectation of each kind."""
+    """Every file has at least ten expected inferences and five expected errors."""
     text = (FOLDER / name).read_text()
     assert text.count("assert_type(") >= 10
     assert len(expected(text)) >= 5

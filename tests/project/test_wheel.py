@@ -1,4 +1,4 @@
-"""scripts/wheel.py: what it reports about a wheel. scripts/wheel tests the build and the environments."""
+"""scripts/wheel.py, which checks the contents of a wheel. (scripts/wheel tests the build and the environments.)"""
 
 import re
 import subprocess
@@ -36,7 +36,7 @@ def look(made: Path) -> tuple[int, list[str]]:
 
 
 def test_the_package_as_it_lies_here_is_whole(tmp_path: Path):
-    """A wheel of this checkout is complete, with the page's libraries that scripts/page installed."""
+    """A wheel of this checkout is complete, including the page's libraries that scripts/page installed."""
     assert look(wheel(tmp_path)) == (0, [])
 
 
@@ -54,12 +54,12 @@ def test_a_file_that_was_left_out_is_found(tmp_path: Path, name: str):
 
 @pytest.mark.parametrize("name", ["tests/rig.py", "handrail/notes.txt", "scripts/wheel.py"])
 def test_what_does_not_belong_in_it_is_found(tmp_path: Path, name: str):
-    """A file of the repository that does not belong in the wheel is reported."""
+    """A file in the wheel that is not part of the package is reported."""
     assert look(wheel(tmp_path, adding=name)) == (1, [f"{name} is too much: the package has no such file"])
 
 
 def test_a_page_without_its_libraries_is_refused_with_a_hint(tmp_path: Path):
-    """Missing libraries of the page are refused with a hint, since the page's own imports are checked too."""
+    """A wheel without the page's libraries and their licences is refused, with a hint to run scripts/page."""
     status, findings = look(wheel(tmp_path, without=re.escape(VENDOR)))
     assert status == 1
     hint = ": run scripts/page, then build again"

@@ -1,4 +1,4 @@
-"""Sections shown as summaries, and what opening them adds, as the prompt computes it."""
+"""Sections shown as summaries, and what opening them adds to the prompt."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ POLICY = RateLimitPolicy(5, 60)
 
 
 def guidance(**changed: Any) -> Prompt[None]:
-    """Make a prompt with one section in full, one closed, and another closed inside that."""
+    """Make a prompt with an open section, a closed one, and another closed one inside that."""
     ranking = MarkdownSection(
         "Ranking", "rank", "Rank by $name.", tools=[rank], summary="How to rank.", visibility="summary"
     )
@@ -72,7 +72,7 @@ def names(tools: Any) -> list[str]:
 
 
 def test_a_summary_hides_body_children_and_tools_and_says_how_to_open_it():
-    """A closed section shows its heading, its summary with placeholders filled, and the call that opens it."""
+    """A closed section shows its heading, its summary with filled placeholders, and the call that opens it."""
     assert CLOSED.text == (
         "## Guidance\n\nHello.\n\n"
         "### Search\n\nHow to search for cats.\n\n"
@@ -84,7 +84,7 @@ def test_a_summary_hides_body_children_and_tools_and_says_how_to_open_it():
 
 
 def test_opening_gives_the_section_in_full_and_the_tools_that_came_with_it():
-    """An opened section is shown in full with its tools; its children follow their own visibility."""
+    """An opened section is shown in full with its tools, and its children follow their own visibility."""
     opening = CLOSED.open(["guidance.search"])
     assert opening.text == (
         "### Search\n\nSearch for cats.\n\n"
@@ -117,13 +117,13 @@ def test_a_section_in_a_closed_one_opens_both():
 
 
 def test_a_section_in_full_inside_a_closed_one_opens_that():
-    """A section in full inside a closed one is hidden; opening its path opens the closed one."""
+    """A visible section inside a closed one is hidden with it, and opening its path opens the closed one."""
     opening = CLOSED.open(["guidance.search.style"])
     assert opening.rendered == CLOSED.open(["guidance.search"]).rendered
 
 
 def test_several_are_opened_at_once_in_the_order_of_the_tree():
-    """Several opened sections are shown once each, in tree order, however they are named."""
+    """Several sections that are opened at once are each shown once, in tree order."""
     sections = [MarkdownSection(key, key, f"Body {key}", summary="S", visibility="summary") for key in "abc"]
     rendered = Prompt("p", sections).render()
     opening = rendered.open(["c", "a", "c"])
@@ -132,14 +132,14 @@ def test_several_are_opened_at_once_in_the_order_of_the_tree():
 
 
 def test_policies_hold_before_their_section_is_open():
-    """Policies of a closed section already apply, and opening the section adds no others."""
+    """The policies of a closed section already apply, and opening it adds no others."""
     wanted = (ScopedPolicy(POLICY, frozenset({"search", "rank"})),)
     opening = CLOSED.open(["guidance.search"])
     assert CLOSED.policies == opening.rendered.policies == wanted
 
 
 def test_the_deadline_and_the_values_stay_those_of_the_rendering():
-    """Opening a section does not evaluate params and conditions again, and keeps the deadline."""
+    """Opening a section evaluates neither params nor conditions again, and keeps the deadline."""
     answers: list[Visibility] = ["full", "summary"]
     section = MarkdownSection[Topic]("A", "a", "$name", summary="S", visibility=answers.pop)
     deadline = Deadline.after(60)
@@ -174,7 +174,7 @@ OPEN = CLOSED.open(["guidance.search.rank"]).rendered
     ids=["unknown", "open", "several", "none", "opened-before", "empty"],
 )
 def test_what_can_not_be_opened_is_said_for_the_model(rendered: Any, paths: list[str], message: str):
-    """All sections that can't be opened are listed together with those that can, and nothing is opened."""
+    """The error lists all sections that can't be opened, together with those that can, and nothing is opened."""
     with pytest.raises(ToolValidationError) as caught:
         rendered.open(paths)
     assert str(caught.value) == message
@@ -182,7 +182,7 @@ def test_what_can_not_be_opened_is_said_for_the_model(rendered: Any, paths: list
 
 
 def test_a_disabled_section_can_not_be_opened():
-    """A disabled section can't be opened, and its error is that of an unknown section."""
+    """A disabled section can't be opened, and the error is the same as for an unknown section."""
     sections = [
         MarkdownSection("A", "a", "", summary="S", visibility="summary"),
         MarkdownSection("B", "b", "", summary="S", visibility="summary", enabled=False),
@@ -227,7 +227,7 @@ def test_what_opening_shows_is_what_was_hidden(tree: list[Drawn]):
 
 @given(trees)
 def test_the_call_that_a_summary_names_opens_it(tree: list[Drawn]):
-    """The arguments in the text open exactly that section and its parents."""
+    """The call that a section's summary names opens exactly that section."""
     rendered = made(tree).render()
     calls = re.findall(rf"^Call {OPENER} with (.*) to see it in full\.$", rendered.text, re.MULTILINE)
     assert [json.loads(call)["sections"] for call in calls] == [[closed.path] for closed in rendered.closed]

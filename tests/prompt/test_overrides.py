@@ -1,4 +1,4 @@
-"""Overrides: tuned texts from files, applied only to the originals they were written for."""
+"""Overrides: texts from files, applied only to the originals they were written for."""
 
 import dataclasses
 import logging
@@ -52,7 +52,7 @@ SUMMARY = "How to plan for $city."
 
 
 def trip(folder: Path | None, body: str = BODY, **changed: Any) -> Prompt[None]:
-    """Make a prompt with one of everything that can be overridden, and one thing that can't."""
+    """Make a prompt with one of everything that can be overridden, and one part that can't."""
     inner = MarkdownSection[Trip](
         "Plan", "plan", body, tools=[weather, pay], summary=SUMMARY, visibility="summary"
     )
@@ -116,7 +116,7 @@ def test_each_kind_of_words_is_replaced(tmp_path: Path):
 
 
 def test_the_tool_with_other_words_is_made_once(tmp_path: Path):
-    """Every rendering has the same tool object for an overridden tool, which parses as before."""
+    """Every rendering has the same tool object for an overridden tool, which parses arguments as before."""
     write(
         tmp_path, f'tools.weather.description = {{replaces = "{digest("Tell the weather.")}", text = "Wet?"}}'
     )
@@ -128,7 +128,7 @@ def test_the_tool_with_other_words_is_made_once(tmp_path: Path):
 
 
 def test_a_tool_whose_annotations_are_local_can_be_reworded(tmp_path: Path):
-    """A tool whose annotations are local can be overridden, since its handler is not inspected again."""
+    """A tool whose annotations are local types can be overridden, since its handler is not inspected again."""
 
     def local() -> Tool[Any, Any]:
         @dataclass
@@ -148,7 +148,7 @@ def test_a_tool_whose_annotations_are_local_can_be_reworded(tmp_path: Path):
 
 
 def test_the_text_of_a_plain_prompt_can_be_tuned(tmp_path: Path):
-    """The only section of a plain prompt is called `instructions`; a prompt's own tools can be overridden too."""
+    """The text of a plain prompt can be overridden as the section `instructions`, and so can its tools."""
     (tmp_path / "p.toml").write_text(
         f'sections.instructions.body = {{replaces = "{digest("Text.")}", text = "Better text."}}\n'
         f'tools.weather.description = {{replaces = "{digest("Tell the weather.")}", text = "Wet?"}}\n'
@@ -159,7 +159,7 @@ def test_the_text_of_a_plain_prompt_can_be_tuned(tmp_path: Path):
 
 
 def test_without_a_file_nothing_changes(tmp_path: Path):
-    """Without a file, or even a folder, nothing changes."""
+    """Without an override file, or even without its folder, nothing is overridden."""
     prompt = trip(tmp_path / "nowhere")
     assert opened(prompt) == opened(trip(None))
     assert (prompt.overrides is not None and prompt.overrides.check(prompt)) == ()
@@ -170,7 +170,7 @@ def test_without_a_file_nothing_changes(tmp_path: Path):
 
 
 def test_a_stale_override_is_left_out_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """A stale override is ignored with one warning, and the hint has the new hash."""
+    """An override of a changed original is ignored with one warning, whose hint has the new hash."""
     write(tmp_path, body_override("Old tuning of $city $days.", digest("Some older text.")))
     with caplog.at_level(logging.WARNING, "handrail.prompt"):
         prompt = trip(tmp_path)
@@ -186,7 +186,7 @@ def test_a_stale_override_is_left_out_and_reported(tmp_path: Path, caplog: pytes
 
 
 def test_the_hint_for_a_stale_override_makes_it_apply(tmp_path: Path):
-    """An override corrected as the hint says is applied."""
+    """A stale override that is corrected as its hint says is applied."""
     file = write(tmp_path, body_override("Tuned: $city $days.", "0" * 16))
     [report] = stale_overrides(trip(tmp_path))
     new = report.hint.split('"')[1]
@@ -253,7 +253,7 @@ def test_what_can_not_be_applied_is_said(
 
 
 def test_an_override_for_one_of_two_tools_of_a_name_reaches_that_one(tmp_path: Path):
-    """If two tools have the same name, the hash determines which one an override is for."""
+    """If two tools have the same name, an override applies to the one whose text has its hash."""
 
     def handler(params: None, *, context: ToolContext) -> ToolResult[None]:
         return ToolResult.ok(None)
@@ -318,11 +318,11 @@ PLAN = f'[sections."task.plan".body]\n{REPLACES}\n'
         (examples_override(output="NaN"), "`tools.weather.examples.example.output` is not JSON: "),
         (
             examples_override('{"town": "Oslo"}'),
-            "tool 'weather': the input of examples[0] does not fit: city: required, and missing",
+            "tool 'weather': the input of examples[0] is invalid: city: required, and missing",
         ),
         (
             examples_override(output='{"name": 3}'),
-            "tool 'weather': the output of examples[0] does not fit: name: must be text",
+            "tool 'weather': the output of examples[0] is invalid: name: must be text",
         ),
         (
             f'tools.weather.description = {{replaces = "{digest("Tell the weather.")}", text = " "}}',
@@ -352,7 +352,7 @@ def test_a_wrong_file_is_refused_where_its_prompt_is_defined(text: str, message:
 
 
 def test_an_override_can_not_take_a_field_out_of_the_prompt(tmp_path: Path):
-    """An override that drops a field is refused; otherwise a param would silently appear nowhere."""
+    """An override that drops a field is refused, since a param would then silently be left out."""
     file = write(tmp_path, body_override("Plan something in $city."))
     with pytest.raises(PromptDefinitionError) as caught:
         trip(tmp_path)
@@ -363,7 +363,7 @@ def test_an_override_can_not_take_a_field_out_of_the_prompt(tmp_path: Path):
 
 
 def test_a_stale_override_is_not_held_to_today_s_fields(tmp_path: Path):
-    """A stale override is ignored whatever it contains, so that the code can keep changing."""
+    """An override of a changed original is ignored, whatever fields it uses."""
     write(tmp_path, body_override("For $nobody.", "0" * 16))
     assert opened(trip(tmp_path)) == opened(trip(None))
 
@@ -422,7 +422,7 @@ def test_a_starter_is_a_file_for_people(tmp_path: Path):
 
 
 def test_a_starter_is_never_written_over_a_file(tmp_path: Path):
-    """A starter never overwrites a file, which may hold someone's tuning."""
+    """A starter never overwrites an existing file."""
     file = write(tmp_path, "# mine\n")
     with pytest.raises(FileInTheWay, match="there are overrides already; move the file away to start again"):
         Overrides(tmp_path).write_starter(trip(None))
@@ -434,7 +434,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("\"'\
 
 @given(texts)
 def test_a_text_survives_being_written_as_toml(text: str):
-    """This holds for all characters: quotes, line ends, backslashes, control characters."""
+    """Any text survives being written to TOML and read back, whatever characters it has."""
     assert tomllib.loads(f"a = {toml_string(text)}\n") == {"a": text}
 
 
@@ -461,7 +461,7 @@ def test_a_starter_round_trips(tmp_path_factory: pytest.TempPathFactory, body: s
 
 
 def test_overrides_are_values():
-    """Overrides are compared by their folder, which may be a string or a path."""
+    """Overrides of the same folder are equal, whether it is given as a string or a path."""
     assert Overrides("prompts") == Overrides(Path("prompts"))
     assert len({Overrides("prompts"), Overrides("prompts"), Overrides("other")}) == 2
     assert Overrides("prompts") not in (Overrides("other"), "prompts", Path("prompts"))
@@ -470,7 +470,7 @@ def test_overrides_are_values():
 
 
 def test_a_copied_prompt_takes_its_overrides_along(tmp_path: Path):
-    """A copied prompt keeps its overrides; `dataclasses.replace` can set others."""
+    """A copied prompt keeps its overrides, and `dataclasses.replace` can set others."""
     write(tmp_path, body_override("Tuned: $city $days."))
     assert "Tuned: Rome 2." in opened(dataclasses.replace(trip(tmp_path), tools=[]))
     assert "Tuned" not in opened(dataclasses.replace(trip(tmp_path), overrides=None))

@@ -118,17 +118,23 @@ SECTIONS: Rows = {
     "key-empty": (lambda: section(key=""), "section 'Search': the key '' is not allowed."),
     "key-newline": (lambda: section(key="a\n"), r"section 'Search': the key 'a\n' is not allowed."),
     "key-number": (lambda: section(key=3), "section 'Search': the key 3 is not allowed."),
-    "template-number": (lambda: section(template=3), "section 'search': the template is a int. Give a text."),
-    "template-none": (lambda: section(template=None), "section 'search': the template is None. Give a text."),
-    "summary-number": (lambda: section(summary=3), "section 'search': the summary is a int. Give a text."),
-    "title-empty": (lambda: section(title=" "), "section 'search': the title is ' '. Give one line of text."),
+    "template-number": (
+        lambda: section(template=3),
+        "section 'search': the template is a int. Pass a string.",
+    ),
+    "template-none": (
+        lambda: section(template=None),
+        "section 'search': the template is None. Pass a string.",
+    ),
+    "summary-number": (lambda: section(summary=3), "section 'search': the summary is a int. Pass a string."),
+    "title-empty": (lambda: section(title=" "), "section 'search': the title is ' '. Pass one line of text."),
     "title-lines": (
         lambda: section(title="a\nb"),
-        r"section 'search': the title is 'a\nb'. Give one line of text.",
+        r"section 'search': the title is 'a\nb'. Pass one line of text.",
     ),
     "title-none": (
         lambda: section(title=None),
-        "section 'search': the title is None. Give one line of text.",
+        "section 'search': the title is None. Pass one line of text.",
     ),
     "template-dollar": (
         lambda: section(template="\n  It\n  costs $5 now and then.\n"),
@@ -171,7 +177,7 @@ SECTIONS: Rows = {
     ),
     "summary-missing": (
         lambda: section(visibility="summary"),
-        "section 'search': it may be shown as a summary and has none. Give `summary=`, one or two sentences.",
+        "section 'search': it may be shown as a summary and has none. Pass `summary=`, one or two sentences.",
     ),
     "summary-missing-function": (
         lambda: section(visibility=lambda: "full"),
@@ -179,17 +185,17 @@ SECTIONS: Rows = {
     ),
     "visibility-misspelt": (
         lambda: section(visibility="hidden"),
-        "section 'search': visibility is 'hidden'. Give 'full', 'summary', or a function that returns one of them.",
+        "section 'search': visibility is 'hidden'. Pass 'full', 'summary', or a function that returns one of them.",
     ),
     "visibility-list": (
         lambda: section(visibility=["full"]),
-        "section 'search': visibility is ['full']. Give 'full'",
+        "section 'search': visibility is ['full']. Pass 'full'",
     ),
     "enabled-text": (
         lambda: section(enabled="yes"),
-        "section 'search': enabled is 'yes'. Give True, False, or a function that returns one of them.",
+        "section 'search': enabled is 'yes'. Pass True, False, or a function that returns one of them.",
     ),
-    "enabled-none": (lambda: section(enabled=None), "section 'search': enabled is None. Give True, False"),
+    "enabled-none": (lambda: section(enabled=None), "section 'search': enabled is None. Pass True, False"),
     "enabled-other-name": (
         lambda: section(enabled=lambda x: True),
         "section 'search': enabled is a function that takes 'x'. "
@@ -218,9 +224,9 @@ SECTIONS: Rows = {
     ),
     "tools-class": (
         lambda: section(tools=[Params]),
-        "section 'search': tools[0] is the class Params. Give tools, made by @tool or Tool(...).",
+        "section 'search': tools[0] is the class Params. Pass tools, made by @tool or Tool(...).",
     ),
-    "tools-names": (lambda: section(tools=["a"]), "section 'search': tools[0] is a str. Give tools, made by"),
+    "tools-names": (lambda: section(tools=["a"]), "section 'search': tools[0] is a str. Pass tools, made by"),
     "policies-class": (
         lambda: section(policies=[RateLimitPolicy]),
         "section 'search': policies[0] is the class RateLimitPolicy. Make one: RateLimitPolicy(...).",
@@ -231,7 +237,7 @@ SECTIONS: Rows = {
     ),
     "children-text": (
         lambda: section(children=["Text."]),
-        "section 'search': children[0] is a str. Give MarkdownSection(title, key, template).",
+        "section 'search': children[0] is a str. Pass MarkdownSection(title, key, template).",
     ),
     "children-same-key": (
         lambda: section(children=[section(key="a"), section(key="b"), section(key="a")]),
@@ -241,7 +247,7 @@ SECTIONS: Rows = {
     "params-plain": (
         lambda: any_section[int],
         "MarkdownSection[int]: int has no named fields for placeholders. "
-        "Give a dataclass or a pydantic model, the class itself.",
+        "Pass a dataclass or a pydantic model, the class itself.",
     ),
     "params-text": (lambda: any_section["Params"], "MarkdownSection['Params']: 'Params' has no named fields"),
     "params-list": (lambda: any_section[[1]], "MarkdownSection[[1]]: [1] has no named fields"),
@@ -262,17 +268,17 @@ PROMPTS: Rows = {
     ),
     "text-empty": (
         lambda: prompt(sections=" \n"),
-        "prompt 'guide': it says nothing. Give a text, or at least one section.",
+        "prompt 'guide': it says nothing. Pass a string, or at least one section.",
     ),
-    "sections-empty": (lambda: prompt(sections=[]), "prompt 'guide': it says nothing. Give a text"),
-    "sections-none": (lambda: prompt(sections=None), "prompt 'guide': it says nothing. Give a text"),
+    "sections-empty": (lambda: prompt(sections=[]), "prompt 'guide': it says nothing. Pass a string"),
+    "sections-none": (lambda: prompt(sections=None), "prompt 'guide': it says nothing. Pass a string"),
     "sections-one": (
         lambda: prompt(sections=section()),
-        "prompt 'guide': sections is one section. Give a list of sections, or a text.",
+        "prompt 'guide': sections is one section. Pass a list of sections, or a string.",
     ),
     "sections-texts": (
         lambda: prompt(section(), " "),
-        "prompt 'guide': sections[1] is a str. Give MarkdownSection(title, key, template).",
+        "prompt 'guide': sections[1] is a str. Pass MarkdownSection(title, key, template).",
     ),
     "sections-same-key": (
         lambda: prompt(section(), section()),
@@ -284,7 +290,7 @@ PROMPTS: Rows = {
     ),
     "tools-one": (
         lambda: prompt(tools=weather),
-        "prompt 'guide': tools is one tool. Give a list of tools: [weather].",
+        "prompt 'guide': tools is one tool. Pass a list of tools: [weather].",
     ),
     "tools-agent": (
         lambda: prompt(tools=[Agent(ScriptedModel([]), "Answer.")]),
@@ -300,30 +306,30 @@ PROMPTS: Rows = {
     ),
     "feedback-text": (
         lambda: prompt(feedback="often"),
-        "prompt 'guide': feedback[0] is a str. Give feedback providers; see FeedbackProvider.",
+        "prompt 'guide': feedback[0] is a str. Pass feedback providers; see FeedbackProvider.",
     ),
     "resources-other": (
         lambda: prompt(resources=[Params]),
-        "prompt 'guide': resources[0] is the class Params. Give Binding(Protocol, provider).",
+        "prompt 'guide': resources[0] is the class Params. Pass Binding(Protocol, provider).",
     ),
     "overrides-text": (
         lambda: prompt(overrides="prompts"),
-        "prompt 'guide': overrides is a str. Give Overrides(\"folder\").",
+        "prompt 'guide': overrides is a str. Pass Overrides(\"folder\").",
     ),
     "output-plain": (
         lambda: prompt(output=int),
-        "prompt 'guide': output is int. Give a dataclass or a pydantic model, the class itself; "
+        "prompt 'guide': output is int. Pass a dataclass or a pydantic model, the class itself; "
         "a plain value can be a field of one.",
     ),
     "output-list": (
         lambda: prompt(output=list[Params]),
-        "prompt 'guide': output is list[Params]. Give a dataclass",
+        "prompt 'guide': output is list[Params]. Pass a dataclass",
     ),
     "output-instance": (
         lambda: prompt(output=Params("Rome")),
-        "prompt 'guide': output is a Params. Give a dataclass or a pydantic model, the class itself;",
+        "prompt 'guide': output is a Params. Pass a dataclass or a pydantic model, the class itself;",
     ),
-    "output-root-model": (lambda: prompt(output=Root), "prompt 'guide': output is Root. Give a dataclass"),
+    "output-root-model": (lambda: prompt(output=Root), "prompt 'guide': output is Root. Pass a dataclass"),
     "output-indescribable": (
         lambda: prompt(output=Holds),
         "prompt 'guide': its output: Holds can't be described to a model: ",
@@ -374,17 +380,17 @@ PROMPTS: Rows = {
     ),
     "two-tools": (
         lambda: prompt(section(tools=[weather]), tools=[weather]),
-        "prompt 'guide': two tools are called 'weather', in the prompt itself and in section 'search'. "
+        "prompt 'guide': two tools are named 'weather', in the prompt itself and in section 'search'. "
         "Rename one, drop one, or let only one of the two be enabled at a time.",
     ),
     "two-policies": (
         lambda: prompt(section(policies=[RateLimitPolicy(1, 60)]), policies=[RateLimitPolicy(2, 60)]),
-        "prompt 'guide': two policies are called 'rate_limit', and their state would be mixed. "
-        "Give one another name, or declare the same one in both places.",
+        "prompt 'guide': two policies are named 'rate_limit', so they would share their state. "
+        "Rename one of them, or declare the same one in both places.",
     ),
     "two-tools-in-one-place": (
         lambda: prompt(section(tools=[weather, weather])),
-        "prompt 'guide': two tools are called 'weather', in section 'search' and in section 'search'.",
+        "prompt 'guide': two tools are named 'weather', in section 'search' and in section 'search'.",
     ),
 }
 
@@ -393,7 +399,7 @@ PROMPTS: Rows = {
     ("define", "message"), [*SECTIONS.values(), *PROMPTS.values()], ids=[*SECTIONS, *PROMPTS]
 )
 def test_a_wrong_definition_is_refused(define: Callable[[], object], message: str):
-    """A wrong definition is refused with its place, the problem and a hint."""
+    """A wrong definition is refused with an error that has its place, the problem and a hint."""
     with pytest.raises(PromptDefinitionError) as caught:
         define()
     error = caught.value
@@ -406,7 +412,7 @@ def test_a_wrong_definition_is_refused(define: Callable[[], object], message: st
 
 @pytest.mark.parametrize("rows", [SECTIONS, PROMPTS], ids=["sections", "prompts"])
 def test_what_the_rows_change_is_right_without_the_change(rows: Rows):
-    """The section and the prompt that the table's rows start from are valid."""
+    """The section and the prompt that the rows of the table modify are valid."""
     assert rows
     assert prompt(section()).render().text == "## Search\n\nText."
     assert prompt().render().text == "Text."
@@ -414,7 +420,7 @@ def test_what_the_rows_change_is_right_without_the_change(rows: Rows):
 
 
 def test_a_wrong_keyword_is_a_type_error():
-    """An unknown keyword argument raises `TypeError`, as with any function."""
+    """An unknown keyword argument raises a `TypeError`."""
     with pytest.raises(TypeError, match="sectionz"):
         any_prompt("guide", "Text.", sectionz=[])
     with pytest.raises(TypeError, match="tool"):
@@ -453,7 +459,7 @@ class Deep:
         lambda params: bool(params.city) and deep(params),
         lambda params, session: deep_at(params, session),
         lambda params: any(params.deep for _ in "ab"),
-        lambda params: getattr(params, "deep"),  # noqa: B009  # what is tested
+        lambda params: getattr(params, "deep"),  # noqa: B009  # this is under test
     ],
     ids=[
         "name",
@@ -469,13 +475,13 @@ class Deep:
     ],
 )
 def test_a_field_that_a_condition_reads_is_used(condition: Any):
-    """A condition uses the fields that its code reads, or all if it uses its params in another way."""
+    """A condition counts as using the fields it reads, or all fields if that can't be determined."""
     Prompt("p", [MarkdownSection[Wide]("A", "a", "$city", enabled=condition)])
     Prompt("p", [MarkdownSection[Wide]("A", "a", "$city", summary="S", visibility=condition)])
 
 
 def test_tools_of_one_name_may_exclude_each_other():
-    """Tools of one name may be in sections that are never both enabled, which is checked at rendering."""
+    """Tools of one name may be in sections that are not enabled together, which rendering checks."""
     first = MarkdownSection("A", "a", "", tools=[weather], enabled=lambda: False)
     second = MarkdownSection("B", "b", "", tools=[weather], enabled=False)
     third = MarkdownSection("C", "c", "", tools=[weather])
@@ -485,14 +491,14 @@ def test_tools_of_one_name_may_exclude_each_other():
 
 
 def test_the_opener_s_name_is_free_where_nothing_is_closed():
-    """The opener's name is refused only in prompts that have closed sections."""
+    """The name of the opening tool is refused only in prompts that have closed sections."""
     assert Prompt("p", "Text.", tools=[OPENER]).render().tools == (OPENER,)
     with pytest.raises(PromptDefinitionError):
         prompt(section(visibility="summary", summary="S", tools=[OPENER]))
 
 
 def test_params_may_be_generic():
-    """A parametrised dataclass is a type of its own."""
+    """Params may be a parametrised generic dataclass, which is a type of its own."""
     one, other = MarkdownSection[Page[int]], MarkdownSection[Page[str]]
     assert one is not other
     rendered = Prompt("p", [one("A", "a", "$item")]).render(Page(3))
@@ -504,7 +510,7 @@ def test_params_may_be_generic():
 
 
 def test_the_class_that_knows_its_params_is_one():
-    """`MarkdownSection[Params]` is the same class each time, with a repr that names the params."""
+    """`MarkdownSection[Params]` is the same class each time, and its repr names the params."""
     known: Any = any_section[Params]
     assert known is MarkdownSection[Params]
     assert known is not MarkdownSection[Other]
@@ -518,7 +524,7 @@ def test_the_class_that_knows_its_params_is_one():
 
 
 def test_a_section_of_ones_own_can_be_generic():
-    """A user's generic section class can be subscripted like `MarkdownSection`, and knows its params."""
+    """A user's generic section class can be subscripted with its params, like `MarkdownSection`."""
 
     class Mine(MarkdownSection[T]):
         def heading(self, depth: int) -> str:
@@ -537,7 +543,7 @@ def test_a_section_of_ones_own_can_be_generic():
 
 
 def test_a_section_is_abstract():
-    """`Section` itself can't be instantiated, only its subclasses."""
+    """`Section` itself can't be instantiated."""
     abstract: Any = Section
     with pytest.raises(TypeError, match="abstract"):
         abstract("A", "a", "Text")
@@ -552,7 +558,7 @@ def test_sections_are_values():
     changed = dataclasses.replace(first, title="B")
     assert (changed.title, changed.params_type) == ("B", Params)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        first.title = "C"  # pyright: ignore[reportAttributeAccessIssue]  # what is tested
+        first.title = "C"  # pyright: ignore[reportAttributeAccessIssue]  # this is under test
 
 
 def test_prompts_are_values():
@@ -565,12 +571,12 @@ def test_prompts_are_values():
     changed = dataclasses.replace(first, tools=[], name="q")
     assert (changed.render().text, changed.render().tools, changed.name) == ("Text.", (), "q")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        first.name = "r"  # pyright: ignore[reportAttributeAccessIssue]  # what is tested
+        first.name = "r"  # pyright: ignore[reportAttributeAccessIssue]  # this is under test
     assert "Text." in repr(first)
 
 
 def test_a_prompt_keeps_what_it_is_given():
-    """A prompt turns lists into tuples, and keeps everything else as it was given."""
+    """A prompt turns given lists into tuples, and keeps everything else as it is."""
     policy, checker, provider = RateLimitPolicy(5, 60), FilesThere("a"), DeadlineFeedback()
     binding = Binding(Params, lambda resources: Params("Rome"))
     made = Prompt(
@@ -589,12 +595,12 @@ def test_a_prompt_keeps_what_it_is_given():
 
 
 def test_a_prompt_can_be_subscripted():
-    """`Prompt[Model](...)` works together with `output=`."""
+    """`Prompt[Model](...)` can be used together with `output=`."""
     assert Prompt[Model]("p", "Text.", output=Model) == Prompt("p", "Text.", output=Model)
 
 
 def test_the_output_may_be_a_local_class():
-    """The output type may be local: its annotations are resolved where the prompt is defined."""
+    """The output type may be a local class, whose annotations are resolved where the prompt is defined."""
 
     @dataclass
     class Inner:
@@ -610,7 +616,7 @@ def test_the_output_may_be_a_local_class():
 
 
 def test_a_duplicate_says_which_tool_and_where():
-    """The error for a duplicate carries the tool and the place as data."""
+    """The error for a duplicate tool has the tool's name and both places as attributes."""
     with pytest.raises(PromptValidationError) as caught:
         prompt(section(tools=[weather]), tools=[weather])
     assert (caught.value.tool, caught.value.places) == ("weather", ("the prompt itself", "section 'search'"))

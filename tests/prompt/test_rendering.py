@@ -1,4 +1,4 @@
-"""Rendering: what a model sees of a prompt, and what that depends on."""
+"""Rendering of prompts: what a model sees, and what that depends on."""
 
 import enum
 import operator
@@ -91,7 +91,7 @@ TRIP = Prompt("trip", sections_of_a_trip())
 
 
 def test_the_text_is_markdown_in_the_order_of_the_tree():
-    """The text has headings by depth, filled placeholders, and examples under their tool's section."""
+    """A rendered prompt has headings by depth, filled placeholders, and examples under their tool's section."""
     assert TRIP.render(Trip("Rome", 3)).text == (
         "## Task\n\nPlan 3 days in Romes.\n\n    indented $5\n\n"
         "Examples:\n\n"
@@ -102,7 +102,7 @@ def test_the_text_is_markdown_in_the_order_of_the_tree():
 
 
 def test_a_prompt_given_as_a_text_has_no_heading():
-    """A prompt given as text is that text without a heading, followed by its tools' examples."""
+    """A prompt given as text is rendered without a heading, followed by its tools' examples."""
     prompt = Prompt("guide", "Answer briefly.", tools=[trains])
     assert prompt.render().text == "Answer briefly."
     assert [section.key for section in prompt.sections] == ["instructions"]
@@ -111,7 +111,7 @@ def test_a_prompt_given_as_a_text_has_no_heading():
 
 
 def test_headings_stop_at_the_sixth_level():
-    """Headings deeper than six levels stay at the sixth, since Markdown has no seventh."""
+    """Headings below the sixth level stay at the sixth, since Markdown has no seventh."""
     inner = MarkdownSection("Deepest", "k", "Body")
     for _ in range(7):
         inner = MarkdownSection("Outer", "k", "", children=[inner])
@@ -119,7 +119,7 @@ def test_headings_stop_at_the_sixth_level():
 
 
 def test_a_section_can_be_of_another_kind():
-    """A subclass of `Section` decides how its heading looks."""
+    """A subclass of `Section` can define its own heading."""
 
     @dataclass(frozen=True)
     class Tagged(Section[T]):
@@ -133,7 +133,7 @@ def test_a_section_can_be_of_another_kind():
 
 
 def test_examples_are_written_as_the_model_would_send_them():
-    """An example's input is written by its type's rules, as the model would send it, and no input as {}."""
+    """An example's input is written as the model would send it, with {} for no input."""
 
     @dataclass
     class Query:
@@ -174,7 +174,7 @@ def test_values_are_put_in_as_they_are(start: str, rest: list[tuple[str, str, st
     [(3, "3"), (None, "None"), (["$x"], "['$x']"), (enum.Enum("Colour", "RED").RED, "Colour.RED")],
 )
 def test_values_are_made_text_by_str(value: Any, shown: str):
-    """Values are converted to text by `str()`."""
+    """Values are inserted as `str()` gives them."""
 
     @dataclass
     class Any1:
@@ -188,12 +188,12 @@ def test_values_are_made_text_by_str(value: Any, shown: str):
 
 
 def test_params_can_be_a_mapping():
-    """Params given as a mapping are validated like a tool's arguments, and conditions get an instance."""
+    """Params given as a mapping are validated like a tool's arguments, and conditions receive an instance."""
     assert TRIP.render({"city": "Rome", "careful": True}).text == TRIP.render(Trip("Rome", 2, True)).text
 
 
 def test_params_can_be_a_pydantic_model():
-    """Params may be an instance or a mapping."""
+    """Params that are a pydantic model may be given as an instance or as a mapping."""
     prompt = Prompt("stay", [MarkdownSection[Stay]("Stay", "stay", "$nights nights at $hotel")])
     assert prompt.params_type is Stay
     assert (
@@ -205,16 +205,16 @@ def test_params_can_be_a_pydantic_model():
 @pytest.mark.parametrize(
     ("prompt", "params", "message"),
     [
-        (TRIP, None, "prompt 'trip': it has no params. Give `Trip(...)`, or a mapping with its fields."),
+        (TRIP, None, "prompt 'trip': it has no params. Pass `Trip(...)`, or a mapping with its fields."),
         (
             TRIP,
             "Rome",
-            "prompt 'trip': its params are a str. Give `Trip(...)`, or a mapping with its fields.",
+            "prompt 'trip': its params are a str. Pass `Trip(...)`, or a mapping with its fields.",
         ),
         (
             TRIP,
             Stay(hotel="a", nights=1),
-            "prompt 'trip': its params are a Stay. Give `Trip(...)`, or a mapping with its fields.",
+            "prompt 'trip': its params are a Stay. Pass `Trip(...)`, or a mapping with its fields.",
         ),
         (
             TRIP,
@@ -241,7 +241,7 @@ def test_wrong_params_are_refused(prompt: Prompt[None], params: Any, message: st
 
 
 def test_a_params_type_that_no_schema_describes_takes_instances():
-    """A params type without a schema accepts only instances; a mapping is refused with the reason."""
+    """A params type without a schema accepts only instances, and a mapping is refused with the reason."""
 
     @dataclass
     class Opaque:
@@ -250,7 +250,7 @@ def test_a_params_type_that_no_schema_describes_takes_instances():
     prompt = Prompt("p", [MarkdownSection[Opaque]("T", "t", "$part")])
     assert "itemgetter" in prompt.render(Opaque(operator.itemgetter(1))).text
     with pytest.raises(
-        PromptRenderError, match=r"a mapping can't be checked: .*\. Give `.*Opaque\(\.\.\.\)` itself\."
+        PromptRenderError, match=r"a mapping can't be checked: .*\. Pass `.*Opaque\(\.\.\.\)` itself\."
     ):
         prompt.render({"part": 1})
 
@@ -301,7 +301,7 @@ def failing(params: Any) -> bool:
     [
         (
             {"enabled": lambda session: True},
-            "prompt 'p': `enabled` of section 'a.b' asks for the session, and there is none. Give `session=`.",
+            "prompt 'p': `enabled` of section 'a.b' asks for the session, and there is none. Pass `session=`.",
         ),
         (
             {"enabled": failing},
@@ -327,7 +327,7 @@ def failing(params: Any) -> bool:
     ids=["no-session", "raises", "text", "one", "misspelt", "list"],
 )
 def test_a_condition_that_fails_is_named(changed: dict[str, Any], message: str):
-    """The error of a failing condition has the prompt, the section and the problem, and its cause."""
+    """The error for a failing condition has the prompt, the section, the problem and the cause."""
     inner = MarkdownSection[Trip]("B", "b", "$city $days $careful", **changed)
     prompt = Prompt("p", [MarkdownSection("A", "a", "", children=[inner])])
     with pytest.raises(PromptRenderError) as caught:
@@ -347,7 +347,7 @@ def test_a_condition_below_a_disabled_section_is_not_asked():
 
 @given(trees)
 def test_a_disabled_subtree_never_appears(tree: list[Drawn]):
-    """None of its text, tools or summaries appears, neither at first nor when everything is opened."""
+    """Nothing of a disabled subtree is shown: no text, tool or summary, even if everything is opened."""
     prompt, alive = made(tree), enabled(tree)
     everything = prompt.render(opened=list(alive))
     assert everything.closed == ()
@@ -382,7 +382,7 @@ def test_rendering_is_deterministic_and_shows_what_it_must(tree: list[Drawn]):
 
 
 def test_tools_come_in_the_order_of_declaration():
-    """Tools are ordered as declared, the prompt's own first; those of disabled sections are left out."""
+    """Tools are in the order of their declaration, the prompt's own first, without those of disabled sections."""
     prompt = Prompt("trip", sections_of_a_trip(), tools=[UNCALLABLE])
     careful = prompt.render(Trip("Rome", careful=True))
     assert [tool.name for tool in careful.tools] == ["weather", "trains", "hotels"]
@@ -390,7 +390,7 @@ def test_tools_come_in_the_order_of_declaration():
 
 
 def test_a_tool_without_a_handler_is_declared_but_not_offered():
-    """A tool without a handler is not shown, nor are its examples, but its name is taken."""
+    """A tool without a handler is not offered, nor are its examples shown, but its name is taken."""
     rendered = Prompt("p", "Text.", tools=[UNCALLABLE]).render()
     assert (rendered.tools, rendered.text) == ((), "Text.")
     with pytest.raises(PromptValidationError):
@@ -398,7 +398,7 @@ def test_a_tool_without_a_handler_is_declared_but_not_offered():
 
 
 def test_two_tools_of_one_name_are_refused_where_both_are_enabled():
-    """Two enabled tools of one name are refused, at the latest when rendering, with both places."""
+    """Two enabled tools of one name are refused with both places, at the latest when the prompt is rendered."""
 
     def one(name: str, condition: Any) -> Section[Any]:
         return MarkdownSection[Trip](name, name, "$city $days $careful", tools=[weather], enabled=condition)
@@ -411,14 +411,14 @@ def test_two_tools_of_one_name_are_refused_where_both_are_enabled():
     with pytest.raises(PromptValidationError) as caught:
         prompt.render(Trip("Rome", 2, True))
     assert str(caught.value) == (
-        "prompt 'p': two tools are called 'weather', in section 'a' and in section 'c.b'. "
+        "prompt 'p': two tools are named 'weather', in section 'a' and in section 'c.b'. "
         "Rename one, drop one, or let only one of the two be enabled at a time."
     )
     assert (caught.value.tool, caught.value.places) == ("weather", ("section 'a'", "section 'c.b'"))
 
 
 def test_two_tools_of_one_name_are_refused_though_one_is_not_shown_yet():
-    """Two tools of one name are refused even if one is in a closed section, which could be opened later."""
+    """Two tools of one name are refused even if one of them is in a closed section."""
     hidden = MarkdownSection(
         "B", "b", "", tools=[weather], enabled=lambda: True, summary="S", visibility="summary"
     )
@@ -431,7 +431,7 @@ def test_two_tools_of_one_name_are_refused_though_one_is_not_shown_yet():
 
 
 def test_a_policy_decides_on_the_tools_of_its_section_and_those_below():
-    """A policy decides on the tools of its section and its subsections; the prompt's own decide on all tools."""
+    """A section's policy applies to its own and its subsections' tools, and a prompt's policy to all tools."""
     every, outer, inner = (RateLimitPolicy(5, 60, name=name) for name in ("every", "outer", "inner"))
     below = MarkdownSection("B", "b", "", tools=[trains], policies=[inner])
     prompt = Prompt(
@@ -450,7 +450,7 @@ def test_a_policy_decides_on_the_tools_of_its_section_and_those_below():
 
 
 def test_a_policy_declared_twice_is_one_policy():
-    """A policy declared in several places is one policy, which decides on the tools of all of them."""
+    """A policy declared in several places is one policy, which applies to the tools of all of them."""
     shared = RateLimitPolicy(5, 60)
     sections = [
         MarkdownSection("A", "a", "", tools=[weather], policies=[shared]),
@@ -473,7 +473,7 @@ def test_two_policies_of_one_name_are_refused():
     ]
     prompt = Prompt("p", sections)
     prompt.render(Trip("Rome"))
-    with pytest.raises(PromptDefinitionError, match="two policies are called 'rate_limit'"):
+    with pytest.raises(PromptDefinitionError, match="two policies are named 'rate_limit'"):
         prompt.render(Trip("Rome", careful=True))
 
 
@@ -485,11 +485,11 @@ def test_a_disabled_section_takes_its_policies_with_it():
     assert prompt.render().policies == ()
 
 
-# --- what a rendering is -------------------------------------------------------------------------
+# --- reuse of renderings -------------------------------------------------------------------------
 
 
 def test_a_prompt_that_depends_on_nothing_is_rendered_once():
-    """A prompt without dependencies is rendered once: later renderings are the same object."""
+    """A prompt that depends on nothing is rendered once, and later renderings are the same object."""
     prompt = Prompt("p", [MarkdownSection("A", "a", "Text", summary="S", visibility="summary")])
     assert prompt.render() is prompt.render()
     assert prompt.render(session=Session()) is prompt.render()
@@ -502,7 +502,7 @@ def test_a_prompt_that_depends_on_nothing_is_rendered_once():
 
 
 def test_a_prompt_that_depends_on_something_is_rendered_anew():
-    """A condition function without parameters counts as a dependency too."""
+    """A prompt that depends on params is rendered anew for each params."""
     words = ["one"]
 
     @dataclass
@@ -526,7 +526,7 @@ def test_not_every_set_of_opened_sections_is_kept():
 
 
 def test_a_section_that_is_not_there_can_not_be_opened():
-    """A misspelt path is refused; a section that is disabled or already in full is ignored."""
+    """Opening an unknown section is refused; a disabled section, or one already in full, is ignored."""
     prompt = Prompt(
         "p", [MarkdownSection("A", "a", "Text"), MarkdownSection("B", "b", "", enabled=lambda: False)]
     )
@@ -537,7 +537,7 @@ def test_a_section_that_is_not_there_can_not_be_opened():
 
 
 def test_structured_output_has_a_schema():
-    """The schema is that of the declared type, and is made once."""
+    """The output schema is that of the declared type, and is made once."""
     prompt = Prompt("p", "Text.", output=Stay)
     schema = prompt.render().output_schema
     assert schema is not None
@@ -546,7 +546,7 @@ def test_structured_output_has_a_schema():
 
 
 def test_prompts_are_what_contexts_show():
-    """Prompts and rendered prompts satisfy the protocols that tools use."""
+    """Prompts and rendered prompts satisfy the protocols that contexts show to tools."""
     prompt: PromptView = TRIP
     rendered: RenderedPromptView = TRIP.render(Trip("Rome"))
     assert prompt.name == "trip"

@@ -1,4 +1,4 @@
-"""Runs at rest: who is notified, when they may be parked, and what a forced park interrupts."""
+"""Runs at rest: who is notified, when a run may be parked, and what a forced park interrupts."""
 
 import asyncio
 import tempfile
@@ -96,12 +96,12 @@ async def phone(context: ToolContext) -> int:
 
 
 async def test_a_run_at_rest_is_reported_and_continues_in_memory():
-    """If nothing parks the run, the answer reaches the waiting handler, which runs once."""
+    """If a run at rest is not parked, an answer reaches the waiting handler, which has run only once."""
     going = Going([ask], [ToolCall("ask"), ToolCall("ask")], "done")
     run = going.begin()
     await going.there.until_rest()
     await going.answer()
-    await going.there.until_rest()  # one question is answered, its call has ended, and the run rests again
+    await going.there.until_rest()  # one question is answered and its call has ended, so the run rests again
     assert len(await going.journal.questions.open("run")) == 1
     await going.answer()
     assert (await run).text == "done"
@@ -151,7 +151,7 @@ async def test_it_does_not_rest_while_anything_is_at_work():
 
 
 async def test_a_model_asked_beside_a_question_is_at_work():
-    """A run that waits for a person is not at rest while another run of the same call waits for its model."""
+    """A run that waits for a person is not at rest while another run in the same call waits for its model."""
     go, asked = asyncio.Event(), asyncio.Event()
 
     class Slow(ScriptedModel):
@@ -216,7 +216,7 @@ async def test_a_thread_that_waits_rests_too():
 
 
 async def test_parked_at_rest_it_says_nothing_that_looks_like_an_end():
-    """Parking nested runs, parallel calls and an approval publishes an end only for what actually ended."""
+    """Parking nested runs, parallel calls and an approval publishes no end for calls that only wait."""
 
     @tool
     async def send() -> str:
@@ -239,7 +239,7 @@ async def test_parked_at_rest_it_says_nothing_that_looks_like_an_end():
     run = going.begin()
     parking = await going.there.until_rest()
     assert parking.park()
-    assert parking.park(), "it is parked"
+    assert parking.park(), "parking a parked run failed"
     with pytest.raises(RunParked) as parked:
         await run
     assert len(parked.value.questions) == 2
@@ -275,7 +275,7 @@ async def test_an_environment_that_raises_at_rest_has_its_run_parked(caplog: pyt
 
 
 async def test_by_force_what_is_at_work_is_cut_and_follows_its_effect():
-    """An interrupted call is rerun if its effect allows it, else its outcome is unknown; finished work stays."""
+    """A call interrupted by a forced park is rerun if its effect allows it; otherwise its outcome is unknown."""
     ran: list[str] = []
     at_work = asyncio.Event()
     hold = True
@@ -318,7 +318,7 @@ async def test_by_force_what_is_at_work_is_cut_and_follows_its_effect():
     assert going.there.parking.park(by_force=True)
     with pytest.raises(RunParked):
         await run
-    assert [(each.tool, each.status) for each in going.ends()] == [("mark", "ok")]  # pyright: ignore[reportAttributeAccessIssue]  # calls are all there is
+    assert [(each.tool, each.status) for each in going.ends()] == [("mark", "ok")]  # pyright: ignore[reportAttributeAccessIssue]  # all of them are calls
     assert (await going.journal.runs.get("run")).status == "parked"
     hold = False
     response = await going.resume()
@@ -381,7 +381,7 @@ async def test_a_handler_that_swallows_it_asks_nobody_and_commits_nothing():
 
 
 async def test_by_force_nothing_is_undone():
-    """A forced park undoes nothing: an inner call's effects stay, and the outer call continues from there."""
+    """A forced park undoes nothing: an inner call's effects stay, and the outer call continues with them."""
     at_work = asyncio.Event()
     world: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Filesystem verbs and their errors, in memory and on a real folder."""
+"""Verbs of a filesystem and their errors, in memory and on a real folder."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -50,7 +50,7 @@ def files(request: pytest.FixtureRequest, new_files: NewFiles) -> Files:
 
 
 def test_it_satisfies_the_protocols():
-    """The root satisfies the protocol of a forkable filesystem, and a fork that of a fork as well."""
+    """A filesystem and its forks satisfy the protocols of a filesystem and of a forkable resource."""
     root: Filesystem = MemoryFilesystem()
     fork = MemoryFilesystem().fork("call")
     as_fork: Fork = fork
@@ -62,7 +62,7 @@ def test_it_satisfies_the_protocols():
 
 
 def test_text_and_bytes_come_back(files: Files):
-    """Text is stored as UTF-8, bytes unchanged, and parent folders are created."""
+    """Text is stored as UTF-8 and bytes unchanged, and missing parent folders are created."""
     files.write("new/deep/a.txt", "grüße\r\n")
     files.write("new/b.bin", b"\0\xff")
     assert files.read("new/deep/a.txt") == "grüße\r\n"
@@ -72,7 +72,7 @@ def test_text_and_bytes_come_back(files: Files):
 
 
 def test_every_spelling_of_a_path_is_one_file(files: Files):
-    """`./a`, `a//b` and `a/./b` name the same files as their normalised paths."""
+    """`./a`, `a//b` and `a/./b` refer to the same files as the normalised paths."""
     for spelling in ("./src/main.py", "src//main.py", "src/./main.py", ".//src/.//main.py"):
         assert files.read(spelling) == "x = 1\ny = x\n"
     files.write("./src//./main.py", "z")
@@ -88,7 +88,7 @@ def test_append_makes_and_extends(files: Files):
 
 
 def test_edit_replaces_what_is_unique_or_everything(files: Files):
-    """`edit` replaces a unique occurrence, or several if all are requested."""
+    """`edit` replaces text that occurs once, or every occurrence if asked to."""
     assert files.edit("readme.md", "hello", "bye") == 1
     assert files.read("readme.md") == "bye\n"
     assert files.edit("src/main.py", "x", "zz", all=True) == 2
@@ -96,7 +96,7 @@ def test_edit_replaces_what_is_unique_or_everything(files: Files):
 
 
 def test_list_and_stat_say_what_is_there():
-    """Entries are sorted and have sizes and the clock's time; the root is '.'."""
+    """`list` is sorted, and `stat` has the size and the clock's time; the root is '.'."""
     files = MemoryFilesystem({"b": "12", "a/c": ""}, clock=SteppingClock())
     first = datetime(2030, 1, 1, tzinfo=UTC).timestamp()
     # The clock is read once for each file and for each new folder.
@@ -113,7 +113,7 @@ def test_list_and_stat_say_what_is_there():
 
 
 def test_folders_stay_until_they_are_deleted(files: Files):
-    """An empty folder stays, whether it was created empty or became so."""
+    """An empty folder stays, whether it was created empty or became empty."""
     files.mkdir("one/two")
     files.mkdir("one/two")
     files.delete("src/main.py")
@@ -126,7 +126,7 @@ def test_folders_stay_until_they_are_deleted(files: Files):
 
 
 def test_a_folder_moves_with_everything_in_it(files: Files):
-    """Moving a folder moves everything in it, creates the new path's parents, and leaves nothing behind."""
+    """Moving a folder moves everything in it and creates the new parent folders."""
     files.mkdir("src/empty/er")
     files.move("src", "lib/py/src")
     assert files.read("lib/py/src/main.py") == "x = 1\ny = x\n"
@@ -162,14 +162,14 @@ def test_a_folder_moves_with_everything_in_it(files: Files):
     ],
 )
 def test_glob(new_files: NewFiles, pattern: str, found: list[str]):
-    """Each kind of pattern finds its paths, sorted."""
+    """Each kind of glob pattern finds the expected paths, sorted."""
     files = new_files(dict.fromkeys(["a.py", "b.txt", "d/a.py", "d/e/c.py", "d/e/.h"], ""))
     assert list(files.glob(pattern)) == found
     assert list(files.fork("call").glob(pattern)) == found
 
 
 def test_grep_finds_lines(new_files: NewFiles):
-    """Matching lines are numbered from one, without line ends, and cut if long; binary files are skipped."""
+    """`grep` numbers matching lines from one, without line ends, shortens long ones, and skips binary files."""
     long = "x" * 600
     files = new_files(
         {"b": "no\r\nfox\r\n", "a/z": f"fox\n\nfox {long}", "bin": b"fox\0", "latin": b"fox\xff"}
@@ -181,7 +181,7 @@ def test_grep_finds_lines(new_files: NewFiles):
 
 
 def test_a_very_deep_tree_is_no_trouble():
-    """A path of two thousand folders is found, moved and deleted, since nothing recurses."""
+    """A path of two thousand folders can be found, moved and deleted, since nothing recurses."""
     deep = "/".join("d" * 2000)
     files = MemoryFilesystem({deep: "bottom"}).fork("call")
     assert files.glob("**") == (deep,)
@@ -279,7 +279,7 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
     "delete missing": (lambda f: f.delete("gone"), FileMissing, "nothing exists at this path"),
     "delete full": (lambda f: f.delete("src"), FileError, "this folder is not empty. Pass recursive=True"),
     "move root": (lambda f: f.move(".", "a"), PathRefused, "the root can't be moved"),
-    "move onto root": (lambda f: f.move("src", "."), PathRefused, "Give the full new path"),
+    "move onto root": (lambda f: f.move("src", "."), PathRefused, "Pass the full new path"),
     "move missing": (lambda f: f.move("gone", "a"), FileMissing, "nothing exists at this path"),
     "move onto file": (
         lambda f: f.move("src/main.py", "readme.md"),
@@ -311,7 +311,7 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_wrong_call_is_told_what_to_do(files: Files, case: str):
-    """Each wrong call raises its own error type, with a message that names the path, and changes nothing."""
+    """Each wrong call raises its own type of error, with a message that names the path, and changes nothing."""
     call, kind, words = BAD[case]
     before = [info.path for info in files.list("src")]
     with pytest.raises(kind) as caught:
@@ -324,7 +324,7 @@ def test_a_wrong_call_is_told_what_to_do(files: Files, case: str):
 
 
 def test_a_suggestion_is_not_searched_among_very_many_names(new_files: NewFiles):
-    """No suggestion is computed among thousands of names, but a name in another case is still found."""
+    """Among thousands of names no similar name is suggested, but one that differs only in case still is."""
     files = new_files({f"file{number}": "" for number in range(3000)})
     with pytest.raises(FileMissing, match=r"List '\.'"):
         files.read("fiel7")
@@ -333,7 +333,7 @@ def test_a_suggestion_is_not_searched_among_very_many_names(new_files: NewFiles)
 
 
 def test_limits():
-    """File size, number of files and folders, and total bytes are limited; deleting makes room."""
+    """The size of a file, the number of files and folders, and the total bytes are limited; deleting makes room."""
     limits = FileLimits(max_file_size=4, max_files=3, max_total_size=6)
     for files in (MemoryFilesystem(limits=limits), MemoryFilesystem(limits=limits).fork("call")):
         with pytest.raises(FileLimitReached, match="would be 5 bytes and the limit for a file is 4"):
@@ -365,7 +365,7 @@ def test_a_commit_that_deletes_makes_room():
 
 
 def test_two_forks_that_are_too_much_together_conflict():
-    """Of two forks that exceed the limits only together, the later one can't commit."""
+    """If two forks exceed a limit only together, the later one can't be committed."""
     root = MemoryFilesystem(limits=FileLimits(max_files=1))
     one, two = root.fork("one"), root.fork("two")
     one.write("a", "")

@@ -1,4 +1,4 @@
-"""Forks of files, in memory and on a real folder: what they see, what they may commit, and nested forks."""
+"""Forks of filesystems, in memory and on a real folder: what they see, what they may commit, and nested forks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ from support.filesystems import Files, NewFiles, commit, outcome, tree
 
 
 def test_a_fork_is_apart_until_it_is_applied(new_files: NewFiles):
-    """A fork and its root see nothing of each other's changes until the fork is applied; then the root has all."""
+    """A fork and its root do not see each other's changes until the fork is applied; then the root has all of them."""
     root = new_files({"a": "1", "d/x": "1", "d/y": "1"})
     fork, other = root.fork("call"), root.fork("other")
     fork.write("a", "2")
@@ -36,7 +36,7 @@ def test_a_fork_is_apart_until_it_is_applied(new_files: NewFiles):
 
 
 def test_a_dropped_fork_leaves_nothing(new_files: NewFiles):
-    """A dropped fork changes nothing; dropping it twice, before or after `prepare`, is harmless."""
+    """A dropped fork changes nothing, and dropping it twice, before or after `prepare`, is harmless."""
     root = new_files({"a": "1"})
     fork = root.fork("call")
     fork.write("b", "2")
@@ -92,7 +92,7 @@ def test_a_read_is_repeatable_and_tracked(new_files: NewFiles, case: str, nested
 
 
 def test_a_glob_does_not_depend_on_what_is_in_the_files():
-    """A glob depends only on names, not on file contents or on unrelated folders."""
+    """A glob depends only on names, neither on the contents of files nor on other folders."""
     root = MemoryFilesystem({"d/a": "1"})
     fork = root.fork("call")
     assert fork.glob("d/*") == ("d/a",)
@@ -103,7 +103,7 @@ def test_a_glob_does_not_depend_on_what_is_in_the_files():
 
 
 def test_a_blind_write_is_no_read(new_files: NewFiles):
-    """Writing files, making folders and reading one's own writes does not make a fork depend on anything."""
+    """Writing files, making folders and reading one's own writes make a fork depend on nothing else."""
     root = new_files({"a": "1"})
     fork = root.fork("call")
     fork.write("a", "2")
@@ -116,7 +116,7 @@ def test_a_blind_write_is_no_read(new_files: NewFiles):
 
 
 def test_a_refusal_reveals_and_so_is_a_read(new_files: NewFiles):
-    """A call that was refused because of an obstacle depends on that obstacle."""
+    """A fork depends on the obstacle or the missing file that made a verb refuse."""
     root = new_files({"a": "1", "d/x": ""})
     fork = root.fork("call")
     for path in ("a/b", "d"):
@@ -131,7 +131,7 @@ def test_a_refusal_reveals_and_so_is_a_read(new_files: NewFiles):
 
 
 def test_what_a_listing_left_out_stays_out(new_files: NewFiles):
-    """A name that was missing when its folder was listed stays missing for the fork, at any depth."""
+    """A name that was missing when its folder was listed stays missing in the fork, at any depth."""
     root = new_files({"d/a": "1", "e/x/y": ""})
     fork = root.fork("call")
     fork.list("d")
@@ -143,7 +143,7 @@ def test_what_a_listing_left_out_stays_out(new_files: NewFiles):
 
 
 def test_what_was_written_stays_where_it_was_written(new_files: NewFiles):
-    """The parent folders of a written file exist for its fork, even if another call deletes them."""
+    """The parent folders of a file that a fork wrote still exist in the fork after another call deletes them."""
     root = new_files({"d/e/x": "1"})
     fork = root.fork("call")
     fork.write("z", "")
@@ -159,7 +159,7 @@ def test_what_was_written_stays_where_it_was_written(new_files: NewFiles):
 
 
 def test_what_was_read_stays_where_it_was_read(new_files: NewFiles):
-    """The parent folders of a file that a fork has read exist for the fork, even if another call deletes them."""
+    """The parent folders of a file that a fork read still exist in the fork after another call deletes them."""
     root = new_files({"d/e/x": "1", "d/y": "1"})
     fork = root.fork("call")
     fork.read("d/e/x")
@@ -168,7 +168,7 @@ def test_what_was_read_stays_where_it_was_read(new_files: NewFiles):
 
 
 def test_a_folder_that_was_to_be_made_and_was_there_is_relied_on(new_files: NewFiles):
-    """A fork that makes an existing folder depends on it: the folder's removal makes the fork stale."""
+    """A fork that makes a folder which already exists is stale once that folder is removed."""
     root = new_files({"d/x": "1"})
     fork = root.fork("call")
     fork.mkdir("d")
@@ -178,7 +178,7 @@ def test_a_folder_that_was_to_be_made_and_was_there_is_relied_on(new_files: NewF
 
 
 def test_what_is_in_a_folder_that_was_not_there_is_not_there(new_files: NewFiles):
-    """What another call puts into a folder that the fork found missing does not exist for the fork."""
+    """A folder that a fork found missing stays empty in the fork, even if another call creates files in it."""
     root = new_files({"a/x/y": ""})
     outer = root.fork("outer")
     assert not outer.exists("b")
@@ -220,7 +220,7 @@ WRITES: dict[str, tuple[Callable[[Files], Any], Callable[[Files], Any], tuple[st
 @pytest.mark.parametrize("case", WRITES)
 @pytest.mark.parametrize("nested", [False, True])
 def test_the_later_of_two_that_wrote_one_path_conflicts(new_files: NewFiles, case: str, nested: bool):
-    """The later of two commits to one path conflicts and names the path; none of it is applied."""
+    """The later of two commits to one path is a conflict that names the path, and none of it is applied."""
     one, two, places = WRITES[case]
     root = new_files({"d/a": "1", "b": "1"})
     parent = root.fork("parent") if nested else root
@@ -261,7 +261,7 @@ BESIDE: dict[str, tuple[Callable[[Files], Any], Callable[[Files], Any], dict[str
 @pytest.mark.parametrize("case", BESIDE)
 @pytest.mark.parametrize("nested", [False, True])
 def test_others_commit_beside_each_other(new_files: NewFiles, case: str, nested: bool):
-    """Changes to different paths are merged, and a folder that both forks make is made once."""
+    """Commits to different paths are merged, and a folder that both forks make is made once."""
     one, two, expected = BESIDE[case]
     root = new_files({"d/a": "1"})
     parent = root.fork("parent") if nested else root
@@ -299,7 +299,7 @@ def test_a_path_is_taken_from_prepare_on(new_files: NewFiles):
 
 
 def test_changes_for_a_diff(new_files: NewFiles):
-    """Each changed file has its bytes before and after; files made and removed in the fork are left out."""
+    """`changes` has each changed file's bytes before and after, without files both made and removed in the fork."""
     root = new_files({"a": "1", "b": "1", "c/d": "1", "e": "1"})
     fork = root.fork("call")
     fork.write("a", "2")
@@ -316,7 +316,7 @@ def test_changes_for_a_diff(new_files: NewFiles):
 
 
 def test_a_fork_that_may_not_write_does_not(new_files: NewFiles):
-    """A read-only fork refuses every change by name, even in an inner fork; reading works."""
+    """A read-only fork and its inner forks refuse every change by name, but can read."""
     root = new_files({"a": "1", "d/x": ""})
     reader = root.fork("peek", writable=False)
     calls: list[Callable[[Files], Any]] = [
@@ -359,7 +359,7 @@ def test_forks_nest_several_levels(new_files: NewFiles):
 
 
 def test_what_an_inner_fork_read_was_read_by_the_outer_one_also_if_it_was_dropped(new_files: NewFiles):
-    """A failed inner call's reads count for the outer call, which may have acted on them."""
+    """An outer fork depends on what its inner forks read, even those that were dropped."""
     root = new_files({"a": "1", "b": "1", "d/x": "1"})
     outer = root.fork("outer")
     dropped, committed = outer.fork("dropped"), outer.fork("committed")
@@ -375,7 +375,7 @@ def test_what_an_inner_fork_read_was_read_by_the_outer_one_also_if_it_was_droppe
 
 
 def test_what_an_inner_fork_read_of_the_outer_ones_work_is_no_read_below(new_files: NewFiles):
-    """An outer fork does not depend on its own writes, even if an inner fork reads them."""
+    """An outer fork's own writes do not count as reads when an inner fork reads them."""
     root = new_files({"a": "1"})
     outer = root.fork("outer")
     outer.write("a", "2")
@@ -406,7 +406,7 @@ def test_inner_reads_that_disagree_make_the_outer_fork_stale(new_files: NewFiles
 
 
 def test_a_file_made_and_deleted_inside_a_nested_fork_counts_as_written(new_files: NewFiles):
-    """A file made and deleted in a nested fork conflicts with another call that makes it meanwhile."""
+    """A file made and deleted in a nested fork conflicts if another call makes it meanwhile."""
     files = new_files()
     outer, other = files.fork("outer"), files.fork("other")
     inner = outer.fork("inner")

@@ -1,4 +1,4 @@
-"""The end of a fork: threads that outlive it, its cost, and any interleaving of many forks."""
+"""Ends of forks: threads that outlive them, their cost, and any interleaving of many forks."""
 
 import sys
 import threading
@@ -23,7 +23,7 @@ from support.steps import steps_of
 
 @pytest.mark.parametrize("end", ["prepare", "apply", "drop", "conflict", "parent"])
 def test_nothing_works_after_the_end(end: str):
-    """After its end, every verb of a fork raises `ContextExpired` with the call's name, and nothing is written."""
+    """After a fork has ended, all its verbs raise `ContextExpired` with the call's name, and nothing is written."""
     root = MemoryFilesystem({"a": "1", "x": "1"})
     outer = root.fork("ended")
     fork = outer.fork("inner") if end == "parent" else outer
@@ -98,13 +98,13 @@ def hammer(fork: MemoryFork, mine: int, busy: threading.Barrier, ends: list[Base
     except BaseException as error:
         ends.append(error)
         if not isinstance(error, ContextExpired):
-            busy.abort()  # no other thread waits for this one
+            busy.abort()  # the other threads must not wait for this one
 
 
 @pytest.mark.usefixtures("eager_threads")
 @pytest.mark.parametrize("end", ["commit", "drop"])
 def test_a_thread_that_outlives_its_call_writes_nowhere(end: str):
-    """When a fork ends while threads use it, its contents at that time are kept and later writes are refused."""
+    """If a fork ends while threads use it, its contents at that time are committed and later writes are refused."""
     for _ in range(15):
         root = MemoryFilesystem({"d/start": "1"})
         fork = root.fork("call")
@@ -130,7 +130,7 @@ def test_a_thread_that_outlives_its_call_writes_nowhere(end: str):
 
 @pytest.mark.usefixtures("eager_threads")
 def test_no_update_is_lost_between_threads():
-    """Forks in four threads increment one file: every commit counts, and conflicts are retried."""
+    """When forks in four threads increment one file and retry on conflicts, no update is lost."""
     root = MemoryFilesystem({"n": "0"})
 
     def count_up() -> None:
@@ -153,7 +153,7 @@ def test_no_update_is_lost_between_threads():
 
 
 def test_a_fork_and_a_commit_take_the_same_steps_at_any_size():
-    """A fork and a commit make the same number of function calls with ten files as with ten thousand."""
+    """A fork and a commit make about as many function calls with ten thousand files as with ten."""
 
     def steps(files: int) -> int:
         root = MemoryFilesystem({f"d{number % 7}/f{number}": "" for number in range(files)})

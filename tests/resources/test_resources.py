@@ -1,4 +1,4 @@
-"""Resources: three scopes, who creates a resource, who closes it, and when."""
+"""Resources: their three scopes, who creates a resource, and who closes it when."""
 
 import asyncio
 import gc
@@ -57,7 +57,7 @@ Body = Callable[[ToolContext], Awaitable[Any]]
 
 
 class Scene:
-    """A gate with these bindings and one tool, whose body the test provides."""
+    """A gate with these bindings and a single tool, whose body the test provides."""
 
     def __init__(self, *bindings: Binding[Any], **options: Any) -> None:
         self.body: Body | None = None
@@ -108,7 +108,7 @@ def numbered(log: list[str], prefix: str = "") -> Callable[[Any], Thing]:
     ],
 )
 def test_three_scopes(scope: Any, got: Any, log: list[str]):
-    """A binding makes one resource per run, per call or per request, and closes it with the run or the call."""
+    """A binding makes one resource for the run, the call or each request, and closes it with the run or the call."""
     found: list[str] = []
 
     async def main() -> list[Any]:
@@ -125,14 +125,14 @@ def test_three_scopes(scope: Any, got: Any, log: list[str]):
 
 
 def test_calls_at_once_share_what_is_the_runs_and_nothing_else():
-    """Concurrent calls share the run's resource, and each has its own of the call's scope."""
+    """Concurrent calls share a resource of the run's scope, and each has its own of the call's scope."""
     log: list[str] = []
 
     async def body(context: ToolContext) -> tuple[str, str]:
         one = context.resources.get(A)
         await asyncio.sleep(1)
         two = context.resources.get(B)
-        return one.name, two.name  # pyright: ignore[reportAttributeAccessIssue]  # what stands behind
+        return one.name, two.name  # pyright: ignore[reportAttributeAccessIssue]  # the attribute of the real class
 
     async def main() -> list[Any]:
         scene = Scene(Binding(A, numbered(log, "run")), Binding(B, numbered(log, "call"), "call"))
@@ -144,7 +144,7 @@ def test_calls_at_once_share_what_is_the_runs_and_nothing_else():
 
 
 def test_a_given_thing_is_never_closed():
-    """A given object is never closed, since it belongs to the caller."""
+    """An object that was given is never closed, since it belongs to the caller."""
     log: list[str] = []
 
     async def main() -> None:
@@ -157,7 +157,7 @@ def test_a_given_thing_is_never_closed():
 
 
 def test_another_name_for_a_thing_does_not_close_it():
-    """A resource that a second binding returns too is closed once, by the scope that made it."""
+    """A resource that a second binding also returns is closed once, by the scope that made it."""
     log: list[str] = []
 
     async def main() -> None:
@@ -171,7 +171,7 @@ def test_another_name_for_a_thing_does_not_close_it():
 
 
 def test_threads_make_one_of_the_runs_scope():
-    """Sync handlers that request a resource of the run at the same moment get the same one."""
+    """Sync handlers that request a resource of the run at the same time get the same one."""
     log: list[str] = []
     together = threading.Barrier(4, timeout=120)
 
@@ -179,7 +179,7 @@ def test_threads_make_one_of_the_runs_scope():
     def grab(context: ToolContext) -> str:
         """Grab it."""
         together.wait()
-        return context.resources.get(A).name  # pyright: ignore[reportAttributeAccessIssue]  # what stands behind
+        return context.resources.get(A).name  # pyright: ignore[reportAttributeAccessIssue]  # the attribute of the real class
 
     async def main() -> set[str]:
         gate = open_gate([grab], resources=[Binding(A, numbered(log))])
@@ -193,7 +193,7 @@ def test_threads_make_one_of_the_runs_scope():
 
 
 def chain(log: list[str]) -> list[Binding[Any]]:
-    """Make bindings in which A needs B and B needs C, with every kind of provider."""
+    """Make bindings in which A needs B and B needs C, using every kind of provider."""
 
     def make_b(resources: Any) -> Iterator[Thing]:
         thing = Thing("b", log, resources.get(C))
@@ -214,7 +214,7 @@ CHAIN = ["+c", "+b", "+a", "-a async", "-b generator", "-c"]
 
 @pytest.mark.parametrize("how", ["ok", "raises", "says no", "times out", "cancels itself", "retried"])
 def test_what_a_call_made_is_closed_in_reverse_however_it_ends(how: str):
-    """Resources are closed after everything that depends on them, whether sync, async or generators."""
+    """However a call ends, its resources are closed in reverse order of creation."""
     log: list[str] = []
 
     async def body(context: ToolContext) -> Any:
@@ -241,7 +241,7 @@ def test_what_a_call_made_is_closed_in_reverse_however_it_ends(how: str):
 
 
 def test_what_a_call_made_is_closed_when_the_run_is_cancelled():
-    """When the run is cancelled, a call's resources are closed, and async closing is not cut short."""
+    """When a run is cancelled, its calls' resources are closed, and async closing is not interrupted."""
     log: list[str] = []
 
     async def body(context: ToolContext) -> Any:
@@ -305,7 +305,7 @@ def raising_generator(log: list[str]) -> Callable[[Any], Iterator[Thing]]:
 
 @pytest.mark.parametrize("kind", ["sync", "cancelled", "endless", "generator"])
 def test_one_that_fails_to_close_keeps_no_other_open(kind: str, caplog: pytest.LogCaptureFixture):
-    """A resource that fails to close keeps no other open; the call's result stays, and the error is logged."""
+    """If a resource fails to close, the others are still closed, the result is kept, and the error is logged."""
     log: list[str] = []
     wrong: dict[str, Any] = {
         "sync": lambda _: Stubborn("b", log),
@@ -330,7 +330,7 @@ def test_one_that_fails_to_close_keeps_no_other_open(kind: str, caplog: pytest.L
 
 
 def test_failures_to_close_the_runs_are_raised_together():
-    """Errors in closing the run's resources are raised together, each with its name, after all are closed."""
+    """Errors in closing the run's resources are raised together, with their names, after all were closed."""
     log: list[str] = []
 
     async def main() -> None:
@@ -350,7 +350,7 @@ def test_failures_to_close_the_runs_are_raised_together():
 
 
 def test_closing_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    """Closing that takes too long is abandoned and named; a resource's own `TimeoutError` is reported as such."""
+    """A resource that takes too long to close is abandoned and named; its own `TimeoutError` is reported as such."""
 
     class Slow:
         async def aclose(self) -> None:
@@ -389,7 +389,7 @@ def test_a_thing_made_by_a_thread_that_outlived_its_call_is_closed():
     def grab(context: ToolContext) -> str:
         """Grab it, slowly."""
         try:
-            return context.resources.get(A).name  # pyright: ignore[reportAttributeAccessIssue]  # never seen
+            return context.resources.get(A).name  # pyright: ignore[reportAttributeAccessIssue]  # never returned
         except BaseException as error:
             refused.append(error)
             raise
@@ -427,7 +427,7 @@ def test_nothing_is_made_once_the_run_has_ended():
     assert log == []
 
 
-# --- what providers may need ---------------------------------------------------------------------
+# --- dependencies of providers -------------------------------------------------------------------
 
 
 def needs(protocol: Any) -> Callable[[Any], Any]:
@@ -436,7 +436,7 @@ def needs(protocol: Any) -> Callable[[Any], Any]:
 
 @pytest.mark.parametrize("scope", ["run", "call", "fresh"])
 def test_circles_are_named_with_their_path(scope: Any):
-    """The error for a cycle has the path of its members only, from its start, and nothing half-made stays."""
+    """The error for a cycle names only the members of the cycle, and no half-made resource is kept."""
 
     async def main() -> list[str]:
         scene = Scene(Binding(A, needs(B), scope), Binding(B, needs(C), scope), Binding(C, needs(B), scope))
@@ -447,7 +447,7 @@ def test_circles_are_named_with_their_path(scope: Any):
 
 
 def test_a_thing_that_needs_itself():
-    """A resource that depends on itself is the shortest cycle."""
+    """A resource that needs itself is refused as a cycle."""
 
     async def main() -> str:
         return (await Scene(Binding(A, needs(A))).call(getting(A))).message
@@ -457,7 +457,7 @@ def test_a_thing_that_needs_itself():
 
 @pytest.mark.parametrize("by_way_of", [False, True])
 def test_what_lives_for_a_call_can_not_be_held_by_the_run(by_way_of: bool):
-    """A resource of the run can't hold one of a call, not even through a fresh resource in between."""
+    """A resource of the run can't hold a resource of a call, not even through a fresh resource in between."""
 
     async def main() -> str:
         bindings = [
@@ -473,7 +473,7 @@ def test_what_lives_for_a_call_can_not_be_held_by_the_run(by_way_of: bool):
 
 
 def test_a_fork_can_not_be_held_by_the_run():
-    """A resource of the run can't hold a call's fork, which would have expired in the next call."""
+    """A resource of the run can't hold a call's fork, which would be expired in the next call."""
 
     async def main() -> list[str]:
         files = MemoryFilesystem({"a": "1"})
@@ -485,7 +485,7 @@ def test_a_fork_can_not_be_held_by_the_run():
         )
 
         async def read(context: ToolContext) -> str:
-            return context.resources.get(B).needs.read("a")  # pyright: ignore[reportAttributeAccessIssue]  # what stands behind
+            return context.resources.get(B).needs.read("a")  # pyright: ignore[reportAttributeAccessIssue]  # the attribute of the real class
 
         assert [(await scene.call(read)).value for _ in range(2)] == ["1", "1"]
         return [(await scene.call(getting(A))).message for _ in range(2)]
@@ -510,7 +510,7 @@ def test_a_fresh_thing_of_the_runs_is_closed_with_the_run():
 
 
 def test_a_provider_that_raises_leaves_nothing_behind_and_is_tried_again():
-    """A provider that raised is called again; the resources it requested stay, and are closed in the end."""
+    """A provider that raised is called again at the next request, and the resources it had requested are closed."""
     log: list[str] = []
     tries: list[int] = []
 
@@ -562,7 +562,7 @@ def opening(*protocols: Any) -> Body:
 
 @pytest.mark.parametrize("kind", ["function", "generator", "lambda", "lambda of a generator"])
 def test_an_async_binding_is_opened_and_not_gotten(kind: str):
-    """`get` refuses an async binding and says what to write; once the resource is open, `get` returns it."""
+    """`get` refuses an async binding and says what to write instead; after `open`, `get` returns the resource."""
     log: list[str] = []
 
     async def main() -> None:
@@ -584,7 +584,7 @@ def test_open_is_for_every_binding():
     @tool
     def grab(context: ToolContext) -> str:
         """Grab it."""
-        return context.resources.open(A).wait().name  # pyright: ignore[reportAttributeAccessIssue]  # what stands behind
+        return context.resources.open(A).wait().name  # pyright: ignore[reportAttributeAccessIssue]  # the attribute of the real class
 
     async def main() -> None:
         scene = Scene(Binding(A, numbered(log)), given(B, Thing("b", log)))
@@ -597,7 +597,7 @@ def test_open_is_for_every_binding():
 
 @pytest.mark.parametrize("scope", ["run", "call"])
 def test_opened_by_several_at_once_it_is_made_once(scope: Any):
-    """Concurrent requests for one resource wait for the first, in one call and across calls."""
+    """Concurrent requests for one resource, in one call or several, wait for the first and share its resource."""
     log: list[str] = []
 
     async def body(context: ToolContext) -> bool:
@@ -616,12 +616,12 @@ def test_opened_by_several_at_once_it_is_made_once(scope: Any):
 
 
 def test_two_different_ones_opened_at_once_are_no_circle():
-    """Different resources that are opened concurrently do not count as depending on each other."""
+    """Different resources that are opened concurrently are not mistaken for a cycle."""
     log: list[str] = []
 
     async def body(context: ToolContext) -> list[str]:
         opened = await gather(*(context.resources.open(kind) for kind in (A, B, C)))
-        return [thing.name for thing in opened]  # pyright: ignore[reportAttributeAccessIssue]  # what stands behind
+        return [thing.name for thing in opened]  # pyright: ignore[reportAttributeAccessIssue]  # the attribute of the real class
 
     def slow(seconds: int) -> Any:
         async def provide(resources: Any) -> Thing:
@@ -637,7 +637,7 @@ def test_two_different_ones_opened_at_once_are_no_circle():
 
 
 def test_the_next_tries_when_the_first_could_not_open_it():
-    """If opening fails, or its call is cancelled, the next request that waits opens the resource."""
+    """If opening a resource fails or its call is cancelled, the next waiting request opens the resource."""
     log: list[str] = []
     tries: list[int] = []
 
@@ -663,7 +663,7 @@ def test_the_next_tries_when_the_first_could_not_open_it():
 
 
 def test_async_providers_may_need_async_ones():
-    """Async providers may open async resources, and cycles and scope errors are found there too."""
+    """Async providers may open async resources, and cycles and scope errors are reported there too."""
     log: list[str] = []
 
     def opens(protocol: Any, name: str) -> Any:
@@ -688,7 +688,7 @@ def test_async_providers_may_need_async_ones():
 
 
 def test_a_circle_through_two_calls_is_found_and_not_waited_for():
-    """A cycle across two calls, each opening what the other needs, is reported instead of waiting forever."""
+    """A cycle across two calls, each opening what the other needs, is reported instead of causing a deadlock."""
 
     def opens(protocol: Any) -> Any:
         async def provide(resources: Any) -> Thing:
@@ -701,7 +701,7 @@ def test_a_circle_through_two_calls_is_found_and_not_waited_for():
         scene = Scene(Binding(A, opens(B)), Binding(B, opens(A)))
 
         async def body(context: ToolContext) -> Any:
-            return (await context.resources.open(A if context.call_id == "one" else B)).name  # pyright: ignore[reportAttributeAccessIssue]  # never there
+            return (await context.resources.open(A if context.call_id == "one" else B)).name  # pyright: ignore[reportAttributeAccessIssue]  # never reached
 
         scene.body = body
         async with asyncio.timeout(100):
@@ -753,7 +753,7 @@ def test_a_generator_yields_once(provide: Any, how_often: str, caplog: pytest.Lo
 
 
 def test_a_forkable_of_the_run_is_the_calls_fork():
-    """Within a call, a forkable resource of the run is always the same fork, committed or dropped with the call."""
+    """In a call, a forkable resource of the run is always the same fork, committed or dropped with the call."""
     files = MemoryFilesystem()
 
     async def body(context: ToolContext) -> bool:
@@ -778,7 +778,7 @@ def test_a_forkable_of_the_run_is_the_calls_fork():
 
 @pytest.mark.parametrize("scope", ["call", "fresh"])
 def test_a_forkable_of_the_call_is_its_own(scope: Any):
-    """A forkable resource of the call is not forked, since no other call has it."""
+    """A forkable resource of the call's scope or fresh is used directly, not as a fork."""
 
     async def body(context: ToolContext) -> list[str]:
         first = context.resources.get(Filesystem)
@@ -793,7 +793,7 @@ def test_a_forkable_of_the_call_is_its_own(scope: Any):
 
 @pytest.mark.parametrize("budget", [None, Budget(tool_calls=5)])
 def test_the_budget_is_one_object(budget: Any):
-    """The budget is the same object by class, by protocol, opened, in a provider, and on the context."""
+    """The budget is one object, whether requested by class or protocol, opened, in a provider or on the context."""
 
     async def body(context: ToolContext) -> bool:
         resources = context.resources
@@ -801,7 +801,7 @@ def test_the_budget_is_one_object(budget: Any):
             resources.get(BudgetTracker)
             is resources.get(BudgetTrackerProtocol)
             is await resources.open(BudgetTracker)
-            is resources.get(A).needs  # pyright: ignore[reportAttributeAccessIssue]  # what stands behind
+            is resources.get(A).needs  # pyright: ignore[reportAttributeAccessIssue]  # the attribute of the real class
             is context.budget_tracker
         )
 
@@ -825,7 +825,7 @@ class Looks:
 
 
 def test_what_a_policy_made_for_the_call_is_closed_with_it():
-    """A resource that a policy requested belongs to the call, and is closed with it."""
+    """A resource that a policy requested for a call is closed with the call."""
     log: list[str] = []
 
     async def main() -> None:
@@ -836,7 +836,7 @@ def test_what_a_policy_made_for_the_call_is_closed_with_it():
 
 
 def test_a_dead_context_gives_no_resources():
-    """An expired context refuses `get`, `open`, and a provider that kept the call's resources."""
+    """An expired context refuses `get` and `open`, as do resources that a provider has kept."""
     kept: list[Any] = []
 
     def keeps(resources: Any) -> Thing:
@@ -859,11 +859,11 @@ def test_a_dead_context_gives_no_resources():
 
 
 def test_resources_of_the_run_may_ask_later():
-    """A provider of the run may keep its resources object and request more of the run's resources later."""
+    """A provider of the run may keep its `resources` and request more of the run's resources later."""
     log: list[str] = []
 
     async def later(context: ToolContext) -> str:
-        return context.resources.get(A).needs.get(B).name  # pyright: ignore[reportAttributeAccessIssue]  # what stands behind
+        return context.resources.get(A).needs.get(B).name  # pyright: ignore[reportAttributeAccessIssue]  # the attribute of the real class
 
     async def main() -> None:
         scene = Scene(Binding(A, lambda resources: Thing("a", log, resources)), Binding(B, numbered(log)))
@@ -882,7 +882,7 @@ def test_resource_errors_are_ours_and_carry_the_resource():
 
 
 async def test_a_call_that_asked_for_resources_is_freed_when_it_is_over():
-    """A finished call that used resources is freed without garbage collection."""
+    """A finished call that used resources is freed by reference counting alone."""
     scene = Scene(given(Thing, Thing("shared", [])), Binding(A, numbered([]), "call"))
     others = _attempts()  # objects of other tests, which may still be referenced
     gc.disable()

@@ -1,4 +1,4 @@
-"""One journal file with several versions and processes: other versions are refused, and each run has one owner."""
+"""One journal file, several processes and versions: other versions are refused, and each run has one owner."""
 
 import sqlite3
 import textwrap
@@ -29,14 +29,14 @@ INSERT INTO about VALUES ('schema', '1'), ('id', 'old');
 
 
 def test_a_journal_of_an_older_version_is_refused(tmp_path: Path):
-    """A journal with the tables of the first version is refused; the error names both versions, the file stays."""
+    """A journal of the first version is refused with an error that names both versions, and stays unchanged."""
     path = tmp_path / "runs.db"
     connection = sqlite3.connect(path)
     connection.executescript(FIRST)
     connection.close()
     with pytest.raises(
         JournalError,
-        match=f"its schema is version 1, and this version of Handrail uses {SCHEMA}. Use the version that wrote it",
+        match=f"its schema has version 1, but this version of Handrail uses {SCHEMA}. Use the version of Handrail that wrote it",
     ):
         SqliteJournal(path)
     connection = sqlite3.connect(path)
@@ -46,7 +46,7 @@ def test_a_journal_of_an_older_version_is_refused(tmp_path: Path):
 
 
 def test_a_journal_of_a_newer_version_is_refused(tmp_path: Path):
-    """A journal of a newer version is refused with an error that says so, and its file stays unchanged."""
+    """A journal of a newer version is refused with an error that names both versions."""
     path = tmp_path / "runs.db"
     SqliteJournal(path).close()
     with sqlite3.connect(path) as connection:
@@ -54,7 +54,7 @@ def test_a_journal_of_a_newer_version_is_refused(tmp_path: Path):
     connection.close()
     with pytest.raises(
         JournalError,
-        match=f"its schema is version {SCHEMA + 1}, and this version of Handrail uses {SCHEMA}",
+        match=f"its schema has version {SCHEMA + 1}, but this version of Handrail uses {SCHEMA}",
     ):
         SqliteJournal(path)
 
@@ -82,7 +82,7 @@ asyncio.run(main())
 
 
 async def test_one_process_has_a_run_and_a_dead_one_has_none(tmp_path: Path):
-    """While its owner lives, a run can't be taken, and the error names the owner; once killed, it can."""
+    """A run can't be taken while its owner is alive, and the error names the owner; after a kill it can."""
     holder = warm_python.start(["-c", textwrap.dedent(HOLDER), TESTS, tmp_path])
     try:
         assert holder.stdout is not None
@@ -97,7 +97,7 @@ async def test_one_process_has_a_run_and_a_dead_one_has_none(tmp_path: Path):
         holder.close()
     (line,) = await list_runs(recorder.journal)
     assert line.standing == "interrupted"
-    assert line.row.leased_until > recorder.journal._database.now()  # pyright: ignore[reportPrivateUsage]  # not over yet
+    assert line.row.leased_until > recorder.journal._database.now()  # pyright: ignore[reportPrivateUsage]  # the lease has not expired
 
     @tool(effect="pure")
     async def wait() -> str:
@@ -110,7 +110,7 @@ async def test_one_process_has_a_run_and_a_dead_one_has_none(tmp_path: Path):
 
 
 async def test_an_answer_given_by_another_process_is_taken(tmp_path: Path):
-    """One process parks a run, another answers its question, and the first resumes it."""
+    """A process that parked a run can resume it with an answer that another process gave."""
     recorder = Recorder(tmp_path)
     with pytest.raises(RunParked):
         await recorder.run("r", call("choose"), "end")

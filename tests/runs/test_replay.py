@@ -1,4 +1,4 @@
-"""Replaying a run against the current code: the first difference is found, with its kind."""
+"""Replays of a run against the current code, which find the first difference and its kind."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ async def replayed(recorder: Recorder, prompt: Prompt[Any], **options: Any) -> D
 
 
 async def test_the_same_code_does_the_same(recorder: Recorder):
-    """Replaying with unchanged code finds no difference, sends nothing, and leaves nothing behind."""
+    """A replay with unchanged code finds no difference, sends no request, and changes nothing."""
     sent: list[str] = []
 
     @tool(name="send")
@@ -58,7 +58,7 @@ async def test_the_same_code_does_the_same(recorder: Recorder):
 
 
 async def test_a_changed_prompt_is_found_first(recorder: Recorder):
-    """The report of a changed prompt has the lines that differ."""
+    """A changed prompt is reported as the first difference, with the lines that differ."""
     await recorder.run("r", *SCRIPT)
     found = await replayed(recorder, Prompt("work", "Do what is asked, politely.", tools=TOOLS))
     assert (found.what, found.step, found.where) == ("prompt", 0, "work")
@@ -85,7 +85,7 @@ async def test_other_tools_are_found(recorder: Recorder):
 
 
 async def test_a_changed_tool_is_found_by_its_result(recorder: Recorder):
-    """The report of a changed tool names the first step and call with another result."""
+    """A changed tool is reported by the first step and call with another result."""
     await recorder.run("r", *SCRIPT)
 
     @tool(name="notes", effect="read")
@@ -101,7 +101,7 @@ async def test_a_changed_tool_is_found_by_its_result(recorder: Recorder):
 
 
 async def test_a_tool_that_fails_now_is_found(recorder: Recorder):
-    """The report of a tool that fails now has its error."""
+    """A tool that now fails is reported with its error."""
     await recorder.run("r", *SCRIPT)
 
     @tool(name="count", effect="staged")
@@ -116,7 +116,7 @@ async def test_a_tool_that_fails_now_is_found(recorder: Recorder):
 
 
 async def test_arguments_that_are_taken_otherwise_are_found(recorder: Recorder):
-    """A changed validator is found by its effect on arguments, even if the schema is the same."""
+    """A changed validator is found by its effect on arguments, even if the schema is unchanged."""
     await recorder.run("r", *SCRIPT)
     from typing import Annotated
 
@@ -154,7 +154,7 @@ class Denies:
 
 @pytest.mark.parametrize("kind", ["deny", "ask"])
 async def test_a_changed_policy_is_found(recorder: Recorder, kind: str):
-    """A changed policy is found: one that denies a call, even one not rerun, or allows a denied call."""
+    """A changed policy is reported, whether it denies a call that was allowed or allows one that was denied."""
     await recorder.run("r", *SCRIPT)
     strict = Prompt("work", "Do what is asked.", tools=TOOLS, policies=[Denies("send", kind=kind)])
     found = await replayed(recorder, strict)
@@ -171,7 +171,7 @@ async def test_a_changed_policy_is_found(recorder: Recorder, kind: str):
 
 
 async def test_files_are_read_as_they_were_or_not_at_all(recorder: Recorder):
-    """In the original folder, changed files are read from the record; with equal files, all calls run again."""
+    """In the run's folder, changed files are read from the record; with the original files, all calls run again."""
     (recorder.folder / "a").write_text("first")
     (recorder.folder / "b").write_text("steady")
     script = [
@@ -221,7 +221,7 @@ async def test_an_answer_that_does_not_fit_any_more_is_found(recorder: Recorder)
 
 
 async def test_sections_that_were_opened_are_open(recorder: Recorder):
-    """Sections that the run opened are open in the replay, so that their tools can be called."""
+    """Sections that the run had opened are open in the replay, so their tools can be called."""
     from handrail.prompt import OPENER
 
     def made(key: str) -> Prompt[Any]:
@@ -237,7 +237,7 @@ async def test_sections_that_were_opened_are_open(recorder: Recorder):
 
 
 async def test_a_run_that_is_not_over_is_replayed_as_far_as_it_is(recorder: Recorder):
-    """An unfinished run is replayed as far as it is recorded, and calls that asked a person are not rerun."""
+    """An unfinished run is replayed as far as it is recorded, without rerunning calls that asked a person."""
     with pytest.raises(RunParked):
         await recorder.run("r", call("note", text="x"), call("choose"), "end")
     tally = Tally()

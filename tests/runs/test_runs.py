@@ -1,4 +1,4 @@
-"""Recorded runs: listing, showing, cancelling, forking, exporting, importing and forgetting them."""
+"""Recorded runs: to list, show, cancel, fork, export, import and forget them."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ async def parked(recorder: Recorder, run_id: str, *script: Any, **options: Any) 
 
 
 async def test_runs_of_a_session_come_in_pages_too(recorder: Recorder):
-    """A page of a session's runs continues after the last entry's mark, as in the list of all runs."""
+    """A page of a session's runs continues after the mark of the previous page's last entry."""
     session = Session(id="s")
     for run_id in ("one", "two", "three"):
         await recorder.run(run_id, "ok", session=session)
@@ -46,7 +46,7 @@ async def test_runs_of_a_session_come_in_pages_too(recorder: Recorder):
 
 
 async def test_runs_are_listed_as_they_stand(recorder: Recorder):
-    """Runs are listed newest first; a run whose process has died is interrupted, not running."""
+    """Runs are listed newest first, and a run whose process has died is listed as interrupted."""
     await recorder.run("done", "ok")
     await parked(recorder, "waits", call("choose"), "ok")
     other = SqliteJournal(recorder.journal.path, watch=None)
@@ -73,7 +73,7 @@ async def test_runs_are_listed_as_they_stand(recorder: Recorder):
 
 
 async def test_a_tree_has_turns_calls_diffs_and_questions(recorder: Recorder):
-    """A run's tree has turns, calls, diffs and questions, with inner calls and nested runs at their places."""
+    """A run's tree has its turns, calls, diffs and questions, with inner calls and nested runs in their places."""
 
     @tool(effect="staged")
     async def outer(context: ToolContext) -> str:
@@ -130,7 +130,7 @@ def well_formed(messages: list[Any]) -> bool:
 
 
 async def test_a_run_without_an_owner_is_cancelled_and_its_session_continues(recorder: Recorder):
-    """When a run without an owner is cancelled, each open call gets a result; a later run continues the session."""
+    """When a run without an owner is cancelled, each open call gets a result, and its session can continue."""
     session = Session(id="s")
     await recorder.run("first", "hello", session=session)
     await parked(recorder, "second", [call("note", text="kept"), call("choose")], "no", session=session)
@@ -172,7 +172,7 @@ async def test_a_call_that_had_begun_is_said_to_be_unknown(recorder: Recorder):
     )  # pyright: ignore[reportPrivateUsage]
     other = SqliteJournal(
         recorder.journal.path, watch=None
-    )  # as if in another process, since this one still has the task
+    )  # as by another process, since this one still has the task
     row = await cancel(other, "r")
     other.close()
     assert row.status == "cancelled"
@@ -186,7 +186,7 @@ async def test_a_call_that_had_begun_is_said_to_be_unknown(recorder: Recorder):
 
 
 async def test_a_run_that_a_process_has_is_stopped_by_it(recorder: Recorder, monkeypatch: pytest.MonkeyPatch):
-    """A cancel reaches the owner through the journal; the owner ends the run cleanly and tells its caller."""
+    """A cancel reaches the run's owner through the journal, and the owner ends the run and tells its caller."""
     monkeypatch.setattr("handrail.adapter.run_lease.LEASE_SECONDS", 0.2)
     began = asyncio.Event()
 
@@ -221,7 +221,7 @@ async def test_a_run_that_a_process_has_is_stopped_by_it(recorder: Recorder, mon
 
 
 async def test_a_fork_shares_the_beginning_and_continues_by_itself(recorder: Recorder):
-    """A fork does not repeat common steps, and has the state at its step; the original run is unchanged."""
+    """A fork has the state at its step and does not repeat earlier steps, and the original run is unchanged."""
     session = Session(id="s")
     await recorder.run("zero", call("note", text="before"), "hi", session=session)
     script = [
@@ -253,13 +253,13 @@ async def test_a_step_that_is_not_there_is_refused(recorder: Recorder, step: int
     await recorder.run("r", call("note", text="one"), "end")
     with pytest.raises(RunError, match="from one of 0 to 2"):
         await fork(recorder.journal, "r", step, "f")
-    with pytest.raises(RunError, match="has a run of this id already"):
+    with pytest.raises(RunError, match="already has a run with this id"):
         await fork(recorder.journal, "r", 1, "r")
     assert [line.id for line in await list_runs(recorder.journal)] == ["r"]
 
 
 async def test_a_fork_from_the_beginning_asks_the_model_anew(recorder: Recorder):
-    """A fork at step 0 has only the message, and asks the model again."""
+    """A fork at step 0 has only the user's message, and asks the model again."""
     await recorder.run("r", call("note", text="one"), "end")
     await fork(recorder.journal, "r", 0, "f")
     response = await recorder.adapter("again").resume("f", PROMPT)
@@ -267,7 +267,7 @@ async def test_a_fork_from_the_beginning_asks_the_model_anew(recorder: Recorder)
 
 
 async def test_what_was_done_once_is_not_done_again_in_a_fork(recorder: Recorder):
-    """A fork does not repeat a payment that an interrupted call made before the fork's step."""
+    """A fork does not repeat a payment that an interrupted call had made before the fork's step."""
     paid: list[str] = []
 
     @tool(effect="idempotent")
@@ -298,7 +298,7 @@ async def test_what_was_done_once_is_not_done_again_in_a_fork(recorder: Recorder
 
 
 async def test_a_run_goes_through_a_file_into_another_journal(recorder: Recorder, tmp_path: Path):
-    """An imported run can be shown and resumed with its session; importing the same file again changes nothing."""
+    """An imported run can be shown and resumed with its session, and importing it twice changes nothing."""
     session = Session(id="s")
     await recorder.run("zero", call("note", text="before"), "hi", session=session)
     await parked(recorder, "r", call("write", path="a", text="x"), call("choose"), "end", session=session)
@@ -317,7 +317,7 @@ async def test_a_run_goes_through_a_file_into_another_journal(recorder: Recorder
     assert response.text == "end"
     assert [each.text for each in response.session[Noted].all()] == ["before"]
     assert not (elsewhere.folder / "a").exists()
-    with pytest.raises(RunError, match="has a run of this id already"):
+    with pytest.raises(RunError, match="already has a run with this id"):
         await import_(elsewhere.journal, tmp_path / "r.jsonl")
     again = await import_(elsewhere.journal, tmp_path / "r.jsonl", run_id="r2")
     assert (again.record.id, again.record.session_id, again.status) == ("r2", "r2", "parked")
@@ -325,7 +325,7 @@ async def test_a_run_goes_through_a_file_into_another_journal(recorder: Recorder
 
 
 async def test_an_export_holds_no_secret(recorder: Recorder, tmp_path: Path):
-    """An exported file contains neither the value of a secret argument nor the path of the folder."""
+    """An exported file has neither the value of a secret argument nor the path of the folder."""
 
     @tool
     async def login(password: SecretStr) -> str:
@@ -380,7 +380,7 @@ async def test_a_file_that_is_no_run_is_refused(
 
 
 async def test_only_whole_sessions_that_are_over_are_forgotten(recorder: Recorder):
-    """Only sessions whose runs are all over are forgotten, and forgotten runs leave nothing."""
+    """Only sessions whose runs are all finished are forgotten, and nothing of their runs remains."""
     live, over = Session(id="live"), Session(id="over")
     await recorder.run("live1", call("note", text="a"), "x", session=live)
     await recorder.run("over1", call("note", text="b"), "x", session=over)
@@ -429,11 +429,11 @@ async def test_a_journal_in_memory_does_the_same():
     assert await list_runs(journal) == ()
 
 
-# --- what resuming a later run needs from an earlier one ---------------------------------------------------
+# --- later runs of a session -------------------------------------------------------------------------------
 
 
 async def test_a_history_that_was_given_is_there_once(recorder: Recorder):
-    """A resumed run does not add a given history again, since its session was saved with it."""
+    """A resumed run does not add its given history a second time."""
     history = [UserMessage("before"), AssistantMessage("said")]
     await parked(recorder, "r", call("choose"), "end", history=history)
     (question,) = await recorder.journal.questions.open("r")
@@ -446,7 +446,7 @@ async def test_a_history_that_was_given_is_there_once(recorder: Recorder):
 
 @pytest.mark.parametrize("how", ["resumed", "forked", "after a cancelled one"])
 async def test_sections_opened_in_an_earlier_run_stay_open(recorder: Recorder, how: str):
-    """A later run of the session can call the tools of sections opened earlier, even when resumed or forked."""
+    """A later run can call the tools of sections opened earlier in the session, even if it is resumed or forked."""
     more = MarkdownSection(
         "More", "more", "More.", tools=[TOOLS[0]], summary="There is more.", visibility="summary"
     )

@@ -1,4 +1,4 @@
-"""Undoing a recorded call: files and state are as if it had never run; refused if something depends on it."""
+"""Undo of a recorded call: it restores files and state, and is refused if later calls depend on them."""
 
 import asyncio
 import tempfile
@@ -57,7 +57,7 @@ def state_of(recorder: Recorder, session: Session) -> Any:
 
 
 async def carry_out(base: Path, script: list[Any], split: int, target: int | None) -> Any:
-    """Run the calls in two runs of one session, undo one, and return the state or the refusal."""
+    """Run the calls in two runs of one session, undo one of them, and return the state or the refusal."""
     recorder = Recorder(base)
     session = Session(id="s")
     try:
@@ -79,7 +79,7 @@ async def carry_out(base: Path, script: list[Any], split: int, target: int | Non
 
 
 def overlap(written: str, touched: str) -> bool:
-    """Return whether two places overlap: one slice, one path, a parent or child, or the listing of a folder."""
+    """Return whether two places overlap: the same slice or path, a parent or child, or a folder's listing."""
     if written.startswith("slice ") or touched.startswith("slice "):
         return written == touched
     one, other = written.removeprefix("file "), touched.removeprefix("file ")
@@ -92,7 +92,7 @@ def overlap(written: str, touched: str) -> bool:
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_undo_is_refused_exactly_where_something_was_built_on_it(data: st.DataObject):
-    """Otherwise files and state equal those left by the same calls without it."""
+    """Undo is refused exactly if a later call depends on it; otherwise the result is as if the call never ran."""
     script = data.draw(st.lists(operations, min_size=1, max_size=6))
     split = data.draw(st.integers(0, len(script)))
     target = data.draw(st.integers(0, len(script) - 1))
@@ -115,7 +115,7 @@ def test_undo_is_refused_exactly_where_something_was_built_on_it(data: st.DataOb
 
 
 async def test_the_places_in_the_way_are_named(recorder: Recorder):
-    """The refusal names paths that other sessions used, but slices only of the call's own session."""
+    """A refused undo names the paths that others have used, and slices only of the call's own session."""
     await recorder.run("r", [call("note", text="x"), call("write", path="a", text="x")], "end")
     await recorder.run("other", [call("notes"), call("read", path="a")], "end")
     noted, written = await recorder.ids("r")
@@ -127,7 +127,7 @@ async def test_the_places_in_the_way_are_named(recorder: Recorder):
 
 
 async def test_later_calls_that_were_undone_are_not_in_the_way(recorder: Recorder):
-    """Once a later call has been undone, it does not prevent undoing the call before it."""
+    """A later call that was itself undone does not prevent an undo of the call before it."""
     await recorder.run("r", call("write", path="a", text="1"), call("write", path="a", text="2"), "end")
     first, second = await recorder.ids("r")
     with pytest.raises(UndoRefused):
@@ -142,7 +142,7 @@ async def test_later_calls_that_were_undone_are_not_in_the_way(recorder: Recorde
 
 
 async def test_the_model_is_told_in_its_next_turn(recorder: Recorder):
-    """The model is told of an undo once, before the next run's first request, even if that run is resumed."""
+    """The model is told about an undo once, before the next run's first request, even if that run is resumed."""
     session = Session(id="s")
     await recorder.run("one", call("note", text="x"), "end", session=session)
     (noted,) = await recorder.ids("one")
@@ -165,7 +165,7 @@ async def test_the_model_is_told_in_its_next_turn(recorder: Recorder):
 
 
 async def test_a_parked_run_continues_without_the_call(recorder: Recorder):
-    """A parked run continues without the undone call's state, and the model is told before its next answer."""
+    """After an undo, a parked run continues without the call's state, and the model is told before its next answer."""
     with pytest.raises(RunParked):
         await recorder.run("r", call("note", text="x"), call("choose"), "end")
     (noted,) = await recorder.ids("r")
@@ -180,7 +180,7 @@ async def test_a_parked_run_continues_without_the_call(recorder: Recorder):
 
 
 async def test_what_can_not_be_undone_is_said(recorder: Recorder):
-    """Undo is refused for a failed or unknown call, without the call's files, or if they belong to another run."""
+    """Undo is refused for a failed or unknown call, without its files, or with files of another run."""
     await recorder.run(
         "r", [call("read", path="none"), call("write", path="a", text="x"), call("send", text="y")], "end"
     )
@@ -203,7 +203,7 @@ async def test_what_can_not_be_undone_is_said(recorder: Recorder):
 
 
 async def test_a_person_s_edit_is_kept(recorder: Recorder):
-    """If a person has changed the file since, the undo is refused, and the record keeps the call."""
+    """If a person has changed the file since, undo is refused, and the call stays recorded."""
     await recorder.run("r", call("write", path="a", text="x"), "end")
     (written,) = await recorder.ids("r")
     (recorder.folder / "a").write_text("mine")
@@ -214,7 +214,7 @@ async def test_a_person_s_edit_is_kept(recorder: Recorder):
 
 
 async def test_an_undo_that_was_cut_is_finished_by_the_next(recorder: Recorder):
-    """If the process dies after the files were restored, the next undo of the call records it."""
+    """If the process dies after an undo restored the files, repeating the undo records it."""
     await recorder.run("r", [call("write", path="a", text="x")], "end")
     (written,) = await recorder.ids("r")
     note = recorder.journal.calls.note

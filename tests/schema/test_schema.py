@@ -1,4 +1,4 @@
-"""What a type tells a model, what it accepts, and the messages it refuses with."""
+"""Schemas of types: what a model is told, what is accepted, and the messages for what is refused."""
 
 import enum
 import json
@@ -694,13 +694,13 @@ def refused(schema: Schema[Any], data: str | bytes) -> ToolValidationError:
 
 
 def test_the_table_is_as_long_as_promised():
-    """The table has at least forty annotations, each row with its own input."""
+    """The table has at least forty different annotations."""
     assert len({str(row[0]) for row in ROWS.values()}) >= 40
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_schema_says(name: str):
-    """The JSON Schema contains what the row says."""
+    """The JSON Schema of each row's annotation contains what the row says."""
     annotation, expected, *_ = ROWS[name]
     found = Schema[Any](annotation).json_schema
     assert {key: found.get(key) for key in expected} == expected
@@ -708,7 +708,7 @@ def test_schema_says(name: str):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_parse_accepts(name: str):
-    """The accepted JSON gives exactly that value, of exactly that type, from text and from bytes."""
+    """Each row's accepted JSON gives exactly that value, of exactly that type, from text and from bytes."""
     annotation, _, data, value, _, _ = ROWS[name]
     schema = Schema[Any](annotation)
     for parsed in (schema.parse(data), schema.parse(data.encode())):
@@ -718,17 +718,17 @@ def test_parse_accepts(name: str):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_parse_refuses(name: str):
-    """The refused JSON gives exactly this message."""
+    """Each row's refused JSON gives exactly that message."""
     annotation, _, _, _, data, words = ROWS[name]
     assert str(refused(Schema(annotation), data)) == words
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_dump_gives_what_parse_takes(name: str):
-    """A value that is parsed, dumped and parsed again is the same, unless something is masked or computed."""
+    """A value that is parsed, dumped and parsed again is unchanged, unless part of it is masked or computed."""
     annotation, _, data, value, _, _ = ROWS[name]
     if annotation in (SecretStr, Scaled):
-        return  # a secret is masked, and an InitVar is not kept
+        return  # secrets are masked, and an InitVar is not kept
     schema = Schema[Any](annotation)
     assert schema.parse(schema.dump(schema.parse(data))) == value
 
@@ -747,19 +747,19 @@ def objects(schema: Any) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_object_is_closed(name: str):
-    """Each object with properties allows no others, and has no title."""
+    """Every object with properties in a JSON Schema allows no others, and has no title."""
     schema = Schema[Any](ROWS[name][0]).json_schema
     assert [found for found in objects(schema) if found.get("additionalProperties") is not False] == []
     assert '"title"' not in json.dumps(schema)
 
 
 def test_the_walk_finds_objects_at_depth():
-    """`objects`, which the test above uses, finds nested and recursive definitions."""
+    """`objects`, a helper of these tests, finds nested and recursive definitions."""
     assert len(list(objects(Schema(Line).json_schema))) == 2
     assert len(list(objects(Schema(list[Cat | Dog | Point]).json_schema))) == 3
 
 
-# --- numbers that are not ------------------------------------------------------------------------
+# --- infinite and very large numbers -------------------------------------------------------------
 
 LARGE = "1" * 400
 TOO_LARGE = "is too large for a number"
@@ -790,7 +790,7 @@ TOO_LARGE = "is too large for a number"
     ids=str,
 )
 def test_no_infinity_comes_in(annotation: Any, form: str, where: str, written: str):
-    """NaN and floats that overflow are refused wherever a float is allowed, with one message."""
+    """NaN and floats that overflow are refused wherever a float is allowed, with the same message."""
     assert str(refused(Schema(annotation), form.format(written))) == f"{where}{FINITE}"
     assert str(refused(Schema(annotation), form.format(written).encode())) == f"{where}{FINITE}"
 
@@ -836,7 +836,7 @@ def test_a_whole_number_written_as_an_infinity_is_told_what_to_be():
 
 
 def test_a_default_that_json_cannot_say_is_not_shown():
-    """An infinite default works, and is left out of the JSON Schema, which must stay valid JSON."""
+    """A default that is infinite works, but is left out of the JSON Schema, which must be valid JSON."""
 
     @dataclass
     class Limits:
@@ -898,14 +898,14 @@ class Holder:
     ],
 )
 def test_an_unknown_key_is_refused_in_every_container(sent: str, where: str):
-    """An unknown key at any depth, in any kind of container, is one problem that names the place."""
+    """An unknown key is reported once with its place, at any depth and in any kind of container."""
     [problem] = refused(Schema(Holder), sent).problems
     assert problem.where == where
     assert problem.what.startswith("unknown; remove it. Known here: ")
 
 
 def test_a_model_that_allows_extras_is_closed_too():
-    """`extra="allow"` on the user's class does not widen what a model may send."""
+    """A model that sends extra fields is refused, even if the user's class has `extra="allow"`."""
     schema = Schema(Open)
     assert schema.json_schema["additionalProperties"] is False
     assert str(refused(schema, '{"b":1}')) == "b: unknown; remove it. Known here: a"
@@ -913,13 +913,13 @@ def test_a_model_that_allows_extras_is_closed_too():
 
 
 def test_an_unknown_key_that_is_no_plain_word_is_quoted():
-    """An unknown key with a dot or a space is quoted, so that it can't be mistaken for a path."""
+    """An unknown key that is not a plain word is quoted in the message, so that it does not look like a path."""
     assert refused(Schema(Point), '{"x":1,"a.b":1}').problems[0].where == '["a.b"]'
     assert refused(Schema(Point), '{"x":1,"":1}').problems[0].where == '[""]'
 
 
 def test_the_context_is_no_argument():
-    """A model that sends a value for the injected context parameter is refused."""
+    """A value for the injected context parameter is refused."""
 
     @tool
     def look(at: str, context: ToolContext) -> str:
@@ -936,7 +936,7 @@ def test_the_context_is_no_argument():
 
 
 def test_all_problems_of_one_input_are_reported_at_once():
-    """All problems of one input are in one error, each at its place."""
+    """All problems of one input are reported in one error, each with its place."""
 
     @dataclass
     class Order:
@@ -956,7 +956,7 @@ def test_all_problems_of_one_input_are_reported_at_once():
 
 
 def test_the_same_problem_is_said_once():
-    """A problem that two forms of a union share is reported once."""
+    """A problem that several members of a union share is reported once."""
     error = refused(Schema(Box[Box[int] | Box[str]]), '{"item":{"item":1,"odd":1}}')
     said = list(map(str, error.problems))
     assert len(said) == len(set(said))
@@ -984,24 +984,24 @@ def test_the_same_problem_is_said_once():
     ids=range(14),
 )
 def test_what_is_no_json_object_is_refused(data: str | bytes, words: str):
-    """Broken JSON is reported with its position; other JSON with what was expected."""
+    """Broken JSON is reported with its position, and other JSON with what was expected."""
     assert str(refused(Schema(Point), data)) == words
 
 
 def test_long_text_is_shown_in_part():
-    """A message to the model stays short whatever was sent."""
+    """A message to the model quotes only part of a long text."""
     error = refused(Schema(Point), json.dumps({"x": "z" * 5000}))
     assert str(error) == 'x: must be a whole number, got the text "' + "z" * 56 + '…"'
 
 
 def test_names_of_forms_that_mean_nothing_are_left_out():
-    """Labels that pydantic invents for wrapped forms are not shown to a model."""
+    """Labels that pydantic invents for members of a union are not shown to the model."""
     text = str(refused(Schema(Box[SecretStr | int]), '{"item":1.5}'))
     assert text == "item: must be text; item (as int): must be a whole number"
 
 
 def test_what_a_type_raises_itself_is_a_refusal():
-    """Any exception from a user's class becomes a refusal with a message."""
+    """Any exception that a user's class raises in validation becomes a refusal with its message."""
 
     @dataclass
     class Positive:
@@ -1053,7 +1053,7 @@ class Login(BaseModel):
     ],
 )
 def test_a_secret_is_never_echoed(sent: str, words: str):
-    """The value of a secret is in no error, in none of its problems, and in no chained traceback."""
+    """The value of a secret is in no error, in none of its problems, and in no chained exception."""
     error = refused(Schema(Login), sent)
     assert str(error) == words
     told = repr((error, error.problems, error.__cause__, error.__context__))
@@ -1062,7 +1062,7 @@ def test_a_secret_is_never_echoed(sent: str, words: str):
 
 
 def test_a_secret_default_is_not_advertised():
-    """Neither the secret nor its mask is shown as a default, and there is no warning."""
+    """A secret default is not shown in the schema, neither itself nor its mask, and causes no warning."""
 
     class Keys(BaseModel):
         key: SecretStr = SecretStr("hunter2")
@@ -1076,13 +1076,13 @@ def test_a_secret_default_is_not_advertised():
 
 
 def test_a_secret_is_masked_when_dumped():
-    """A dumped secret is its mask."""
+    """A secret is dumped as its mask."""
     login = Login(password=SecretStr("hunterhunter"))
     assert b"hunter" not in Schema(Login).dump(login)
     assert b"hunter" not in to_json(login)
 
 
-# --- types that can't be -------------------------------------------------------------------------
+# --- types that are refused ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -1096,7 +1096,7 @@ def test_a_secret_is_masked_when_dumped():
     ids=str,
 )
 def test_a_type_that_cannot_be_described_is_refused(annotation: Any, words: str):
-    """The error names the type as its author wrote it, and suggests another."""
+    """The error for a type without a schema names the type as written, and lists the types to use."""
     with pytest.raises(DefinitionError) as caught:
         Schema(annotation)
     assert str(caught.value).startswith(words)
@@ -1106,13 +1106,13 @@ def test_a_type_that_cannot_be_described_is_refused(annotation: Any, words: str)
 
 
 def test_schema_of_makes_one_schema_for_a_type():
-    """The same type gives the same schema again."""
+    """`schema_of` returns the same schema for the same type."""
     assert schema_of(Point) is schema_of(Point)
     assert schema_of(Point).parse('{"x":1}') == Point(1)
 
 
 def test_parse_value_goes_through_json():
-    """A Python value obeys the same rules as a model's JSON."""
+    """`parse_value` applies the same rules to a Python value as to a model's JSON."""
     assert Schema(Line).parse_value({"start": Point(1), "end": {"x": 2}}) == Line(Point(1), Point(2))
     with pytest.raises(ToolValidationError, match=r"^x: must be a whole number"):
         Schema(Point).parse_value({"x": "1"})
@@ -1139,7 +1139,7 @@ def test_parse_value_checks_an_instance():
 
 
 def test_the_user_s_classes_are_not_touched():
-    """Making a schema leaves no trace on a dataclass or a model."""
+    """Making a schema changes neither a dataclass nor a pydantic model."""
 
     @dataclass
     class Plain:

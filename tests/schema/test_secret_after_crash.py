@@ -31,16 +31,16 @@ from support.planted_secrets import MARK, Cut, Key, login_with
 @pytest.mark.parametrize(
     ("effect", "told"),
     [
-        ("pure", "nothing of it stands"),
-        ("read", "nothing of it stands"),
-        ("staged", "nothing of it stands"),
+        ("pure", "none of its effects remain"),
+        ("read", "none of its effects remain"),
+        ("staged", "none of its effects remain"),
         ("idempotent", "it is not known whether it happened"),
         ("compensable", "it is not known whether it happened"),
         ("irreversible", "it is not known whether it happened"),
     ],
 )
 async def test_a_call_with_a_secret_is_not_run_again(effect: Any, told: str) -> None:
-    """A call with a secret is not rerun, whatever its effect, nor probed or compensated without the secret."""
+    """After a crash, a call with a secret is neither rerun, probed nor compensated, whatever its effect."""
     reached = asyncio.Event()
 
     did: list[Any] = []
@@ -63,7 +63,7 @@ async def test_a_call_with_a_secret_is_not_run_again(effect: Any, told: str) -> 
 
 
 async def test_a_call_that_had_no_secret_is_run_again() -> None:
-    """A call that left out its tool's optional secret is rerun."""
+    """A call that did not use its tool's optional secret is rerun after a crash."""
     reached, got = asyncio.Event(), list[Any]()
 
     @tool(effect="read")
@@ -82,7 +82,7 @@ async def test_a_call_that_had_no_secret_is_run_again() -> None:
 
 
 async def test_an_approval_of_a_call_with_a_secret_keeps_its_run_in_memory() -> None:
-    """If the process dies, an approval of a call with a secret is withdrawn, and the model must give it again."""
+    """If the process dies, an approval of a call with a secret is withdrawn, and the model must call again."""
     login, waiting = login_with("irreversible"), list[int]()
 
     @tool(effect="read")
@@ -112,7 +112,7 @@ async def test_an_approval_of_a_call_with_a_secret_keeps_its_run_in_memory() -> 
 
 
 async def test_a_parked_handoff_with_a_secret_is_not_gone_on_with() -> None:
-    """A parked handoff whose params have a secret is not continued, since `after` would need the secret too."""
+    """A parked handoff whose params have a secret is not continued, since `after` would need the secret."""
     acts: list[str] = []
     pick: Any = Handoff("pick", "Let somebody pick.", params=Key)
 
@@ -156,7 +156,7 @@ async def test_a_finished_call_with_a_secret_is_taken_from_the_record() -> None:
 
 
 async def test_what_can_only_be_undone_with_a_secret_is_named_after_a_crash() -> None:
-    """After a crash, a finished inner call that can only be compensated with its secret is reported instead."""
+    """After a crash, an inner call that can only be compensated with its secret is reported instead."""
     undone: list[Any] = []
 
     async def take_back(params: Any, value: Any, *, context: ToolContext) -> None:
@@ -189,7 +189,7 @@ async def test_what_can_only_be_undone_with_a_secret_is_named_after_a_crash() ->
 
 
 async def test_a_fork_and_a_replay_run_nothing_with_a_mask() -> None:
-    """A fork that would rerun a call with a secret is refused; a replay takes the call's result from the record."""
+    """A fork that would rerun a call with a secret is refused, and a replay uses the call's recorded result."""
     login = login_with("read")
     journal = MemoryJournal()
     prompt = Prompt("p", "Do.", tools=[login.tool])

@@ -67,7 +67,7 @@ from support.served_threads import give, over, plan, served, settle
 
 @st.composite
 def answers(draw: st.DrawFn) -> tuple[Any, Any]:
-    """A type that may contain secrets, and an answer of that type as plain JSON."""
+    """Generate a type that may contain secrets, and an answer of that type as plain JSON."""
     drawn: Drawn = draw(WIDER.filter(lambda each: Schema(each.kind).secret))
     return drawn.kind, json.loads(json.dumps(draw(drawn.values)))
 
@@ -100,7 +100,7 @@ def handing_over(kind: Any, got: list[Any]) -> Tool[Any, Any]:
 
 
 async def _run_and_look(login: Tool[Any, Any], value: Any, folder: Path) -> dict[str, Any]:
-    """Run it, streamed and recorded, with a person who answers, and return everything visible of the run."""
+    """Run the tool, streamed and recorded, with a person who answers, and return everything visible of the run."""
     journal = SqliteJournal(folder / "runs.db")
     model = ScriptedModel([ToolCall("login"), "done"])
     adapter = Adapter(model, journal=journal, environment=Person(answers={"login": value}))
@@ -138,7 +138,7 @@ async def _run_and_look(login: Tool[Any, Any], value: Any, folder: Path) -> dict
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(answers(), st.booleans())
 def test_only_the_asker_has_the_answer(drawn: tuple[Any, Any], hands_over: bool) -> None:
-    """Events, the session, the journal, exports, trees, lines and logs, of `wait_for` and of a handoff."""
+    """No event, session, journal, export, tree, line or log has the answer, for `wait_for` and for a handoff."""
     (kind, value), got = drawn, list[Any]()
     login = (handing_over if hands_over else asking)(kind, got)
     with tempfile.TemporaryDirectory() as folder:
@@ -196,7 +196,7 @@ class _Taking:
         self.heard.cancel()
 
     def give(self, value: Any, **more: Any) -> str:
-        """Give the answer; return "" if it was accepted, else the reason for the refusal."""
+        """Give the answer, and return "" if it was accepted, or the reason for the refusal."""
         try:
             self.journal.questions.answer(Answer(question_id="q", digest="d", by="ann", value=value, **more))
         except AnswerRefused as refused:
@@ -207,7 +207,7 @@ class _Taking:
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(answers(), st.data(), st.booleans())
 def test_the_first_answer_counts_by_its_seal(drawn: tuple[Any, Any], data: st.DataObject, file: bool) -> None:
-    """A repeat is harmless and another answer is refused, although both have the same mask."""
+    """Repeating a secret answer is harmless and another answer is refused, although both have the same mask."""
     kind, value = drawn
     other = json.loads(json.dumps(data.draw(_others(kind, value))))
 
@@ -251,7 +251,7 @@ def _others(kind: Any, value: Any) -> st.SearchStrategy[Any]:
 
 
 async def test_a_mask_is_no_answer() -> None:
-    """A person who answers with the mask is told so, and an invalid answer is not quoted."""
+    """A mask is refused as an answer with an explanation, and an invalid answer is not quoted."""
     async with _Taking(MemoryJournal(), Key) as taking:
         assert "is masked" in taking.give({"key": MASK})
         for wrong in ({"key": {"x": MARK}}, {"key": [MARK]}, MARK):
@@ -275,12 +275,12 @@ async def test_a_seal_is_keyed() -> None:
     assert seals[0] != seals[1]
 
 
-# --- answers from elsewhere -------------------------------------------------------------------------
+# --- answers to a run without its asker -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kept", ["memory", "file"])
 async def test_an_answer_that_nobody_hears_is_refused_and_asked_for_again(kept: str, tmp_path: Path) -> None:
-    """A secret answer to a parked run is refused, since nothing may store it, and asked for again on resume."""
+    """A secret answer to a parked run is refused, since it may not be stored, and is asked for again on resume."""
     got: list[Any] = []
     journal: Any = MemoryJournal() if kept == "memory" else SqliteJournal(tmp_path / "runs.db")
     prompt = Prompt("p", "Do.", tools=[asking(Key, got)])
@@ -323,7 +323,7 @@ def _told(model: ScriptedModel) -> str:
 
 
 async def test_a_call_with_a_secret_does_not_wait_until_later() -> None:
-    """A call with a secret can't be parked to wait for an absent person, so it fails and the model is told."""
+    """A call with a secret can't be parked to wait for a person, so it fails and the model is told."""
     login, journal = login_with("irreversible"), MemoryJournal()
     model = ScriptedModel([ToolCall("login", login.arguments), "done"])
     adapter = Adapter(model, journal=journal, environment=LaterEnvironment())
@@ -376,14 +376,14 @@ async def _answered(run: Cut, value: Any, reached: asyncio.Event, *, asks_more: 
 @pytest.mark.parametrize(
     ("effect", "told"),
     [
-        ("read", "nothing of it stands"),
-        ("staged", "nothing of it stands"),
+        ("read", "none of its effects remain"),
+        ("staged", "none of its effects remain"),
         ("idempotent", "it is not known whether it happened"),
         ("irreversible", "it is not known whether it happened"),
     ],
 )
 async def test_a_call_that_was_answered_with_a_secret_is_not_run_again(effect: Any, told: str) -> None:
-    """A call that has received a secret answer is not rerun: its outcome is unknown, and it never gets a mask."""
+    """A call that has received a secret answer is not rerun: its outcome is unknown, and it is never given a mask."""
     reached, got = asyncio.Event(), list[Any]()
 
     @tool(effect=effect)
@@ -436,7 +436,7 @@ async def test_a_call_that_was_answered_without_one_is_run_again() -> None:
 
 
 async def test_a_secret_that_was_taken_and_not_heard_is_asked_for_again(tmp_path: Path) -> None:
-    """If the process dies before the handler got the secret, the secret is asked for again."""
+    """If the process dies before the handler receives a secret answer, the secret is asked for again."""
     got: list[Any] = []
     prompt = Prompt("p", "Do.", tools=[asking(Key, got)])
     journal = _Ending(tmp_path / "runs.db")
@@ -456,7 +456,7 @@ async def test_a_secret_that_was_taken_and_not_heard_is_asked_for_again(tmp_path
 
 
 class _Ending(SqliteJournal):
-    """A journal that fails like a dying process, before it records that a call has begun."""
+    """A journal that fails as in a dying process, before it records that a call has begun."""
 
     ends = True
 
@@ -488,7 +488,7 @@ class _Ended(RuntimeError):
 
 
 class _Signing:
-    """A handoff that is answered with a secret, and stops in `after` when told to."""
+    """A handoff that is answered with a secret, and can be made to stop in `after`."""
 
     def __init__(self, effect: Any, *, own_client: bool = False, stops_after: bool = True) -> None:
         self.acts: list[str] = []
@@ -539,7 +539,7 @@ async def _gone_on_with(run: Cut, value: Any) -> str:
 @pytest.mark.parametrize("own_client", [False, True])
 @pytest.mark.parametrize("effect", ["staged", "idempotent", "irreversible"])
 async def test_a_handoff_whose_after_had_begun_with_a_secret(effect: Any, own_client: bool) -> None:
-    """If `after` had begun with a secret, a handoff asks again if all can be rolled back; else it is unknown."""
+    """After a crash in `after`, a handoff asks for the secret again if it can be rolled back; else it is unknown."""
     signing = _Signing(effect, own_client=own_client)
     run = Cut([signing.tool], ToolCall("sign"))
     await _answered(run, {"key": MARK}, signing.reached)
@@ -559,7 +559,7 @@ async def test_a_handoff_whose_after_had_begun_with_a_secret(effect: Any, own_cl
 
 @pytest.mark.parametrize("effect", ["staged", "idempotent", "irreversible"])
 async def test_a_handoff_whose_after_had_not_begun_asks_again(effect: Any) -> None:
-    """A handoff whose `after` had not begun asks again, with the recorded result of `before`."""
+    """If the process dies before `after` begins, a handoff asks again, with the recorded result of `before`."""
     signing = _Signing(effect, own_client=True, stops_after=False)
     run = Cut([signing.tool], ToolCall("sign"))
     await _answered(run, {"key": MARK}, signing.reached)
@@ -569,7 +569,7 @@ async def test_a_handoff_whose_after_had_not_begun_asks_again(effect: Any) -> No
 
 
 async def test_an_act_that_was_lost_is_seen_masked() -> None:
-    """The tree of a run shows a handoff's acts, and nothing of the secret answer."""
+    """A run's tree shows a handoff's acts without the secret answer."""
     signing = _Signing("idempotent")
     signing.reached.set()
     run = Cut([signing.tool], ToolCall("sign"))
@@ -583,7 +583,7 @@ SAID = Annotated[str, Field(json_schema_extra={"writeOnly": True})]
 
 
 async def test_an_answer_that_only_the_schema_calls_secret_is_masked_too() -> None:
-    """An answer that only the schema marks as secret is masked too, even in events of a handoff's acts."""
+    """An answer that only its schema marks as secret is masked too, even in the events of a handoff's acts."""
     got: list[Any] = []
     login, journal, session = handing_over(SAID, got), MemoryJournal(), Session(id="s")
     heard: list[object] = []
@@ -604,7 +604,7 @@ async def test_an_answer_that_only_the_schema_calls_secret_is_masked_too() -> No
 
 @pytest.mark.parametrize("how", ["live", "parked", "restarted"])
 async def test_somebody_answers_a_server_with_a_secret(how: str, tmp_path: Path) -> None:
-    """A parked run, or one whose server was stopped, is resumed to receive a secret answer."""
+    """A parked run, or one whose server was stopped, can be resumed to receive a secret answer."""
     got: list[Any] = []
     async with served(tmp_path, tools=[asking(Key, got)], park_after=0.0 if how == "parked" else None) as app:
         thread = app.thread()
@@ -636,7 +636,7 @@ async def test_somebody_answers_a_server_with_a_secret(how: str, tmp_path: Path)
 
 
 async def test_an_answer_to_a_run_that_another_process_has_is_refused(tmp_path: Path) -> None:
-    """An answer with a secret is refused by a process that does not own the run, since no journal may store it."""
+    """A process that does not own the run refuses an answer with a secret, since no journal may store it."""
     got: list[Any] = []
     async with served(tmp_path, tools=[asking(Key, got)]) as app:
         thread = app.thread()
@@ -657,7 +657,7 @@ async def test_an_answer_to_a_run_that_another_process_has_is_refused(tmp_path: 
 
 
 async def test_the_command_line_refuses_before_a_secret_is_typed(tmp_path: Path) -> None:
-    """`runs answer` refuses a secret question before anything is typed, since it is never the asking process."""
+    """`runs answer` refuses a question for a secret before anything is typed."""
     journal = SqliteJournal(tmp_path / "runs.db")
     adapter = Adapter(
         ScriptedModel([ToolCall("login"), "done"]), journal=journal, environment=LaterEnvironment()

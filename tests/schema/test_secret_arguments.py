@@ -101,7 +101,7 @@ def logins(draw: st.DrawFn, types: st.SearchStrategy[Drawn] = TYPES, secret: boo
 
 @given(logins(WIDER))
 def test_what_is_masked_has_no_secret_and_all_the_rest(login: Login) -> None:
-    """Everything else is unchanged; masking again changes nothing, and a mask is refused as an argument."""
+    """Masking removes every secret and nothing else; masking twice changes nothing, and a mask is refused."""
     text = json.dumps(login.arguments, ensure_ascii=False)
     assert revealed(login.tool.parse(text)) == login.arguments
     masked = login.tool.mask(text) if login.tool.secret else text
@@ -129,7 +129,7 @@ def _put_back(masked: Any, real: Any) -> Any:
 
 @given(logins(WIDER, secret=True), st.data())
 def test_what_does_not_fit_is_withheld_and_not_quoted(login: Login, data: st.DataObject) -> None:
-    """A secret may be anywhere in it: under a wrong name, in a wrong shape, in half of a JSON text."""
+    """Arguments that do not fit are withheld entirely, since a secret may be anywhere in them."""
     wrong = dict(login.arguments)
     name = data.draw(st.sampled_from(sorted(wrong)))
     how = data.draw(st.sampled_from(["renamed", "bare", "listed", "boxed", "cut", "missing"]))
@@ -159,7 +159,7 @@ def _refusal(login: Tool[Any, Any], text: str) -> str:
 
 @pytest.mark.parametrize("kind", [list[SecretStr], dict[str, SecretStr], Key, list[Key], tuple[int, Key]])
 def test_a_secret_in_the_place_of_what_is_around_it_is_not_quoted(kind: Any) -> None:
-    """A secret in the wrong place is not quoted: the model is told what was expected."""
+    """A secret in a wrong place is not quoted: the model is only told what was expected."""
 
     params = create_model("Params", keys=(kind, ...), name=(int, 0))
     login: Tool[Any, Any] = Tool("login", "Log in.", params=params)
@@ -170,7 +170,7 @@ def test_a_secret_in_the_place_of_what_is_around_it_is_not_quoted(kind: Any) -> 
 
 
 def test_a_tool_without_secrets_keeps_its_quick_way() -> None:
-    """Secret fields are found when a tool is defined, so calls of tools without secrets take no extra steps."""
+    """Whether a tool has secrets is known from its definition, so tools without any keep their fast path."""
 
     @tool
     async def plain(text: str) -> str:
@@ -189,7 +189,7 @@ def test_a_tool_without_secrets_keeps_its_quick_way() -> None:
 
 
 async def test_a_secret_is_handed_on_as_it_is() -> None:
-    """A tool passes a secret on to an inner tool unmasked, even under a policy."""
+    """A tool can pass a secret on to an inner tool unmasked, even under a policy."""
     got: list[str] = []
 
     @tool(effect="read")
@@ -210,7 +210,7 @@ async def test_a_secret_is_handed_on_as_it_is() -> None:
 
 
 async def test_a_mask_is_refused_by_name() -> None:
-    """A model that copies a mask is told to give the secret itself."""
+    """A model that sends a mask is told to give the secret itself."""
 
     @tool(effect="read")
     async def login(user: str, key: SecretStr) -> str:
@@ -225,7 +225,7 @@ async def test_a_mask_is_refused_by_name() -> None:
 
 
 def test_a_model_that_plays_a_client_gets_params_as_they_are() -> None:
-    """In `run_as_agent`, a secret in params survives serialising and parsing."""
+    """In `run_as_agent`, a secret in the params survives serialising and parsing."""
     got: list[str] = []
     pick: Any = Handoff("pick", "Let somebody pick.", params=Key)
 
@@ -258,7 +258,7 @@ async def look(context: ToolContext) -> str:
 
 
 async def _run_and_look(login: Login, script: list[Any], folder: Path) -> dict[str, Any]:
-    """Run it, streamed and recorded, and return everything visible of the run."""
+    """Run the tool, streamed and recorded, and return everything visible of the run."""
     journal = SqliteJournal(folder / "runs.db")
     adapter = Adapter(ScriptedModel(script), journal=journal)
     prompt = Prompt("p", "Do.", tools=[login.tool, look])
@@ -294,7 +294,7 @@ async def _run_and_look(login: Login, script: list[Any], folder: Path) -> dict[s
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(logins(secret=True), st.sampled_from(["fits", "wrong", "unknown"]))
 def test_nothing_but_the_handler_has_a_secret(login: Login, how: str) -> None:
-    """It is in no event, delta, session, journal, export, tree, line or log, and in no other tool's request."""
+    """A secret is in no event, delta, session, journal, export, tree, line or log, and in no other tool's request."""
     name = "logn" if how == "unknown" else "login"
     given = {**login.arguments, "pasword": MARK} if how == "wrong" else login.arguments
     with tempfile.TemporaryDirectory() as folder:
@@ -350,7 +350,7 @@ async def _serve_and_look(login: Login, folder: Path) -> dict[str, Any]:
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(logins(secret=True))
 def test_nobody_who_watches_a_thread_sees_a_secret(login: Login) -> None:
-    """It is in no streamed event, whenever a client joins, in no snapshot, and nowhere after a restart."""
+    """A secret is in no event or snapshot that a client of a thread gets, even after a restart."""
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(_serve_and_look(login, Path(folder)))
     for where, value in found.items():
@@ -361,7 +361,7 @@ def test_nobody_who_watches_a_thread_sees_a_secret(login: Login) -> None:
 
 
 async def test_what_is_not_secret_is_seen_as_it_is_written() -> None:
-    """A tool whose name is a prefix of another's that takes secrets is not affected by masking."""
+    """Arguments of a tool are streamed unmasked even if its name is a prefix of a tool with secrets."""
 
     @tool(effect="read")
     async def log(text: str) -> str:
@@ -399,7 +399,7 @@ async def test_what_is_not_secret_is_seen_as_it_is_written() -> None:
 
 
 async def test_the_provider_sees_its_own_words_until_the_process_ends() -> None:
-    """In memory the provider sees its own conversation; loaded from a record, the conversation is masked."""
+    """In memory the provider sees the unmasked conversation, and once loaded from a record, a masked one."""
     login, model = login_with("read"), ScriptedModel([ToolCall("login", {"key": MARK}), "in", "again"])
     journal = MemoryJournal()
     prompt = Prompt("p", "Do.", tools=[login.tool])
@@ -416,7 +416,7 @@ async def test_the_provider_sees_its_own_words_until_the_process_ends() -> None:
 
 
 async def test_what_a_provider_wants_back_is_masked_too() -> None:
-    """Signed thoughts that contain a call are masked, as text on one wire and as an object on another."""
+    """Signed thinking that contains a call is recorded with the secret masked, as text or as an object."""
 
     class Thinking(ScriptedModel):
         async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
@@ -478,7 +478,7 @@ async def test_a_history_is_masked_by_tools_that_are_not_shown_yet_and_by_the_an
 
 
 async def test_an_answer_with_a_secret_is_given_by_a_call() -> None:
-    """An output type with a secret is requested as a call, since secrets in text can't be masked."""
+    """An output type with a secret is requested as a tool call, since secrets in text can't be masked."""
     journal = MemoryJournal()
     model = ScriptedModel([ToolCall("final_answer", {"key": MARK})])
     prompt: Any = Prompt("p", "Do.", output=Key)
@@ -490,7 +490,7 @@ async def test_an_answer_with_a_secret_is_given_by_a_call() -> None:
 
 
 async def test_a_later_run_of_other_tools_shows_none_of_what_was_masked_before() -> None:
-    """A later run's tools see a masked request, although the conversation in memory is unmasked."""
+    """Tools of a later run see a masked request, although the conversation in memory is unmasked."""
     login, session = login_with("read"), Session(id="s")
     script = [ToolCall("login", {"key": MARK}), "in", ToolCall("look"), "done"]
     adapter = Adapter(ScriptedModel(script))
@@ -500,7 +500,7 @@ async def test_a_later_run_of_other_tools_shows_none_of_what_was_masked_before()
 
 
 async def test_a_call_of_no_tool_without_arguments_has_nothing_to_withhold() -> None:
-    """An unknown tool's call without arguments masks nothing; otherwise every empty value would be masked."""
+    """A call of an unknown tool without arguments masks nothing, since an empty value would match everywhere."""
     login, session = login_with("read"), Session(id="s")
     script = [[ToolCall("gone", ""), ToolCall("away", "{}")], ToolCall("look"), "done"]
     prompt = Prompt("p", "Do.", tools=[login.tool, look])

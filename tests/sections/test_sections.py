@@ -1,4 +1,4 @@
-"""The built-in sections for files and commands, as a model uses them."""
+"""The built-in sections for files and commands, used as by a model."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def files(request: pytest.FixtureRequest, folder: Path) -> Any:
 
 
 def test_a_file_is_read_in_pages(files: Any) -> None:
-    """Long files have line numbers and come in pages, with a hint how to continue."""
+    """A long file is read in pages with line numbers, and a hint how to continue."""
     (_, first), (_, last), (_, past) = run(
         files,
         ToolCall("read_file", {"path": "notes.txt"}),
@@ -74,7 +74,7 @@ def test_a_file_is_read_in_pages(files: Any) -> None:
 
 
 def test_a_file_is_edited_after_it_was_read(files: Any) -> None:
-    """A file must be read before it is edited; text that is missing or ambiguous is explained."""
+    """A file must be read before it is edited, and an edit whose text is missing or ambiguous is explained."""
     edit = {"path": "src/main.py", "old": "print('one')", "new": "print('three')"}
     told = run(
         files,
@@ -95,7 +95,7 @@ def test_a_file_is_edited_after_it_was_read(files: Any) -> None:
 
 
 def test_files_are_written_moved_deleted_listed_and_found(files: Any) -> None:
-    """Each tool works, and its result tells the model how to continue."""
+    """Files can be written, moved, deleted, listed and found, and each result tells the model how to continue."""
     told = run(
         files,
         ToolCall("write_file", {"path": "docs/new.md", "text": "# New\n"}),
@@ -165,7 +165,7 @@ def test_a_line_too_long_for_a_pattern_is_reported() -> None:
 
 
 def test_only_reading() -> None:
-    """Without `writes` no tool changes a file, and there is no policy about it."""
+    """With `writes=False`, every file tool only reads, and there are no policies."""
     section = FileTools(writes=False)
     assert {tool.effect for tool in section.tools} == {"read"}
     assert section.policies == ()
@@ -188,7 +188,7 @@ SHELL = Shell(
 
 
 def snapshot(root: Path) -> dict[str, Any]:
-    """Return everything in a folder: bytes, modes, inodes and times."""
+    """Return everything in a folder, with bytes, modes, inodes and times."""
     found: dict[str, Any] = {}
     for path in sorted([root, *root.rglob("*")]):
         status = path.lstat()
@@ -214,7 +214,7 @@ def test_a_command_sees_and_makes_the_calls_own_changes(folder: Path) -> None:
 
 @pytest.mark.parametrize("how", ["make", "rm", "git"])
 def test_a_command_that_fails_half_way_leaves_the_folder_as_it_was(folder: Path, how: str) -> None:
-    """After a command that fails halfway, the folder is byte-identical, `.git` included."""
+    """After a command that fails halfway, the folder is byte-identical, including `.git`."""
     (folder / "Makefile").write_text(
         "all:\n\techo x > made.txt\n\trm notes.txt\n\tfalse\ncommit:\n\tgit commit -qam x\n\tfalse\n"
     )
@@ -239,7 +239,7 @@ def test_a_command_that_fails_half_way_leaves_the_folder_as_it_was(folder: Path,
 
 
 def test_what_may_not_run_is_refused_in_words(folder: Path) -> None:
-    """A command that no rule allows is refused with the allowed ones; nothing runs."""
+    """A command that no rule allows is refused with the list of allowed ones, and does not run."""
     ((ok, said),) = run(
         DirectoryFilesystem(folder),
         ToolCall("run_command", {"command": ["curl", "x"]}),
@@ -251,7 +251,7 @@ def test_what_may_not_run_is_refused_in_words(folder: Path) -> None:
 
 
 def test_commands_need_a_real_folder() -> None:
-    """Commands can't run on files in memory, and the error says what to give instead."""
+    """Commands on files in memory are refused, and the error says what to use instead."""
     ((ok, said),) = run(
         MemoryFilesystem(), ToolCall("run_command", {"command": ["cat", "a"]}), sections=[ShellTools(SHELL)]
     )
@@ -260,18 +260,18 @@ def test_commands_need_a_real_folder() -> None:
 
 
 def test_the_section_says_what_may_run() -> None:
-    """The model is told which commands are allowed."""
+    """The section tells the model which commands are allowed."""
     text = Prompt("p", [ShellTools(SHELL)]).render().text
     assert "- `git commit …`" in text
     assert ShellTools(SHELL).tools[0].effect == "staged"
     assert ShellTools(Shell([Allow("cat", ...)], network=True)).tools[0].effect == "irreversible"
 
 
-# --- a command passing -------------------------------------------------------------------------
+# --- CommandPassing ----------------------------------------------------------------------------
 
 
 def test_a_run_is_held_until_a_command_passes(folder: Path) -> None:
-    """A run is held until the command passes: the model is told how it failed, and the check changes nothing."""
+    """A run continues until the command passes: the model is told how it failed, and the check changes no files."""
     (folder / "Makefile").write_text("test:\n\ttouch tested.txt\n\tcat fixed.txt\n")
     model = ScriptedModel(
         ["Done.", ToolCall("write_file", {"path": "fixed.txt", "text": "yes\n"}), "Now it is."]
@@ -285,7 +285,7 @@ def test_a_run_is_held_until_a_command_passes(folder: Path) -> None:
 
 
 def test_a_command_that_could_not_run_has_not_passed(folder: Path) -> None:
-    """If the command can't run, the model is told why, and the run ends as incomplete."""
+    """If the command can't be run, the model is told why, and the run ends as incomplete."""
     shell = Shell([Allow("no-such-program")])
     model = ScriptedModel(["Done.", "Done again."])
     prompt = Prompt("p", [FileTools()], completion=[CommandPassing(shell, "no-such-program", cap=1)])
@@ -295,7 +295,7 @@ def test_a_command_that_could_not_run_has_not_passed(folder: Path) -> None:
 
 
 def test_a_command_that_may_not_run_is_found_when_the_checker_is_made() -> None:
-    """A checker that could never pass is refused at definition."""
+    """A checker whose command no rule allows is refused when it is made."""
     with pytest.raises(CommandRefused):
         CommandPassing(SHELL, "pytest")
     with pytest.raises(DefinitionError, match="runs nothing"):

@@ -33,7 +33,7 @@ class Attack:
     options: dict[str, Any]
     files: bool
     alone: bool
-    """Whether the row itself shows that the server still works, so that no further check is made."""
+    """Whether the attack itself shows that the server still works, so that no further check is needed."""
 
     def __str__(self) -> str:
         return self.name
@@ -45,7 +45,7 @@ ATTACKS: list[Attack] = []
 def attack(
     name: str, *, files: bool = False, alone: bool = False, **options: Any
 ) -> Callable[[Callable[[Client], Any]], None]:
-    """Add a row to the table. The decorated function returns a description of the response."""
+    """Add a row to the table. The decorated function makes the attack and returns a description of the response."""
 
     def add(do: Callable[[Client], Any]) -> None:
         ATTACKS.append(Attack(name, do, options, files, alone))
@@ -187,8 +187,8 @@ async def _(client: Client) -> str:
         )
     said = await client.ask("GET", "/about", headers={"Authorization": f"Bearer {TOKEN[:-2]}zz"})
     assert int(said.headers["retry-after"]) >= 1
-    # A correct token is refused too, else every guess would get an answer. Users who are signed in are not
-    # affected.
+    # A correct token is refused too: otherwise a guess would still show whether it is right. Users who are signed in
+    # are not affected.
     refused(await client.ask("POST", "/login", {"token": TOKEN}), 429, "TooManyWrongTokens")
     await client.serves(cookie)
     return refused(said, 429, "TooManyWrongTokens")
@@ -255,7 +255,7 @@ async def _(client: Client) -> str:
     refused(answered, 409, "AnswerRefused")
     undone = await client.ask("POST", f"/threads/mine/calls/{call}/undo", {}, by("eve"))
     refused(undone, 409, "UndoRefused")
-    await client.say("mine", "hello", by("eve"))  # her own thread, which has the same name
+    await client.say("mine", "hello", by("eve"))  # Eve's own thread has the same name
     hers = await client.idle("mine", by("eve"))
     assert hers["runs"][0]["id"] != run
     assert len(hers["messages"]) == 2
@@ -273,7 +273,7 @@ async def _(client: Client) -> str:
 
 
 def hook_with_defects(request: Any) -> Any:
-    """Return the principal that the header names, valid or not; raise KeyError without the header."""
+    """Return the principal named by the header, even an invalid one; raise KeyError without the header."""
     return {"nobody": None, "number": 7, "line": "a\nb", "long": "x" * 300}.get(
         request.headers["x-who"], "zoe"
     )
@@ -287,7 +287,7 @@ async def _(client: Client) -> str:
     return "500 ServerError, " + refused(await client.ask("GET", "/about"), 401, "NotSignedIn")
 
 
-# --- too much ---
+# --- overload ---
 
 
 @attack("a body too large, declared", limits=Limits(body_bytes=1000))
@@ -334,7 +334,7 @@ async def _(client: Client) -> str:
     dripping = asyncio.create_task(drip())
     async with asyncio.timeout(120):
         said = await answer(reader)
-        assert dripped < 100, "it was answered while headers still came"
+        assert dripped < 100, "the server waited for all headers before it answered"
         assert await reader.read() == b""
     dripping.cancel()
     writer.close()
@@ -371,7 +371,7 @@ async def _(client: Client) -> str:
     assert all(b"\r\nretry-after: 5\r\n" in head for head in full)
     assert (await client.ask("GET", "/health")).json["status"] == "ok"
     refused(await client.ask("GET", "/about"), 503, "TooManyConnections")
-    await client.app.threads.thread("local", "a").say("again")  # requests in progress continue
+    await client.app.threads.thread("local", "a").say("again")  # runs in progress continue
     for at in served:
         async with asyncio.timeout(120):
             await opened[at][0].readuntil(b"You said")
@@ -413,7 +413,7 @@ async def _(client: Client) -> str:
             stream = await stack.enter_async_context(client.stream("GET", "/threads/a/events?follow=1"))
             assert stream.status == 200
         said = await client.ask("GET", "/threads/a/events?follow=1")
-    for _ in range(100):  # their places are free as soon as they disconnect
+    for _ in range(100):  # a stream's place is free as soon as its client disconnects
         if not client.app.streams.count:
             break
         await asyncio.sleep(0.02)
@@ -496,7 +496,7 @@ async def _(client: Client) -> str:
     assert (await client.asked("a"))["id"] == asked["id"]
     assert (await client.ask("POST", path, good)).status == 200
     await client.idle("a")
-    assert (await client.ask("POST", path, good)).status == 200  # a repeat is harmless
+    assert (await client.ask("POST", path, good)).status == 200  # a repeated answer is harmless
     over = await client.ask("POST", path, {**good, "value": {"seats": 3, "name": "Eve"}})
     return "422 BodyUnfit, 422 AnswerRefused, " + refused(over, 409, "AnswerRefused")
 
@@ -663,7 +663,7 @@ async def _(client: Client) -> str:
 
 @attack("a broken chunk while the answer is being sent", limits=Limits(body_bytes=1000))
 async def _(client: Client) -> str:
-    """uvicorn would send a 400 in the middle of the response, which fails, so the connection is closed."""
+    """A broken chunk during the response closes the connection, since uvicorn can't send a 400 in the middle of it."""
     reader, writer = await client.connect()
     writer.write(
         client.head("POST", "/threads/a/messages", {"Content-Length": "-", "Transfer-Encoding": "chunked"})

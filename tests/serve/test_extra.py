@@ -1,4 +1,4 @@
-"""Serving without its extra: whichever package is missing, the error names the extra, not the module."""
+"""Serving without its extra: whichever package is missing, the error names the extra to install."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def without(name: str, code: str, folder: Path) -> subprocess.CompletedProcess[s
 
 @pytest.mark.parametrize("name", ["starlette", "ag_ui"])
 def test_an_app_can_not_be_made_without_it(tmp_path: Path, name: str):
-    """Making an app fails if either of the two packages is missing, since users may have one for other reasons."""
+    """An app can't be made if any of the extra's packages is missing, and the error says how to install it."""
     ended = without(name, MADE, tmp_path)
     assert ended.returncode == 0, ended.stderr
     said = f"serving needs {name}, which is not installed. Install it with: pip install 'handrail[serve]'\n"
@@ -40,7 +40,7 @@ def test_an_app_can_not_be_made_without_it(tmp_path: Path, name: str):
 
 @pytest.mark.parametrize("name", ["starlette", "uvicorn", "ag_ui"])
 def test_the_command_says_so_too(tmp_path: Path, name: str):
-    """The command reports the missing extra before it loads the app."""
+    """`handrail serve` reports a missing extra before it loads the app."""
     ended = without(name, ASKED, tmp_path)
     assert ended.returncode == 2, ended.stderr
     assert f"serving needs {name}, which is not installed." in ended.stderr

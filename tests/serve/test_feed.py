@@ -23,7 +23,7 @@ def numbers(items: Any) -> list[int]:
 
 
 async def read_all(feed: Feed, number: int, until: int) -> list[int]:
-    """Return what a reader gets from a position up to an event number."""
+    """Return the numbers of the events a reader receives after `number`, up to the last one."""
     seen: list[int] = []
     while number < until:
         for item in await feed.after(number):
@@ -102,7 +102,7 @@ def test_ids_of_another_feed_and_rubbish_name_no_place(id: str) -> None:
 
 
 def test_the_first_event_is_told_at_once_and_the_next_together() -> None:
-    """The first event wakes a reader at once, and later ones in batches, every 20 ms; nothing is lost."""
+    """The first event wakes a reader at once, later events wake it in batches every 20 ms, and no event is lost."""
 
     async def main() -> None:
         feed = Feed("boot", pause=0.02)
@@ -123,7 +123,7 @@ def test_the_first_event_is_told_at_once_and_the_next_together() -> None:
             feed.append([token("t")])
             await asyncio.sleep(0.001)
         await reader
-        assert woken[0] == (0.0, 1), "nobody waits for the first"
+        assert woken[0] == (0.0, 1), "the first event was delayed"
         assert sum(count for _, count in woken) == 1000
         assert len(woken) <= 1000 * 0.001 / 0.02 + 2
 
@@ -131,7 +131,7 @@ def test_the_first_event_is_told_at_once_and_the_next_together() -> None:
 
 
 def test_many_readers_are_woken_a_batch_and_not_a_token() -> None:
-    """With 200 viewers of one stream there are 200 wake-ups per batch, however many tokens it has."""
+    """With 200 viewers of one stream, each batch causes 200 wake-ups, however many tokens it has."""
 
     async def main() -> None:
         feed = Feed("boot", pause=0.02)
@@ -161,14 +161,14 @@ async def test_waiting_ends_after_the_given_time_with_nothing() -> None:
 
 
 async def test_a_reader_that_leaves_is_forgotten() -> None:
-    """Nothing is kept of readers that leave while they wait."""
+    """A feed keeps nothing about readers that left while they waited."""
     feed = Feed("boot")
     readers = [asyncio.ensure_future(feed.after(0)) for _ in range(50)]
     await asyncio.sleep(0)
     for reader in readers:
         reader.cancel()
     await asyncio.gather(*readers, return_exceptions=True)
-    changed = feed._changed  # pyright: ignore[reportPrivateUsage]  # what the readers hung on
+    changed = feed._changed  # pyright: ignore[reportPrivateUsage]  # the future that the readers awaited
     assert changed is not None
     assert not changed._callbacks  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     feed.append([token("a")])
@@ -196,12 +196,12 @@ async def test_legs_end_where_their_run_finishes_or_fails() -> None:
 
 @pytest.mark.parametrize("large", [1, 3])
 async def test_a_reader_that_waits_gets_what_comes_however_large(large: int) -> None:
-    """A reader that keeps up receives a large batch and is not dropped; the batch is then no longer stored."""
+    """A reader that keeps up receives a batch larger than the limit, which the feed then no longer stores."""
     feed = Feed("boot", most_bytes=1000)
     feed.append([token("before")])
     readers = [asyncio.ensure_future(read_all(feed, 1, 4 + large)) for _ in range(3)]
     await asyncio.sleep(0)
-    feed.append([token("a")])  # sent at once, but received only at the next wait
+    feed.append([token("a")])  # wakes the readers at once, although they read only at their next turn
     feed.append([*[token("x" * 5000)] * large, token("b"), token("c")])
     assert await asyncio.gather(*readers) == [list(range(2, 5 + large))] * 3
     feed.append([token("d")])

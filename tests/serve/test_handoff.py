@@ -82,7 +82,7 @@ async def running(app: Any) -> AsyncGenerator[str]:
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
         serving = asyncio.ensure_future(server.serve(sockets=[listening]))
         while not server.started:
-            assert not serving.done(), "it did not start"
+            assert not serving.done(), "the server did not start"
             await asyncio.sleep(0.005)
         try:
             yield f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -126,4 +126,6 @@ async def test_one_handoff_in_the_page_at_a_terminal_and_by_a_model(tmp_path: Pa
         "terminal": "tea",
         "model": "coffee",
     }
-    assert [tool for tool in prompt.tools if tool is handoff] == [handoff], "one object in all of them"
+    assert [tool for tool in prompt.tools if tool is handoff] == [handoff], (
+        "the prompt does not have exactly this handoff"
+    )

@@ -1,4 +1,4 @@
-"""From one server to the next on the same journal: stopped, killed, or answered by another program meanwhile."""
+"""Server restarts on the same journal: after a stop, after a kill, and with answers from other programs meanwhile."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WRITE = ["write", {"path": "a.txt", "text": "a"}]
 
 
 def answered_elsewhere(app: App, question: Any, value: Any) -> None:
-    """Answer a question from another program."""
+    """Answer a question as another program would."""
     journal = SqliteJournal(app.base / "runs.db")
     journal.questions.answer(by(question, question.principal, value))
     journal.close()
@@ -68,7 +68,9 @@ async def test_a_run_at_rest_is_parked_and_its_question_stands(tmp_path: Path) -
         ]
         assert kinds(thread.feed) == ["started", "success"]
         told = [each for each in events(thread.feed) if each["type"] == "TEXT_MESSAGE_START"]
-        assert [each["messageId"] for each in told] == [f"{run_id}/3"], "as it is called in what was said"
+        assert [each["messageId"] for each in told] == [f"{run_id}/3"], (
+            "the message's id differs from the one in the conversation"
+        )
         assert [unit.tool for unit in await app.journal.calls.load(run_id)] == ["write", "choose"]
 
 
@@ -131,7 +133,7 @@ async def test_a_run_interrupted_with_an_open_question_resumes_and_keeps_it(tmp_
 
 
 async def test_what_an_irreversible_call_asked_closes_as_unknown(tmp_path: Path) -> None:
-    """A waiting irreversible call can't be parked: it is interrupted, and the model is told of the unknown outcome."""
+    """A waiting irreversible call can't be parked: it is interrupted, and the model is told the outcome is unknown."""
 
     @tool
     async def pay(context: ToolContext) -> str:
@@ -144,13 +146,13 @@ async def test_what_an_irreversible_call_asked_closes_as_unknown(tmp_path: Path)
         await thread.say(plan([["pay", {}]], "I will ask"))
         await settle(thread)
         [approval] = await thread.questions()
-        await over(thread)  # a call that waits for approval may be parked
+        await over(thread)  # a call that waits for approval can be parked
         await give(thread, approval, {"approved": True})
         await settle(thread)
         [amount] = await thread.questions()
         for _ in range(20):
             await asyncio.sleep(0)
-        assert thread.live is not None, "and this may not"
+        assert thread.live is not None, "an irreversible call was parked after it had started"
         await app.restart(grace=30)
         thread = app.thread()
         await over(thread)
@@ -161,7 +163,7 @@ async def test_what_an_irreversible_call_asked_closes_as_unknown(tmp_path: Path)
 
 
 async def test_runs_of_other_apps_are_left_alone(tmp_path: Path) -> None:
-    """Runs of another prompt, of another app with the same prompt, or without a thread are not resumed."""
+    """Runs of another prompt, runs of another app with the same prompt, and runs without a thread are not resumed."""
     held = Held()
     async with served(tmp_path, tools=[held.tool], app_name="support.recorded:PROMPT") as app:
         run_id = await app.thread().say(plan([["hold", {}]], "ok"))
@@ -218,7 +220,7 @@ async def test_files_are_finished_before_runs_go_on(tmp_path: Path, monkeypatch:
 async def test_a_run_that_can_not_go_on_is_named_and_can_be_cancelled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If the app no longer has a run's tool, the thread says so, and the run can be cancelled."""
+    """If the app no longer has a tool that a run needs, the thread says so, and the run can be cancelled."""
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         run_id = await app.thread().say(plan([["hold", {}]], "ok"))
@@ -244,7 +246,7 @@ async def test_a_run_that_can_not_go_on_is_named_and_can_be_cancelled(
 
 
 async def test_a_clients_own_tools_are_made_again_from_the_record(tmp_path: Path) -> None:
-    """A resumed run has the client's own tools, with the schema the model was shown, without the client."""
+    """A resumed run has the client's own tools, with the schema the model saw, even if the client is not connected."""
     schema = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
     async with served(tmp_path) as app:
         await app.thread().say(
@@ -259,11 +261,11 @@ async def test_a_clients_own_tools_are_made_again_from_the_record(tmp_path: Path
         await give(thread, question, {"content": "painted"})
         await over(thread)
         said = texts(await thread.messages())
-        assert "colour" in said[2], "what does not fit the client's schema is refused"
+        assert "colour" in said[2], "a call that does not fit the client's schema was not refused"
         assert said[4:] == ["paint: painted", "ok"]
 
 
-# --- answered from elsewhere ---------------------------------------------------------------------------
+# --- answered by another program -----------------------------------------------------------------------
 
 
 async def test_an_answer_from_elsewhere_wakes_a_run_in_memory(tmp_path: Path) -> None:
@@ -279,7 +281,7 @@ async def test_an_answer_from_elsewhere_wakes_a_run_in_memory(tmp_path: Path) ->
 
 
 async def test_an_answer_from_elsewhere_in_the_moment_of_parking(tmp_path: Path) -> None:
-    """An answer from another program at the moment of parking is not notified, but the run is still resumed."""
+    """An answer that another program records at the moment of parking is found, and the run is resumed."""
     async with served(tmp_path) as app:
         thread = app.thread()
         await thread.say(plan([["choose", {}]], "ok"))
@@ -297,14 +299,14 @@ async def test_an_answer_from_elsewhere_in_the_moment_of_parking(tmp_path: Path)
 
 
 async def test_an_answer_from_elsewhere_brings_a_parked_run_back(tmp_path: Path) -> None:
-    """The command line records an answer, and the server finds it at its next poll and resumes the run."""
+    """An answer recorded by the command line is found at the server's next poll, which resumes the parked run."""
     async with served(tmp_path, park_after=0.0) as app:
         thread = app.thread()
         run_id = await thread.say(plan([["choose", {}], ["choose", {}]], "ok"))
         await over(thread)
         assert app.threads.parked == 1
         await app.threads.poll()
-        assert thread.live is None, "there is nothing to do yet"
+        assert thread.live is None, "the run was resumed without an answer"
         first, second = await thread.questions()
         answering = ["runs", "answer", run_id, first.id, "--value", '{"n": 8}', "--digest", first.digest]
         done = handrail(*answering, "--journal", str(tmp_path / "runs.db"), cwd=tmp_path)
@@ -375,12 +377,12 @@ async def test_a_question_that_expires_while_its_run_is_parked(tmp_path: Path) -
         assert texts(await thread.messages())[-1] == "too late"
 
 
-# --- what it is seen as -------------------------------------------------------------------------------
+# --- times --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_run_says_how_long_it_waited_for_whom(tmp_path: Path, restarted: bool) -> None:
-    """A call rerun after its question counts as one call, from before the question to after the answer."""
+    """A call that reruns after its question is shown as one call, from before the question until after the answer."""
     async with served(tmp_path) as app:
         run_id = await app.thread().say(plan([["choose", {}]], "ok"))
         await settle(app.thread())
@@ -412,7 +414,7 @@ async def test_a_run_says_how_long_it_waited_for_whom(tmp_path: Path, restarted:
 
 
 def killed(folder: Path, said: str) -> str:
-    """Run a server in its own process until its run works or waits, then kill it."""
+    """Run a server in its own process until its run works or waits, then kill it; return which it was."""
     process = warm_python.start([SUPPORT / "serve_app.py", folder, said], env=importing_support())
     assert process.stdout is not None
     try:
@@ -426,7 +428,7 @@ async def test_killed_while_a_question_is_open(tmp_path: Path) -> None:
     assert await asyncio.to_thread(killed, tmp_path, plan([WRITE], [["choose", {}]], "ok")) == "asked"
     async with served(tmp_path, tools=[Held().tool]) as app:
         thread = app.thread()
-        await settle(thread)  # not parked by the killed process, so the run is resumed and comes to rest
+        await settle(thread)  # the killed process did not park the run, so it is resumed until it waits again
         [question] = await thread.questions()
         await give(thread, question, {"n": 6})
         await over(thread)
@@ -437,7 +439,7 @@ async def test_killed_while_a_question_is_open(tmp_path: Path) -> None:
             "choose: got 6",
             "ok",
         ]
-        assert len(app.model.requests) == 1, "the model's answers were recorded"
+        assert len(app.model.requests) == 1, "the model was asked again for recorded answers"
 
 
 @pytest.mark.once

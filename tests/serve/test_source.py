@@ -1,4 +1,4 @@
-"""A served file is loaded as a module that never replaces another."""
+"""Files given to the server, which are loaded as modules that never replace other modules."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def app_of(path: Path) -> Any:
 
 @pytest.mark.parametrize("name", ["json", "calendar", "this", "handrail", "pydantic", "__main__", "sys"])
 def test_a_file_called_like_another_module_leaves_it_alone(folder: Path, name: str):
-    """A served file does not replace another module of its name, even one not imported yet, such as `this`."""
+    """A served file does not replace another module of the same name, even one not imported yet, such as `this`."""
     path = folder / f"{name}.py"
     path.write_text(APP)
     before = sys.modules.get(name)
     first, again = app_of(path), app_of(path)
     assert sys.modules.get(name) is before
     assert first.name == "desk"
-    assert first.app == again.app, "a server that is started again knows its runs"
+    assert first.app == again.app, "the file has another name after it is loaded again"
     assert first.app.startswith(f"handrail_app_{name}_")
     assert (importlib.import_module("json"), importlib.import_module("calendar")) == (json, calendar)
     found = importlib.util.find_spec(name) if name != "__main__" else None
@@ -81,7 +81,9 @@ def test_any_other_file_is_called_as_it_is_imported(folder: Path):
     """Any other file is loaded under the name it is imported by, so that resumed runs find the same types."""
     (folder / "front_desk.py").write_text(APP)
     assert app_of(folder / "front_desk.py").app == "front_desk:prompt"
-    assert app_of(folder / "front_desk.py").app == "front_desk:prompt", "also when it is loaded again"
+    assert app_of(folder / "front_desk.py").app == "front_desk:prompt", (
+        "the file has another name after it is loaded again"
+    )
     assert importlib.import_module("front_desk").Order.__module__ == "front_desk"
 
 

@@ -1,4 +1,4 @@
-"""Threads: messages, answers, cancels and undos, and snapshots of them."""
+"""Threads of the server: messages, answers, cancellation, undo, and snapshots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from handrail.errors import AnswerRefused, RunBusy, UndoRefused
 from handrail.serve.refusals import QuestionsOpen, ThreadBusy, ThreadNameRefused, ThreadUnknown
 from support.served_threads import Held, answer_to, by, events, give, kinds, over, plan, served, settle, texts
 
-# --- a run continues with or without readers --------------------------------------------------------------
+# --- runs with and without readers ------------------------------------------------------------------------
 
 
 async def test_a_run_is_done_without_any_reader(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ async def test_what_was_said_is_recorded_when_saying_returns(tmp_path: Path) -> 
 
 
 async def test_readers_that_stall_or_leave_change_nothing(tmp_path: Path) -> None:
-    """A reader that disconnects does not cancel the run, and one that stalls blocks nobody."""
+    """A reader that disconnects or stalls neither cancels nor blocks the run."""
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         thread = app.thread()
@@ -53,7 +53,7 @@ async def test_readers_that_stall_or_leave_change_nothing(tmp_path: Path) -> Non
         assert events(thread.feed, stalled)[-1]["type"] == "RUN_FINISHED"
 
 
-# --- saying ------------------------------------------------------------------------------------------
+# --- messages ----------------------------------------------------------------------------------------
 
 
 async def test_of_two_that_speak_at_once_one_is_heard(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ async def test_a_run_that_can_not_be_recorded_is_refused_where_it_is_said(tmp_pa
         assert thread.live is None
 
 
-# --- answering --------------------------------------------------------------------------------------
+# --- answers ----------------------------------------------------------------------------------------
 
 
 async def test_an_answer_opens_the_next_leg_of_the_same_run(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ async def test_the_same_answer_again_is_harmless_and_another_is_refused(tmp_path
         assert await give(thread, first, {"n": 1}) == ""
         with pytest.raises(AnswerRefused, match=r"over|already"):
             await give(thread, first, {"n": 2})
-        assert thread.feed.last == place, "nothing goes on for an answer that was there"
+        assert thread.feed.last == place, "a repeated answer caused events"
         [second] = await thread.questions()
         await give(thread, second, {"n": 2})
         await over(thread)
@@ -193,7 +193,7 @@ async def test_answers_that_do_not_fit_are_refused_and_begin_nothing(tmp_path: P
         for answer in refused.values():
             with pytest.raises(AnswerRefused):
                 await thread.answer([answer])
-            with pytest.raises(AnswerRefused):  # a valid answer in the same request is not accepted either
+            with pytest.raises(AnswerRefused):  # a valid answer beside an invalid one is not accepted either
                 await thread.answer([by(question, "ada", {"n": 1}), answer])
         eve = app.threads.thread("eve", "t")
         with pytest.raises(AnswerRefused):
@@ -221,7 +221,7 @@ async def test_a_question_can_be_declined_or_withdrawn(tmp_path: Path, outcome: 
 
 
 async def test_a_question_is_shown_while_another_call_works(tmp_path: Path) -> None:
-    """While another call works, the question is shown and the leg continues; it ends when that call rests too."""
+    """While another call works, a question is shown and the leg continues; the leg ends once that call has ended."""
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         thread = app.thread()
@@ -284,7 +284,9 @@ async def test_a_run_that_waits_leaves_memory_and_an_answer_brings_it_back(tmp_p
             "choose: got 5",
             "ok",
         ]
-        assert len(app.model.requests) == requests + 1, "what was answered is not asked for again"
+        assert len(app.model.requests) == requests + 1, (
+            "the model was asked again for an answer that was recorded"
+        )
         assert thread.state() == {"Noted": [{"text": "once"}]}
         assert kinds(thread.feed) == ["started", "interrupt", "started", "success"]
         units = await app.journal.calls.load(run_id)
@@ -307,7 +309,7 @@ async def test_one_of_two_answers_resumes_a_parked_run_which_rests_again(tmp_pat
 
 
 async def test_an_answer_that_comes_while_the_run_is_parked_is_not_lost(tmp_path: Path) -> None:
-    """An answer at any moment between the decision to park and the end of the run is not lost."""
+    """An answer given at any moment between the decision to park a run and the run's end is not lost."""
     async with served(tmp_path) as app:
         for steps in range(12):
             thread = app.thread(f"t{steps}")
@@ -325,7 +327,7 @@ async def test_an_answer_that_comes_while_the_run_is_parked_is_not_lost(tmp_path
             assert texts(await thread.messages())[2:] == [f"choose: got {steps}", "ok"]
 
 
-# --- cancelling ---------------------------------------------------------------------------------------
+# --- cancellation -------------------------------------------------------------------------------------
 
 
 async def test_cancelled_while_it_works(tmp_path: Path) -> None:
@@ -385,7 +387,7 @@ async def test_answer_and_cancel_at_once_leave_one_story(tmp_path: Path, answer_
             assert texts(await thread.messages())[-1] == "after"
 
 
-# --- undoing ------------------------------------------------------------------------------------------
+# --- undo ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -433,7 +435,7 @@ async def test_undo_is_refused_while_a_run_goes(tmp_path: Path) -> None:
 
 
 async def test_an_approval_is_revoked_while_the_run_goes(tmp_path: Path) -> None:
-    """An approval remembered for exactly this call decides the next one, unless it is revoked during the run."""
+    """An approval remembered for exactly one call also allows its repetition, until the approval is revoked."""
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         thread = app.thread()
@@ -443,7 +445,9 @@ async def test_an_approval_is_revoked_while_the_run_goes(tmp_path: Path) -> None
         [question] = await thread.questions()
         await give(thread, question, {"approved": True, "remember": "exact"})
         await held.has_begun.wait()
-        assert texts(await thread.messages()).count("send: sent hello") == 2, "the second was not asked about"
+        assert texts(await thread.messages()).count("send: sent hello") == 2, (
+            "the repeated call was not allowed by the remembered approval"
+        )
         [kept] = await thread.approvals()
         await thread.revoke(kept.id)
         held.may_end.set()
@@ -455,7 +459,7 @@ async def test_an_approval_is_revoked_while_the_run_goes(tmp_path: Path) -> None
         await over(thread)
 
 
-# --- who, and which -------------------------------------------------------------------------------------
+# --- principals and thread names ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -493,7 +497,7 @@ async def test_a_principal_with_a_slash_reaches_nobody_else(tmp_path: Path) -> N
         assert len(await app.threads.thread("ada/x", "t").questions()) == 1
 
 
-# --- not in memory --------------------------------------------------------------------------------------
+# --- threads dropped from memory ------------------------------------------------------------------------
 
 
 async def test_a_thread_is_forgotten_when_nothing_goes(tmp_path: Path) -> None:
@@ -525,6 +529,8 @@ async def test_idle_threads_are_dropped_and_those_that_are_read_are_found(tmp_pa
         gc.collect()
         reader = asyncio.ensure_future(feed.after(feed.last))
         await app.thread("t0").say(plan("news"))
-        assert await asyncio.wait_for(reader, 120), "whoever reads hears what is said later"
+        assert await asyncio.wait_for(reader, 120), (
+            "a reader of a dropped thread did not receive later events"
+        )
         await over(app.thread("t0"))
         assert texts(await app.thread("t3").messages())[1:] == ["answer 3"]

@@ -1,4 +1,4 @@
-"""`Items` and `Table` compared with a list and a dict, from any fork, and the cost of adding."""
+"""`Items` and `Table`, compared with a list and a dict from any fork, and the cost of adding."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ rows = st.builds(Row, keys, st.integers())
 
 @pytest.mark.parametrize("size", EDGES)
 def test_items_made_at_once_are_those_added_one_by_one(size: int):
-    """Items made at once equal items added one by one, at every boundary of the trie."""
+    """Items made at once equal items added one by one, at every size boundary of the trie."""
     at_once, one_by_one = Items(range(size)), appended(Items(), range(size))
     assert at_once.all() == one_by_one.all() == tuple(range(size))
     assert at_once == one_by_one
@@ -98,7 +98,7 @@ def test_forks_of_items_from_any_point_leave_each_other_alone(steps: list[tuple[
 
 
 def test_items_across_three_levels_grow_from_one_base():
-    """A hundred siblings that each cross the edge of the third level are all correct."""
+    """A hundred siblings of one base that each grow across the third level are all correct."""
     base = Items(range(32**3 - 1))
     for sibling in range(100):
         grown = appended(base, [sibling] * 34)
@@ -109,7 +109,7 @@ def test_items_across_three_levels_grow_from_one_base():
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.lists(st.integers(0, 2), max_size=40))
 def test_items_are_equal_when_their_items_are(one: list[int], other: list[int]):
-    """Equality is that of lists; other types are never equal."""
+    """`Items` are equal if their items are, and never equal to other types."""
     assert (Items(one) == Items(other)) == (one == other)
     assert Items(one) != one
     assert Items(one) == appended(Items(), one)
@@ -124,7 +124,7 @@ def test_items_have_no_keys():
 
 
 def test_replacing_takes_other_items():
-    """The given items replace the old ones, in order, even if taken from them."""
+    """`replace` takes the given items in their order, even if they come from the old ones."""
     items = Items(range(100))
     assert items.replace(item for item in items if item > 97) == Items([98, 99])
     assert len(items) == 100
@@ -165,7 +165,7 @@ def test_forks_of_a_table_from_any_point_leave_each_other_alone(steps: list[tupl
 
 
 def test_a_large_table_finds_every_key():
-    """Ten thousand keys, each put twice, are found with the second item, in the first order."""
+    """In a table of ten thousand keys, each put twice, every key has its second item, in the order of the first."""
     table: Table[Row] = Table(row_key)
     for turn in range(2):
         for number in range(10_000):
@@ -176,7 +176,7 @@ def test_a_large_table_finds_every_key():
 
 
 def test_tables_are_equal_when_their_items_are():
-    """Tables are equal if their items and order are; a table is never equal to `Items`."""
+    """Tables are equal if their items and order are equal, and never equal to `Items`."""
     one = Table(row_key).replace([Row(1, 1), Row(2, 2)])
     assert one == Table(row_key).replace([Row(1, 0), Row(2, 2), Row(1, 1)])
     assert one != Table(row_key).replace([Row(2, 2), Row(1, 1)])
@@ -185,7 +185,7 @@ def test_tables_are_equal_when_their_items_are():
 
 
 def fresh(new: Any, old: Any) -> int:
-    """Count the tuples of one tree that are not identical to the other's at the same place."""
+    """Count the tuples of one tree that are not shared with the other at the same place."""
     if new is old or not isinstance(new, tuple):
         return 0
     olds = old if isinstance(old, tuple) else ()
@@ -194,13 +194,13 @@ def fresh(new: Any, old: Any) -> int:
 
 
 def made(grown: Items[Any], base: Items[Any]) -> int:
-    """Count the tuples that were created to get from one tree to the other."""
+    """Count the tuples that were created between one tree and the other."""
     return fresh(grown._full, base._full) + fresh(grown._tail, base._tail)
 
 
 @pytest.mark.parametrize("size", [10, 1_000_000, 1_000_031, 32**3, 32**4 - 1])
 def test_adding_makes_a_handful_of_nodes_however_many_items_there_are(size: int):
-    """Adding one item makes a new tail or a new path from the root: at most ten tuples."""
+    """Adding one item creates at most ten tuples, however many items there are."""
     base = Items(range(size))
     for step in range(40):
         grown = base.append(step)
@@ -210,7 +210,7 @@ def test_adding_makes_a_handful_of_nodes_however_many_items_there_are(size: int)
 
 
 def test_a_hundred_siblings_share_their_base():
-    """Each of a hundred forks of a base of a million items makes as few nodes as the first."""
+    """Each of a hundred forks of a base of a million items creates as few nodes as the first."""
     base = Items(range(1_000_000))
     siblings = [base.append(number) for number in range(100)]
     assert all(made(sibling, base) <= 10 for sibling in siblings)
@@ -218,7 +218,7 @@ def test_a_hundred_siblings_share_their_base():
 
 
 def test_adding_to_a_table_makes_a_handful_of_nodes():
-    """Adding to 10 and to 20,000 keys allocates about the same number of objects."""
+    """Adding to a table of 20,000 keys allocates about as many objects as adding to one of 10."""
 
     def allocated(size: int) -> float:
         table = Table(row_key).replace(Row(number, 0) for number in range(size))
@@ -237,7 +237,7 @@ def test_adding_to_a_table_makes_a_handful_of_nodes():
 
 
 def test_adding_to_a_million_takes_the_steps_of_adding_to_ten():
-    """Adding a block of 32 items to a million takes about as many steps as to ten: one tree level more."""
+    """Adding 32 items to a million takes at most twice as many function calls as adding them to ten."""
 
     def steps(base: Items[int]) -> int:
         return steps_of(lambda: appended(base, range(32)))

@@ -22,7 +22,7 @@ from support.session_model import SLICES, Fold, Heard, Note, Put, contents, new_
 
 @dataclass(eq=False)
 class Branch:
-    """The model of a fork, with its start, its actions and its reads."""
+    """The model of a fork: its start, its actions and its reads."""
 
     fork: Any
     parent: Any
@@ -133,5 +133,5 @@ class Interleavings(RuleBasedStateMachine):
 
 
 def test_any_interleaving_of_forks_equals_replaying_the_commits():
-    """Forks, nested forks, dispatches, reads, commits and drops in any order give the same as plain lists."""
+    """Forks, nested forks, dispatches, reads, commits and drops in any order give the same result as plain lists."""
     run_state_machine_as_test(Interleavings)

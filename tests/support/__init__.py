@@ -1,4 +1,4 @@
-"""Shared test support: models, servers, tools, programs, and the path of the repository."""
+"""Shared support for the tests: models, servers, tools, programs, and the path of the repository."""
 
 import os
 from pathlib import Path
@@ -9,6 +9,6 @@ ROOT = TESTS.parent
 
 
 def importing_support() -> dict[str, str]:
-    """Return environment variables that let a Python process import this package as the tests do."""
+    """Return environment variables that let a Python process import this package, as the tests do."""
     path = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}

@@ -21,7 +21,7 @@ class Wrong(AssertionError):
 
 
 class Checker:
-    """Checks the legs of one thread as a client connected to all of them would see them."""
+    """Checks the legs of one thread, as seen by a client that is connected to all of them."""
 
     def __init__(self, older: bool = False) -> None:
         self.older = older
@@ -30,13 +30,13 @@ class Checker:
         self.outcomes: list[str] = []
         self.texts: dict[str, str] = {}
         self.calls: dict[str, str] = {}
-        """Arguments of every call in the stream, by call id."""
+        """Arguments of every call in the stream, by the call's id."""
         self.names: dict[str, str] = {}
         self.results: dict[str, str] = {}
         self.state: Any = None
         self.custom: list[tuple[str, Any]] = []
         self.started: list[str] = []
-        """Ids of the calls, in the order they started."""
+        """Ids of the calls, in the order in which they started."""
         self._open: dict[str, dict[str, str | None]] = {}
         self._owners: dict[tuple[str, str], str | None] = {}
         self._activities: set[str] = set()
@@ -54,7 +54,7 @@ class Checker:
             raise Wrong(f"an older client was sent {event}")
         if kind == "CUSTOM":
             self.custom.append((event["name"], event["value"]))
-            return  # the page accepts these events between legs too
+            return  # the page also accepts these events between legs
         if kind == "RUN_STARTED":
             return self._begin(event)
         if self.leg is None:
@@ -197,7 +197,7 @@ class Checker:
         self.state = patched(self.state, event["delta"])
 
     def _messages_snapshot(self, event: dict[str, Any], tag: str | None) -> None:
-        """Check a snapshot of all messages. It replaces everything before it."""
+        """Check a snapshot of all messages, which replaces everything before it."""
         messages = event["messages"]
         ids = [message["id"] for message in messages]
         if len(set(ids)) != len(ids):
@@ -251,7 +251,7 @@ class Checker:
     _subagent_error = _subagent_finished
 
     def named(self, name: str) -> Iterator[Any]:
-        """Return the values of the Handrail events that have this name."""
+        """Return the values of the Handrail events with this name."""
         return (value for found, value in self.custom if found == name)
 
 
@@ -273,7 +273,7 @@ def _unknown(model: BaseModel) -> Iterator[str]:
 
 
 def patched(state: Any, operations: list[dict[str, Any]]) -> Any:
-    """Return a state of the form `{name: [items]}` with a JSON Patch applied."""
+    """Apply a JSON Patch to a state of the form `{name: [items]}`, and return the new state."""
     state = {name: list(items) for name, items in state.items()}
     for operation in operations:
         _, name, *last = operation["path"].split("/")

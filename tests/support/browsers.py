@@ -1,4 +1,4 @@
-"""A real browser: Debian's chromium, driven by playwright."""
+"""A real browser for the tests: Debian's chromium, driven by playwright."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from playwright.sync_api import Browser, Playwright, expect, sync_playwright
 
 CHROMIUM = Path("/usr/bin/chromium")
 PATIENCE = 120_000
-"""Milliseconds to wait for an element before it counts as missing. Generous, since machines can be slow."""
+"""Milliseconds to wait for an element before it counts as missing; generous, since machines can be slow."""
 
 expect.set_options(timeout=PATIENCE)
 
 
 def arguments() -> list[str]:
-    """Return chromium's arguments.
+    """Return the arguments for chromium.
 
     They include `--no-sandbox` for root, since chromium refuses to run as root with a sandbox.
     """
@@ -59,7 +59,7 @@ def browser() -> Browser:
 
 
 def close_unless_used(following: pytest.Item | None) -> None:
-    """Close the shared browser, if there is one, unless the next test uses it too.
+    """Close the shared browser, if it is open, unless the next test uses it too.
 
     While playwright is open, its event loop runs in the tests' thread, where no other test can run its own loop.
     """

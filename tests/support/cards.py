@@ -1,4 +1,4 @@
-"""A handoff for tests: a person picks one of the cards dealt to them, face down."""
+"""A handoff for tests, in which a person picks one of the cards that lie face down."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Deal:
 
 @dataclass(frozen=True)
 class Deck:
-    """The private part: the deck."""
+    """The private part: the cards of the deck."""
 
     cards: list[str]
 
 
 @dataclass(frozen=True)
 class Offer:
-    """The public part: the cards offered."""
+    """The public part: the number of cards offered."""
 
     backs: int
 
@@ -46,7 +46,7 @@ def card_game(
     secret: str = "ace",
     **options: Any,
 ) -> Handoff[Deal, Pick]:
-    """Make a handoff whose `before` and `after` leave traces. Each act can be replaced."""
+    """Make a handoff whose `before` and `after` leave traces. Each act can be replaced by the caller."""
     options.setdefault("effect", "staged")
     game = Handoff(
         name,

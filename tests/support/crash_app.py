@@ -1,8 +1,8 @@
-"""A program that a test kills at a chosen moment, and starts again.
+"""A program that a test kills at a chosen moment and starts again.
 
-Run as a script, it reads one line per start (a folder, a tool, a mode), forks a child for it, and answers with a
-line of JSON. There is one tool for each effect. A tool records its effects on the outside world in the folder's
-file `world`. In `crash` mode the child dies in the middle of the tool, as if by `kill -9`.
+Run as a script, it reads one line per start (a folder, a tool, a mode), forks a child for each, and answers with a
+line of JSON. There is one tool for each effect, and tools record their effects on the outside world in the
+folder's file `world`. In `crash` mode the child dies in the middle of the tool, as if by `kill -9`.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class Start:
 
 
 def world(what: str) -> None:
-    """Record an effect on the outside world, which no rollback undoes."""
+    """Record an effect on the outside world, which no rollback can undo."""
     fd = os.open(Start.folder / "world", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(fd, f"{what}\n".encode())
     os.close(fd)
@@ -247,7 +247,7 @@ async def main() -> dict[str, Any]:
 
 
 def serve() -> None:
-    """Fork a child for every line, so that the modules are imported only once."""
+    """Fork a child for every line read, so that the modules are imported only once."""
     for line in sys.stdin:
         folder, Start.tool, Start.mode = json.loads(line)
         Start.folder = Path(folder)

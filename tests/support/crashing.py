@@ -1,7 +1,7 @@
-"""A process that is killed in the middle of a commit, at any requested point.
+"""A process that is killed in the middle of a commit, at any given point.
 
-Run as a script, it reads one JSON line per attempt, forks a child that makes the attempt and is killed, and
-answers with a line of its own. Hundreds of kills therefore need hundreds of forks, but only one import.
+Run as a script, it reads one JSON line per attempt, forks a child that makes the attempt and is killed, and answers
+with a line of its own. Hundreds of kills therefore need hundreds of forks, but only one import.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FILES = {
 
 
 def snapshot(folder: Path) -> dict[str, Any]:
-    """Return every path with its state: a file's bytes and mode, a link's target, or a folder."""
+    """Return every path with its state: a file's bytes and mode, a link's target, or that it is a folder."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -52,7 +52,7 @@ def snapshot(folder: Path) -> dict[str, Any]:
 
 
 def change(files: Any, seed: int) -> None:
-    """Make every kind of change, in an order and selection determined by the seed."""
+    """Make every kind of change, in an order and a selection that the seed determines."""
     deeds = [
         lambda: files.append("tool.sh", "echo after\n"),
         lambda: files.write("new/deep/b.txt", "b after\n"),
@@ -129,7 +129,7 @@ class CutDisk(KillingDisk):
         self._bytes: dict[int, None] = {}
         """Files whose content was never synced."""
         self._names: list[tuple[str, Any, set[int]]] = []
-        """Name changes, oldest first, each with a way to undo it and the folders not synced since."""
+        """Changes of names, oldest first, each with a way to undo it and the folders not synced since."""
 
     def _after(self, name: str, args: tuple[Any, ...]) -> None:
         if name in ("write", "copy", "symlink", "folder", "link"):
@@ -151,7 +151,7 @@ class CutDisk(KillingDisk):
 
     def _lose(self) -> None:
         unsynced = [each for each in self._names if each[2]]
-        # A disk may already have written some of the changes, in order, or none.
+        # A disk may already have written some of the changes, in their order, or none.
         kept = max(0, random.Random(self._points.passed).randint(-len(unsynced), len(unsynced)))
         for what, how, _ in reversed(unsynced[kept:]):
             if what == "made":
@@ -208,7 +208,7 @@ async def commit_once(base: Path, seed: int, points: Points, edited: str, durabi
 
 
 async def recover_once(base: Path, points: Points) -> str:
-    """Recover the folder after a kill. The recovery can be killed too."""
+    """Recover the folder after a kill. The recovery itself can be killed too."""
     files = DirectoryFilesystem(base / "root", disk=KillingDisk(points))
     journal = killing_journal(base / "journal.db", points)
     await files.recover(journal)

@@ -1,13 +1,13 @@
-"""Python examples in Markdown: finds them and runs them as a reader would.
+"""Python examples in Markdown: finds them, and runs them as a reader would.
 
 In the README each block runs in its own namespace and folder; on a page of `docs/` all blocks share one of each.
 A line directly before a fence changes this:
 
 `<!-- continues -->` before a python fence of the README: continue the previous python block;
 `<!-- anew -->` before a python fence of a page: start again with an empty namespace and folder;
-`<!-- runs on NAME -->` before a python fence: the code needs another library, and runs where that is
+`<!-- runs on NAME -->` before a python fence: the code needs another library, and runs where that library is
 installed;
-`<!-- prints -->` before a text fence: the python block before it prints exactly this.
+`<!-- prints -->` before a text fence: the python block before it prints exactly this text.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ ELSEWHERE = re.compile(r"<!-- runs on (?P<library>\w+) -->")
 
 @dataclass
 class Block:
-    """A python block; `line` is the document's line number of its first line of code."""
+    """A python block, with the line in the document at which its code begins."""
 
     line: int
     code: str
@@ -91,7 +91,7 @@ def extract(document: Path, story: bool | None = None) -> list[Block]:
 
 
 def chains(document: Path, library: str | None = None) -> list[list[Block]]:
-    """Return the blocks that need `library`, or no library, in groups that each run in one namespace."""
+    """Return the blocks that need `library` (or none), in groups that each run in one namespace."""
     groups: list[list[Block]] = []
     for block in extract(document):
         if block.library != library:
@@ -104,7 +104,7 @@ def chains(document: Path, library: str | None = None) -> list[list[Block]]:
 
 
 def run(document: Path, blocks: list[Block], folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Run the blocks in order as a reader would: as `__main__`, in `folder`."""
+    """Run the blocks in order as a reader would, as `__main__` and in `folder`."""
     patch.chdir(folder)
     module = ModuleType("__main__")
     patch.setitem(sys.modules, "__main__", module)
@@ -123,7 +123,7 @@ def run(document: Path, blocks: list[Block], folder: Path, patch: pytest.MonkeyP
 
 
 def compare(document: Path, block: Block, printed: str) -> None:
-    """Fail if a block does not print what the document says."""
+    """Fail if a block does not print what the document shows."""
     if block.prints is not None and printed != block.prints:
         pytest.fail(
             f"{document}:{block.line}: the example printed\n\n{printed}\n"

@@ -1,4 +1,4 @@
-"""Random transactions on files, and the plain dictionary they are compared with."""
+"""Random transactions on files, and the plain dictionary with which they are compared."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def make_way(files: Plain, folders: list[str]) -> None:
 
 
 def plainly(files: Plain, verb: str, *args: str) -> object:
-    """Apply a verb to files held in a plain dict, and return its result."""
+    """Apply a verb to files in a plain dict, and return its result."""
     path = args[0]
     if verb == "glob":
         return tuple(sorted(f"{p}/" if t is None else p for p, t in files.items() if GLOBS[path](p, t)))
@@ -105,7 +105,7 @@ def really(files: Files, verb: str, *args: str) -> object:
 
 
 class Call:
-    """A fork under test, with everything it did and saw."""
+    """A fork under test, with everything that it did and saw."""
 
     def __init__(self, fork: Any, parent: Call | None, born: int) -> None:
         self.fork = fork
@@ -149,11 +149,11 @@ thens = st.sampled_from(["go on", "go on", "commit", "commit", "drop"])
 
 
 class Transactions(RuleBasedStateMachine):
-    """Concurrent and nested calls, whose committed calls must be equivalent to some serial order.
+    """Concurrent and nested calls, whose commits must be equivalent to some serial order.
 
-    The model is a plain dict. When a call commits into the root, its actions are replayed on the model and
-    must give the same results as in its fork. This reveals stale reads that were not reported, missed
-    conflicts, and writes that leaked. A reported conflict must have a cause.
+    The model is a plain dict. When a call is committed into the root, its actions are replayed on the model and must
+    give the same results as in its fork. This reveals stale reads that were not reported, missed conflicts, and
+    writes that leaked. A reported conflict must have a cause.
     """
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class Transactions(RuleBasedStateMachine):
         return MemoryFilesystem(files)
 
     def pick(self, at: int, nested: bool = False) -> Call:
-        """Pick a call in progress or start a new one, which may be nested in another."""
+        """Pick a call in progress, or start a new one, which may be nested in another."""
         if at < len(self.calls):
             return self.calls[at]
         parent = self.calls[-1] if nested and self.calls else None
@@ -178,7 +178,7 @@ class Transactions(RuleBasedStateMachine):
         return self.calls[-1]
 
     def filled(self, deed: tuple[str, ...]) -> tuple[str, ...]:
-        """Replace every written text with new content, so that every change is visible."""
+        """Add new content to an action that writes, so that every change is visible."""
         if deed[0] in ("write", "append"):
             return (*deed, f"<{next(self.numbers)}")
         return deed
@@ -191,13 +191,13 @@ class Transactions(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 4), nested=st.booleans(), some=several, then=thens)
     def act(self, at: int, nested: bool, some: list[tuple[str, ...]], then: str) -> None:
-        """Act in a call, which may then end, or, one time in five, in the root itself."""
+        """Act in a call, which may then end, or in one of five cases in the root itself."""
         call = self.pick(at, nested) if at < 4 else None
         for deed in map(self.filled, some):
             try:
                 result = outcome(lambda deed=deed: really(call.fork if call else self.root, *deed))
             except Conflict as conflict:  # the values read earlier are no longer available
-                assert call, "the root has nothing to conflict with"
+                assert call, "a direct action on the root conflicted"
                 self.check_cause(call.outermost(), list(conflict.places))
                 call.fork.drop()
                 self.end(call)
@@ -226,7 +226,7 @@ class Transactions(RuleBasedStateMachine):
             for path, node, base in fork._changes():
                 now = under._look(*split(path))
                 assert now.version == base.version or (now.is_folder and node.is_folder), (
-                    "a write that somebody else wrote under"
+                    "a commit overwrote a change that it had not seen"
                 )
             fork.apply()
             if call.parent:
@@ -239,7 +239,7 @@ class Transactions(RuleBasedStateMachine):
         self.end(call)
 
     def check_cause(self, call: Call, alarms: list[str]) -> None:
-        """Check that another call changed the path, something in it, or a parent since this call began."""
+        """Check that another call changed the path, something in it, or one of its parents since this call began."""
         for alarm in alarms:
             place = f"{alarm.rstrip('/')}/"
             others = [f"{path}/" for when, path, by in self.touched if when > call.born and by is not call]

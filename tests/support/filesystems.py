@@ -1,4 +1,4 @@
-"""Filesystems of both kinds, in memory and on a real folder, for the tests that both must pass."""
+"""Filesystems in memory and on a real folder, for tests that both kinds must pass."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Files = Root | AFork
 
 
 class NewFiles(Protocol):
-    """Makes a filesystem with the given files."""
+    """Makes a filesystem that has the given files."""
 
     def __call__(self, files: Mapping[str, str | bytes] = {}, /, **options: Any) -> Any: ...
 
 
 def fill(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    """Write files into a real folder without using Handrail."""
+    """Write files into a real folder directly, without Handrail."""
     for path, content in files.items():
         at = folder / path
         at.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def fill(folder: Path, files: Mapping[str, str | bytes]) -> None:
 
 
 class Folders:
-    """Makes real folders with filesystems on them, and closes the filesystems."""
+    """Makes real folders with filesystems on them, and closes the filesystems afterwards."""
 
     def __init__(self, base: Path) -> None:
         self._base = base
@@ -72,19 +72,19 @@ def new_files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewFil
 
 
 def tree(files: Files) -> dict[str, str | None]:
-    """Return every path with its file's text, or None for a folder."""
+    """Return every path with the text of its file, or None for a folder."""
     folders = {path[:-1]: None for path in files.glob("**/")}
     return {**folders, **{path: files.read(path) for path in files.glob("**")}}
 
 
 def commit(fork: AFork) -> None:
-    """Commit a fork as the gate does at the end of a call, without checking its reads."""
+    """Commit a fork without checking its reads."""
     fork.prepare()
     fork.apply()
 
 
 def outcome(do: Callable[[], object]) -> object:
-    """Return the function's result, or the type of the `FileError` it raised."""
+    """Return the function's result, or the type of the `FileError` that it raised."""
     try:
         return do()
     except FileError as error:
@@ -95,7 +95,7 @@ Marks = dict[str, tuple[int, int]]
 
 
 def marks(folder: Path) -> Marks:
-    """Return every path under a folder with its inode and, for a file, its modification time."""
+    """Return every path under a folder with its inode, and for a file with its modification time."""
     found: Marks = {}
     for path in folder.rglob("*"):
         status = path.lstat()
@@ -104,5 +104,5 @@ def marks(folder: Path) -> Marks:
 
 
 def aside(files: DirectoryFilesystem) -> list[str]:
-    """Return the contents of the staging folders in use."""
+    """Return the contents of the staging folders that are in use."""
     return [str(path) for path in files.staging.glob("at-work/*/*")]

@@ -1,4 +1,4 @@
-"""Folders with layers over them, made by hand for the shell's tests."""
+"""Folders with layers over them, made directly for the shell's tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tree = dict[str, tuple[Any, ...]]
 
 
 class Folder:
-    """A real folder with an empty layer over it; gives snapshots of both."""
+    """A real folder with an empty layer over it, and snapshots of both."""
 
     def __init__(self, base: Path, *, over: Sequence[Path] = ()) -> None:
         self.base = base
@@ -41,7 +41,7 @@ class Folder:
         return tree(self.root, exact=True)
 
     def caught(self) -> list[tuple[str, str]]:
-        """Return the changes in the upper layer."""
+        """Return the changes that are in the upper layer."""
         return sorted(changes(self.upper), key=lambda change: change[1])
 
     def run(self, shell: Shell, *argv: str, **options: Any) -> CommandResult:
@@ -51,7 +51,7 @@ class Folder:
         return self.run(shell, "sh", "-c", script, **options)
 
     def merged(self) -> Tree:
-        """Return the merged view of both layers."""
+        """Return the folder as seen through its layers."""
         found: Tree = {}
         stack = [str(self.upper), *map(str, self.layers.lowers)]
         _merge(stack[:1] if is_opaque(stack[0]) else stack, "", found)
@@ -64,7 +64,7 @@ def anything(backend: Any = "auto", **options: Any) -> Shell:
 
 
 def tree(root: Path, *, exact: bool = False) -> Tree:
-    """Return everything below a folder with kind, mode, owner and content; with `exact`, inode and times too."""
+    """Return everything below a folder with kind, mode, owner and content, and with `exact` also inodes and times."""
     found: Tree = {}
     for folder, folders, files in os.walk(root):
         for name in (*folders, *files):
@@ -107,17 +107,17 @@ def processes_with(marker: str) -> list[str]:
 
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
-"""A Python interpreter that commands can see. One in a checkout below /tmp is hidden from them."""
+"""A Python interpreter that commands can see, unlike one in a checkout below /tmp."""
 _THEIR_OWN = ("/tmp", "/var/tmp", "/run", "/dev/shm")
 
 
 def is_seen(path: Path) -> bool:
-    """Return whether commands can see this path, which they can't if it is below one of their private folders."""
+    """Return whether commands can see this path, which they can't below one of their private folders."""
     return not any(path.resolve().is_relative_to(own) for own in _THEIR_OWN)
 
 
 def outside_tmp() -> Path:
-    """Return a folder to work in that commands can see."""
+    """Return a folder that commands can see, to work in."""
     for place in (Path(__file__).parent, Path.home(), Path("/opt"), Path("/srv"), Path("/var/lib")):
         if is_seen(place) and os.access(place, os.W_OK):
             return place

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Refused(str):
-    """Outcome of a pattern whose requirement is missing; the error names the requirement."""
+    """The outcome of a pattern whose requirement is missing, which the error names."""
 
 
 NEEDS_A_PERSON = Refused("wait_for")
@@ -38,7 +38,7 @@ NEEDS_A_MODEL = Refused("prompt_model")
 
 @dataclass(frozen=True)
 class Pattern:
-    """An example with its call, its answers, and its outcome in each environment."""
+    """An example with its call, its answers, and its expected outcome in each environment."""
 
     handoff: str
     client: str
@@ -46,14 +46,14 @@ class Pattern:
     public: Any
     """What the `client` act displays in the unit tests."""
     answers: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """A person's answers, by question kind."""
+    """A person's answers, by the kind of question."""
     typed: tuple[tuple[str, str], ...] = ()
     """Lines that a person types at a terminal.
 
     Each line is typed once the text before it has been shown one more time.
     """
     replies: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The model's answers, each selected by a part of the prompt."""
+    """The model's answers, each for prompts that contain a given text."""
     tools: tuple[str, ...] = ()
     results: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Results of inner calls in the unit tests."""
@@ -193,7 +193,7 @@ PATTERNS = {
 
 @cache
 def example(name: str) -> ModuleType:
-    """Import and return the module of an example."""
+    """Import the module of an example, and return it."""
     spec = importlib.util.spec_from_file_location(f"handoff_example_{name}", FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -204,7 +204,7 @@ def example(name: str) -> ModuleType:
 
 
 def replying(pattern: Pattern) -> ScriptedModel:
-    """Make a model that chooses its reply by a part of the prompt, whatever the order of requests."""
+    """Make a model that chooses its reply by a part of the prompt, whatever the order of the requests."""
 
     def reply(request: ModelRequest) -> str:
         asked = request.messages[-1]
@@ -217,7 +217,7 @@ def replying(pattern: Pattern) -> ScriptedModel:
 
 
 async def at_terminal(pattern: Pattern, begin: Callable[[Any], Awaitable[T]]) -> T:
-    """Run a pattern at a terminal, and check that the whole script is typed and the terminal restored."""
+    """Run a pattern at a terminal, and check that its whole script is typed and the terminal is restored."""
 
     async def come() -> T:
         with seen.streams() as (stdin, stdout):

@@ -1,4 +1,4 @@
-"""Serve the embedded model with xllamacpp's own HTTP server, print the address, and end when stdin closes.
+"""Serves the embedded model with xllamacpp's own HTTP server, prints the address, and ends when stdin closes.
 
 python tests/support/launch_embedded.py
 """
@@ -71,4 +71,4 @@ params.endpoint_slots = True
 server = engine.Server(params)
 print(server.listening_address, flush=True)
 sys.stdin.read()
-os._exit(0)  # without waiting for generation to finish
+os._exit(0)  # do not wait for the generation to finish

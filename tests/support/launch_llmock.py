@@ -1,15 +1,15 @@
-"""Serve llmock on a free port of loopback, print the address, and end when stdin closes.
+"""Serves llmock on a free port of loopback, prints the address, and ends when stdin closes.
 
 .components/llmock/bin/python tests/support/launch_llmock.py
 
-The Python of llmock's own venv runs this script. It serves llmock's own application, which is scripted and
+The script runs on the Python of llmock's own venv, and serves llmock's own application, which is scripted and
 inspected over its control API, /_llmock.
 """
 
 import os
 import sys
 
-# llmock is not in the venv that the type checker uses.
+# llmock is not installed in the venv that the type checker uses.
 from llmock import simulation  # pyright: ignore
 from llmock.testing import LLMockServer  # pyright: ignore
 

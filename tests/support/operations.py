@@ -38,7 +38,7 @@ def failing(error: BaseException, home: Home | None = None) -> Operation[Any]:
 
 
 class Stuck:
-    """An operation that never finishes by itself, and records how it ended."""
+    """An operation that never finishes by itself, and records what happens to it."""
 
     def __init__(self, home: Home | None = None, cleanup: int = 0) -> None:
         self.began = threading.Event()
@@ -66,12 +66,12 @@ class Stuck:
 
 
 def run(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """Run an async function to its end on its own loop."""
+    """Run an async function to its end on its own event loop."""
     return asyncio.run(main())
 
 
 async def use(operation: Operation[Any], way: str) -> Any:
-    """Use an operation in one of four ways: await, wait, task, gather."""
+    """Use an operation in one of four ways: `await`, `wait`, `task` or `gather`."""
     if way == "wait":
         return await run_in_thread(operation.wait)
     if way == "task":
@@ -83,7 +83,7 @@ async def use(operation: Operation[Any], way: str) -> Any:
 
 @pytest.fixture
 def nothing_is_logged(caplog: pytest.LogCaptureFixture):
-    """Check that asyncio logs no lost exception and no destroyed task while the block runs."""
+    """Check that asyncio logs no lost exception and no destroyed task during the block."""
     with caplog.at_level(logging.WARNING, logger="asyncio"):
         yield
         gc.collect()
@@ -100,7 +100,7 @@ logging.getLogger("asyncio").addFilter(lambda record: "took" not in record.getMe
 
 
 def script(tmp_path: Any, text: str, *flags: str) -> list[str]:
-    """Write a script to disk and return the command that runs it as a user would."""
+    """Write a script to a file, and return the command that runs it as a user would."""
     file = tmp_path / "script.py"
     file.write_text(_HEAD + textwrap.dedent(text))
     return [sys.executable, *flags, str(file)]

@@ -1,7 +1,7 @@
-"""A program that waits for an answer to a handoff, and one that continues the run days later.
+"""A program that waits for the answer to a handoff, and one that continues the run days later.
 
 python parked_app.py FOLDER wait      runs until killed; the client's view is written to FOLDER/wire
-python parked_app.py FOLDER answer    three days later, in another process
+python parked_app.py FOLDER answer    answers and resumes three days later, in another process
 """
 
 import asyncio

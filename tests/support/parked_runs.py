@@ -13,14 +13,14 @@ from handrail.replay.parked_run import Parking
 
 
 class Resting(LaterEnvironment):
-    """Records each run that begins or comes to rest, and parks none of them."""
+    """Records when a run begins and each time it comes to rest, and parks no run."""
 
     keeps_secrets = True
 
     def __init__(self) -> None:
         self.parking: Parking | None = None
         self.rested: list[bool] = []
-        """Whether the run could be parked, for each time it came to rest."""
+        """Whether the run could be parked, each time it came to rest."""
         self._next = asyncio.Event()
 
     def run_started(self, parking: Parking) -> None:

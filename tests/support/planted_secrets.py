@@ -1,4 +1,4 @@
-"""Secrets planted in a run, and functions that collect all text in which they could leak."""
+"""Secrets planted in a run, and functions that collect all text into which they could leak."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from support.parked_runs import Resting
 
 
 def everything(value: Any, seen: set[int] | None = None) -> str:
-    """Return all text in a value, following everything it refers to."""
+    """Return all text in a value and in everything that it refers to."""
     seen = set() if seen is None else seen
     if id(value) in seen or isinstance(value, type | int | float | bool | None):
         return ""
@@ -63,7 +63,7 @@ def everything(value: Any, seen: set[int] | None = None) -> str:
 
 
 class Recording(MemoryJournal):
-    """A journal that exposes its rows for inspection."""
+    """A journal that also keeps its commit units, for inspection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ SECRETS = st.builds(lambda before, after: f"{before}{MARK}-hunter2{after}", ODD,
 
 
 class Drawn(NamedTuple):
-    """A type, and a strategy for its values as plain JSON."""
+    """A type, with a strategy for its values as plain JSON."""
 
     kind: Any
     values: st.SearchStrategy[Any]
@@ -117,7 +117,7 @@ LEAVES = [
 SAID_SO = Drawn(Annotated[str, Field(json_schema_extra={"writeOnly": True})], SECRETS)
 
 
-"""A type that is ordinary text in Python but marked as secret in its schema."""
+"""A type that is ordinary text in Python, but marked as secret in its schema."""
 
 
 def _around(inner: st.SearchStrategy[Drawn]) -> st.SearchStrategy[Drawn]:
@@ -134,7 +134,7 @@ WIDER = st.recursive(st.sampled_from([*LEAVES, SAID_SO]), _around, max_leaves=4)
 
 
 class Login(NamedTuple):
-    """A generated tool, the arguments that the model sends, and the values its handler received."""
+    """A generated tool, with the arguments that the model sends and the values that its handler received."""
 
     tool: Tool[Any, Any]
     arguments: dict[str, Any]
@@ -146,7 +146,7 @@ class Login(NamedTuple):
 
 
 def revealed(value: Any) -> Any:
-    """Return a value that a handler received, as the plain JSON it was made from."""
+    """Return a value that a handler received as the plain JSON it was made from."""
     if hasattr(value, "get_secret_value"):
         value = value.get_secret_value()
     if isinstance(value, bytes):
@@ -161,7 +161,7 @@ def revealed(value: Any) -> Any:
 
 
 class Key(BaseModel):
-    """An object with a secret in it."""
+    """An object that has a secret."""
 
     key: SecretStr
 
@@ -183,12 +183,12 @@ def logged():
 
 
 def recorded_in(folder: Path) -> bytes:
-    """Return all bytes of a journal, including those not in the main database file yet."""
+    """Return all bytes of a journal, including those that are not in the main database file yet."""
     return b"".join(path.read_bytes() for path in sorted(folder.glob("runs.db*")))
 
 
 def written(path: Path) -> bytes:
-    """Return an exported run with its base64 parts decoded."""
+    """Return the bytes of an exported run, with its base64 parts decoded."""
     text = path.read_bytes()
     lines = [json.loads(line) for line in text.splitlines()]
     bodies = [base64.b64decode(line["entry"]["body"]) for line in lines if "entry" in line]
@@ -209,7 +209,7 @@ def login_with(effect: Any, cut: Callable[[], Any] | None = None, **options: Any
 
 
 class Cut:
-    """A run that is interrupted, as when its process dies, and resumed from its record."""
+    """A run that is interrupted as if its process had died, and then resumed from its record."""
 
     def __init__(self, tools: list[Any], *script: Any, **options: Any) -> None:
         self.there = Resting()

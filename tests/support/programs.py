@@ -140,7 +140,7 @@ WORKERS = {
 
 
 def workers_folder(folder: Path) -> Path:
-    """Make a folder with the workers of `WORKERS`, their tools, and a `files` folder with one file."""
+    """Make a folder with the workers of `WORKERS`, their tools, and a `files` folder that has one file."""
     folder.mkdir()
     (folder / "tools.py").write_text(TOOLS)
     for name, front in WORKERS.items():
@@ -151,7 +151,7 @@ def workers_folder(folder: Path) -> Path:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return an ordinary environment, without variables that change colours or verbosity."""
+    """Return an ordinary environment, without variables that affect colours or verbosity."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -163,11 +163,11 @@ def environment(**more: str) -> dict[str, str]:
 def handrail(
     *arguments: str, cwd: Path, stdin: str | bytes = "", env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run the program to its end with this standard input, which is empty by default."""
+    """Run the program to its end, with this standard input or an empty one."""
     given = stdin.encode() if isinstance(stdin, str) else stdin
     chosen = dict(env or environment())
     if chosen.get("PYTHONUTF8") == "1":
         done = warm_python.run(["-m", "handrail", *arguments], cwd=cwd, env=chosen, stdin=given)
-    else:  # Python chooses its encoding at startup, so this needs a new process
+    else:  # Python chooses its encoding when it starts, so this needs a new process
         done = subprocess.run([*HANDRAIL, *arguments], cwd=cwd, env=chosen, input=given, capture_output=True)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())

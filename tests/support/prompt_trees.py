@@ -14,7 +14,7 @@ from handrail import MarkdownSection, Prompt, Tool, ToolContext, ToolResult
 
 @dataclass(frozen=True)
 class Drawn:
-    """One section as plain data; its key and path follow from its position in the tree."""
+    """A section as plain data, whose key and path follow from its position in the tree."""
 
     enabled: bool
     summary: bool
@@ -46,7 +46,7 @@ def named(name: str) -> Tool[None, None]:
 
 
 def made(tree: list[Drawn]) -> Prompt[None]:
-    """Build the prompt that a drawn tree describes."""
+    """Build the prompt that a generated tree describes."""
     return Prompt("drawn", [section(one, f"s{index}", "") for index, one in enumerate(tree)])
 
 
@@ -78,7 +78,7 @@ def walk(tree: list[Drawn] | tuple[Drawn, ...], above: str = "") -> Iterator[tup
 
 
 def in_full(tree: list[Drawn], opened: frozenset[str] = frozenset()) -> list[tuple[str, Drawn]]:
-    """Return the sections that must be shown in full when the sections in `opened` are open."""
+    """Return the sections that must be shown in full if the sections in `opened` are open."""
     by_path = dict(walk(tree))
     return [
         (path, drawn)

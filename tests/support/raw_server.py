@@ -1,4 +1,4 @@
-"""A model server that sends exactly the given bytes, for responses no well-behaved server would send."""
+"""A model server that sends exactly the given bytes, for responses that no correct server would send."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Raw:
-    """A running server with its address and the requests it received."""
+    """A running server, with its address and the requests it received."""
 
     def __init__(self, answers: tuple[bytes, ...]) -> None:
         self._answers = list(answers)
@@ -31,7 +31,7 @@ class Raw:
                 for piece in answer.split(b"<pause>"):
                     writer.write(piece)
                     await writer.drain()
-                    for _ in range(10):  # turns of the loop that let the client process what was sent
+                    for _ in range(10):  # lets the client process what was sent
                         await asyncio.sleep(0)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
@@ -65,7 +65,7 @@ def whole(answer: Any, status: int = 200) -> bytes:
 
 
 def streamed(*events: Any, end: bytes = b"data: [DONE]\n\n") -> bytes:
-    """Return the bytes of an event stream, with each event in its own chunk and a later final chunk."""
+    """Return the bytes of an event stream, with each event and the end in its own chunk."""
     chunks = [
         b"data: " + (each if isinstance(each, bytes) else json.dumps(each).encode()) + b"\n\n"
         for each in events
@@ -84,5 +84,5 @@ def said(content: Any = "ok", usage: Any = None, **more: Any) -> bytes:
 
 
 def delta(finish: str | None = None, **delta: Any) -> dict[str, Any]:
-    """Return one chunk of a chat completion."""
+    """Return one chunk of a streamed chat completion."""
     return {"choices": [{"delta": delta, "finish_reason": finish}]}

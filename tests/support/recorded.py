@@ -1,4 +1,4 @@
-"""Recorded runs, for the tests of commands on finished runs."""
+"""Recorded runs, for the tests of commands that work on them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Counted:
 
 
 class Pick(BaseModel):
-    """The answer that is requested."""
+    """The answer that the tool asks for."""
 
     n: int
 
@@ -93,7 +93,7 @@ def call(name: str, **arguments: Any) -> ToolCall:
 
 
 class Recorder:
-    """A journal file and a folder, with methods that record runs on them."""
+    """A journal file and a folder, with methods that record runs in them."""
 
     def __init__(self, base: Path, **options: Any) -> None:
         self.base = base

@@ -1,4 +1,4 @@
-"""An in-memory gate and single-purpose tools, for the gate's tests."""
+"""An in-memory gate and small tools, for the tests of the gate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Note:
 
 
 class Rig:
-    """A session and a filesystem with a gate over them, which records every event in the order of publication."""
+    """A session and a filesystem with a gate over them, which records every event in the order of its publication."""
 
     def __init__(self, tools: Iterable[Tool[Any, Any]], **options: Any) -> None:
         self.session: Session = options.pop("session", None) or Session(id="session")
@@ -44,7 +44,7 @@ class Rig:
         return [event for event in self.events if isinstance(event, kind)]
 
     def status(self, name: str) -> str:
-        """Return the status of the only call of this tool."""
+        """Return the status of this tool's only call."""
         (ended,) = [event for event in self.of(ToolInvoked) if event.tool == name]
         return ended.status
 
@@ -57,7 +57,7 @@ class Rig:
         return list(self.files.glob("**"))
 
     def assert_untouched(self) -> None:
-        """Assert that the call left no trace except events."""
+        """Assert that calls left no state, no files, and no events except facts."""
         assert self.notes == []
         assert self.paths == []
         assert not [event for event in self.events if not isinstance(event, Fact)]
@@ -84,7 +84,7 @@ def leave_traces(context: ToolContext, text: str) -> None:
 
 
 def staged(body: Callable[[str, ToolContext], Coroutine[Any, Any, Any]], **options: Any) -> Tool[Any, Any]:
-    """Make a tool that leaves traces under the given name, then runs `body`."""
+    """Make a tool that leaves traces under the given name, and then runs `body`."""
     name = options.pop("name", "work")
     effect = options.pop("effect", "staged")
 

@@ -1,7 +1,7 @@
-"""Schedule for xdist: which tests run on the same worker, and which start first.
+"""The schedule for xdist: which tests run on the same worker, and which start first.
 
-A whole file runs on one worker, so that its fixtures are made only once. The slowest files start first, so that
-the workers finish at about the same time.
+All tests of a file run on one worker, so that its fixtures are made only once. The slowest files start first, so
+that the workers finish at about the same time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling  # pyright: ignore[reportMissingTypeStubs]  # it has none
+from xdist.scheduler import LoadScopeScheduling  # pyright: ignore[reportMissingTypeStubs]  # xdist has no stubs
 
 LONGEST = (
     "tests/project/test_inbox.py",
@@ -28,7 +28,7 @@ LONGEST = (
     "tests/serve/agui",
     "tests/serve/test_http.py",
     "tests/cli/test_screens.py",
-    "tests/adapter/test_ticket_redeeming.py",
+    "tests/adapter/test_ticket_redemption.py",
     "tests/resources/directory",
     "tests/resources/shell",
     "tests/serve",
@@ -36,10 +36,10 @@ LONGEST = (
 """The slowest files and folders, roughly in descending order of duration."""
 
 TOGETHER = ("tests/serve/page",)
-"""Folders that run on one worker as a whole, since their tests share a browser."""
+"""Folders whose tests all run on one worker, since they share a browser."""
 
 APART = ("tests/testing/test_simulation.py",)
-"""Files whose tests are scheduled one by one, since each test takes as long as another file."""
+"""Files whose tests are scheduled one by one, since each takes as long as another file."""
 
 
 class Schedule(LoadScopeScheduling):

@@ -1,4 +1,4 @@
-"""A server's runtime in its own process, which runs until it is killed.
+"""A server in its own process, without HTTP, which runs until it is killed.
 
 python serve_app.py FOLDER PLAN     prints `asked` when the run waits for a person, `working` when its tool runs
 """

@@ -1,7 +1,7 @@
 """A server with real tools and a scripted model, for the tests of the wire and of the page.
 
-The user's message selects what the model does (`PLAYS`). The model keeps no state outside the messages, so a
-server restarted on the same journal continues where the last one stopped.
+The user's message selects what the model does (`PLAYS`). The model keeps no state outside the messages, so a server
+that is restarted on the same journal continues where the last one stopped.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from handrail.models.scripted import Reply, Scripted
 from handrail.serve.app import asgi
 from handrail.serve.sources import PromptSource, Source
 
-# --- what tests hold back and release -----------------------------------------------------------------
+# --- gates that tests open ----------------------------------------------------------------------------
 
 
 class Gates:
-    """Points where a tool or the model waits until the test releases it, from any thread."""
+    """Points at which a tool or the model waits until the test lets it continue, from any thread."""
 
     def __init__(self) -> None:
         self._open: dict[str, threading.Event] = {}
@@ -60,7 +60,7 @@ class Gates:
         return self._open.setdefault(name, threading.Event())
 
     async def passed(self, name: str) -> None:
-        # Poll instead of blocking: a blocked thread would outlive a cancelled run.
+        # This polls, since a blocked thread would outlive a cancelled run.
         while not self[name].is_set():
             await asyncio.sleep(0.01)
 
@@ -90,7 +90,7 @@ class Table(BaseModel):
     @field_validator("day")
     @classmethod
     def _open_then(cls, day: date) -> date:
-        # A rule that only the server knows, since no schema can express it.
+        # This rule is known only to the server, since no schema can express it.
         if day.weekday() == 0:
             raise ValueError("we are closed on Mondays")
         return day
@@ -171,7 +171,7 @@ PROMPT = Prompt(
     policies=[POLICY],
 )
 
-# --- what the model does ------------------------------------------------------------------------------
+# --- the model's plays --------------------------------------------------------------------------------
 
 Play = Sequence[Scripted] | Callable[[], Sequence[Scripted]]
 PRICE = Price(Decimal(1), Decimal(10))
@@ -274,7 +274,7 @@ def source_in(folder: Path, plays: Mapping[str, Sequence[Scripted]] = PLAYS, *, 
 
 
 class Served:
-    """A server on loopback, in its own thread."""
+    """A server on loopback that runs in its own thread."""
 
     def __init__(self, app: Any, port: int = 0) -> None:
         listening = socket.socket()
@@ -308,7 +308,7 @@ class Served:
 def serving(
     folder: Path, *, source: Source | None = None, port: int = 0, **options: Any
 ) -> Generator[Served]:
-    """Serve the app from a folder, with its journal inside, until the block ends."""
+    """Serve the app from a folder that also has its journal, until the block ends."""
     journal = SqliteJournal(folder / "runs.db")
     server = Served(asgi(source or source_in(folder), journal=journal, **options), port)
     server.start()

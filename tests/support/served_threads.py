@@ -1,4 +1,4 @@
-"""Threads on a journal file, with tools that ask, work, wait and change things, for the server's tests."""
+"""Threads on a journal file, with tools that ask, work, wait and change things, for the tests of the server."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from support.recorded import Noted, Pick, call, choose, note, notes, read, send,
 
 
 def plan(*turns: Any) -> str:
-    """Return a message that tells the test model what to answer, turn by turn.
+    """Return a message that tells the test model what to answer in each turn.
 
-    A turn is a text, or a list of calls, each a name and its arguments.
+    A turn is a text, or a list of calls, each given by its name and arguments.
     """
     return json.dumps(turns)
 
 
 def follow(request: ModelRequest) -> Any:
-    """Answer as a model that follows the newest plan. It has no state, so any process can continue with it."""
+    """Answer as a model that follows the newest plan. It keeps no state, so any process can continue with it."""
     answers = 0
     for message in reversed(request.messages):
         if isinstance(message, AssistantMessage):
@@ -56,7 +56,7 @@ class SlowModel(ScriptedModel):
 
 
 class Held:
-    """A tool that works until released, and counts its starts and ends."""
+    """A tool that works until it is released, and counts its starts and ends."""
 
     def __init__(self, name: str = "hold", effect: Any = "staged") -> None:
         self.began = self.ended = self.cut = 0
@@ -151,7 +151,7 @@ def events(feed: Feed, after: int = 0) -> list[dict[str, Any]]:
 
 
 def kinds(feed: Feed, after: int = 0) -> list[str]:
-    """Return each start and end of a leg in a feed, ends with their outcome."""
+    """Return the starts and ends of legs in a feed, with the outcome of each end."""
     found: list[str] = []
     for event in events(feed, after):
         if event["type"] == "RUN_STARTED":
@@ -166,7 +166,7 @@ def kinds(feed: Feed, after: int = 0) -> list[str]:
 async def settle(thread: Thread) -> None:
     """Wait until the thread's run comes to rest or ends."""
     while thread.live is not None and (thread.live.leg or not thread.live.has_started):
-        assert await thread.feed.after(thread.feed.last, 5), "nothing happens"
+        assert await thread.feed.after(thread.feed.last, 5), "the thread published no event for five seconds"
 
 
 async def over(thread: Thread) -> None:
@@ -177,7 +177,7 @@ async def over(thread: Thread) -> None:
 
 
 def answer_to(question: Question, principal: str, outcome: Any, value: Any, reason: str = "") -> Answer:
-    """Make an answer to this question, with the digest of what the person saw."""
+    """Make an answer to this question, with the digest that the person saw."""
     return Answer(
         question_id=question.id,
         digest=question.digest,

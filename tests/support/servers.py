@@ -4,23 +4,23 @@
     with llmock(behaviors) as server: ...     PyPI's llmock: faults, and a verdict on the client
     with embedded() as server: ...            the embedded model behind xllamacpp's own HTTP server
 
-Each listens on a free port of loopback in its own process, which has ended when the block is
-left. conftest.py has them as the fixtures `aimock_server`, `llmock_server` and `embedded_server`: started
-once in a session (and in each worker of xdist), without a script at the start of every test.
+Each server listens on a free port of loopback in its own process, which has ended when the block is left.
+conftest.py has them as the fixtures `aimock_server`, `llmock_server` and `embedded_server`, which start once per
+session (and xdist worker) and have no script when a test begins.
 
     server.openai_url       base of /chat/completions and /responses
     server.anthropic_url    base of /v1/messages
-    server.script([…])      aimock, llmock: forget everything, and use this script from now on
-    server.requests()       aimock, llmock: the requests since then, as `Seen`
+    server.script([…])      aimock, llmock: reset the server, and use this script
+    server.requests()       aimock, llmock: the requests since the script was set, as `Seen`
     server.pending()        llmock: the part of the script that is not used yet
-    server.verdict()        llmock: verdict on the client: `["passed"]`, and `["findings"]` with a `code` each
-    server.busy()           embedded: is it generating?
+    server.verdict()        llmock: its verdict on the client, `["passed"]` and `["findings"]`, each with a `code`
+    server.busy()           embedded: whether the model is generating
 
-CAN says which server can play which case on which wire. How, for aimock:
+`CAN` says which server can play which case on which wire. Scripts for aimock:
 
     text, stream        {"match": {"userMessage": "hi"}, "response": {"content": "Hello.", "usage": {…}}}
     calls               "response": {"toolCalls": [{"id": "call_1", "name": "f", "arguments": {…}}, …]}
-    pieces              "chunkSize": 6 beside "response": characters of each piece, of text and of arguments
+    pieces              "chunkSize": 6 beside "response": the number of characters in each piece of text or arguments
     second round        "match": {…, "hasToolResult": true}
     length              "response": {"content": …, "finishReason": "length"}
     error               "response": {"error": {"message": …}, "status": 429, "retryAfter": 2}
@@ -33,29 +33,28 @@ CAN says which server can play which case on which wire. How, for aimock:
     thinking            "response": {"content": …, "reasoning": …, "reasoningSignature": …}, and a model whose
                         name aimock treats as a reasoning model, such as o3 or claude-opus-4-6
 
-and for llmock, whose behaviours each apply to the next matching request (`"times"`, default 1; `"match"`):
+Scripts for llmock, each of whose behaviours applies to the next matching request (`"times"`, default 1; `"match"`):
 
-    text                {"type": "reply", "text": "One two."}        a word an event
+    text                {"type": "reply", "text": "One two."}        one word per event
     calls               {"type": "reply", "tool_calls": [{"name": "f", "arguments": {…}}, …]}
     malformed arguments {"type": "tool_fault", "kind": "malformed_arguments"} after the reply
     unknown tool        {"type": "tool_fault", "kind": "unknown_tool"} after the reply, or any name in it
     length              {"type": "reply", "text": …, "finish_reason": "length"}
-    error               {"type": "fail", "status": 429, "retry_after": 0.2}; without: no such header
+    error               {"type": "fail", "status": 429, "retry_after": 0.2}; without `retry_after` there is no such header
     500 then fine       {"type": "fail", "status": 500}, then a reply
     stalled stream      {"type": "stream_fault", "kind": "stall", "after_chunks": 2, "stall_seconds": 20}
     timeout             {"type": "delay", "seconds": 30}
     truncated           {"type": "stream_fault", "kind": "truncate", "after_chunks": 3}: ends without an error
     disconnected        the same with "disconnect": the connection is cut
-    malformed           the same with "malformed": one event is half its JSON, the rest follows
+    malformed           the same with "malformed": one event has only half of its JSON, and the rest follows
 
-A client that disconnects shows up in llmock's record (`raw["completed"]` is false, and `raw["stall_waited"]`) and
-by the embedded model, which stops within a fraction of a second. aimock does not notice. aimock's record
-has the headers, with keys blanked, and the body turned into the shape of chat completions; llmock's has
-the body as it was sent.
+When a client disconnects, llmock records it (`raw["completed"]` is false, and `raw["stall_waited"]` is set), and the
+embedded model stops within a fraction of a second; aimock does not notice. aimock records the headers, with keys
+blanked, and the body converted to the format of chat completions; llmock records the body as it was sent.
 
-The embedded model (`"model": "smollm2"`) calls a tool when the conversation holds about three examples of
-such calls with their results and answers; `tool_choice` is not enforced. Its responses wire wants
-`"type": "message"` and a list as content in an assistant's item, and always says `completed`.
+The embedded model (`"model": "smollm2"`) calls a tool if the conversation has about three examples of such calls with
+their results and answers; `tool_choice` is not enforced. Its responses wire requires `"type": "message"` and a list
+as content in an assistant's item, and always reports `completed`.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ END_SECONDS = 5.0
 CHAT, RESPONSES, MESSAGES = "chat", "responses", "messages"
 ALL = frozenset({CHAT, RESPONSES, MESSAGES})
 
-# Case, server, and the wires on which the server can play the case.
+# The wires on which each server can play each case.
 CAN: dict[str, dict[str, frozenset[str]]] = {
     "text": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
     "stream": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
@@ -92,7 +91,7 @@ CAN: dict[str, dict[str, frozenset[str]]] = {
     "arguments in pieces": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
     "invalid arguments": {"aimock": ALL, "llmock": ALL},
     "unknown tool": {"aimock": ALL, "llmock": ALL},
-    "malformed arguments": {"llmock": ALL},  # on the messages wire only when streamed
+    "malformed arguments": {"llmock": ALL},  # only if streamed, on the messages wire
     # aimock returns its fixture, llmock invents a value for the schema, and the embedded model's output is constrained to it.
     "structured output": {"aimock": ALL, "llmock": ALL, "embedded": frozenset({CHAT})},
     "usage": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
@@ -119,7 +118,7 @@ class ServerFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Seen:
-    """One request as a server recorded it. `raw` is the server's complete record, in its own format."""
+    """A request as a server recorded it. `raw` is the server's complete record, in its own format."""
 
     path: str
     status: int
@@ -129,7 +128,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: its address and its process."""
+    """A running server, with its address and its process."""
 
     url: str
     pid: int
@@ -141,7 +140,7 @@ class Server:
 
     @property
     def anthropic_url(self) -> str:
-        """The base URL of /v1/messages, in the form of Anthropic's own address."""
+        """The base URL of /v1/messages, in the form that Anthropic's own address has."""
         return self.url
 
     def control(self, method: str, path: str, body: object = None) -> Any:
@@ -159,7 +158,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Aimock(Server):
-    """npm's @copilotkit/aimock. Its script is a list of fixtures, each `{"match": …, "response": …}`."""
+    """The server aimock from npm, whose script is a list of fixtures, `{"match": …, "response": …}`."""
 
     def script(self, fixtures: Sequence[dict[str, Any]]) -> None:
         """Reset the server and use these fixtures. The first one that matches a request answers it."""
@@ -168,7 +167,7 @@ class Aimock(Server):
             self.control("POST", "/__aimock/fixtures", {"fixtures": list(fixtures)})
 
     def requests(self) -> list[Seen]:
-        """Return every request since the script was set, in order."""
+        """Return all requests since the script was set, in order."""
         return [
             Seen(entry["path"], entry["response"]["status"], entry["body"], entry)
             for entry in self.control("GET", "/__aimock/journal")
@@ -177,7 +176,7 @@ class Aimock(Server):
 
 @dataclass(frozen=True)
 class Llmock(Server):
-    """PyPI's llmock. Its script is a queue of behaviours, each `{"type": …}`, used up by requests."""
+    """The server llmock (from PyPI), whose script is a queue of behaviours, `{"type": …}`, used up by requests."""
 
     @property
     def anthropic_url(self) -> str:
@@ -194,7 +193,7 @@ class Llmock(Server):
         return self.control("GET", "/_llmock/scenario")["pending"]
 
     def requests(self) -> list[Seen]:
-        """Return every request since the script was set, in order.
+        """Return all requests since the script was set, in order.
 
         Waits up to 2 seconds for unfinished ones.
         """
@@ -204,16 +203,16 @@ class Llmock(Server):
         ]
 
     def verdict(self) -> dict[str, Any]:
-        """Return llmock's verdict on the client: `passed`, and `findings` with a `code` each."""
+        """Return llmock's verdict on the client: `passed`, and `findings`, each with a `code`."""
         return self.control("GET", "/_llmock/verdict")
 
 
 @dataclass(frozen=True)
 class Embedded(Server):
-    """The embedded model behind xllamacpp's own server. It can't be scripted and records no requests."""
+    """The embedded model behind xllamacpp's own server, which can't be scripted and records no requests."""
 
     def busy(self) -> bool:
-        """Return whether the model is generating. It stops soon after a client closes its connection."""
+        """Return whether the model is generating. It stops soon after its client closes the connection."""
         return any(slot["is_processing"] for slot in self.control("GET", "/slots"))
 
 
@@ -270,7 +269,7 @@ def running(*command: str) -> Generator[tuple[str, int]]:
 
 
 def address(stdout: IO[bytes], log: IO[bytes]) -> str:
-    """Wait for the address that a launcher prints once its server listens."""
+    """Wait for the address that a launcher prints once its server is listening."""
     ready, _, _ = select.select([stdout], [], [], START_SECONDS)
     line = stdout.readline().decode().strip() if ready else ""
     if not line.startswith("http://127.0.0.1:"):

@@ -65,7 +65,7 @@ async def order(context: ToolContext) -> str:
 
 
 def play(request: ModelRequest) -> Scripted:
-    """Return the model's answer, selected by the newest message.
+    """Return the model's answer to the newest message.
 
     `call NAME JSON` calls a tool, `long N` says N pieces, and `hold` thinks for a minute. Any other message is
     echoed.
@@ -113,7 +113,7 @@ class Said:
 
 
 class Client:
-    """A client that speaks HTTP/1.1 by hand, so that no library corrects the request."""
+    """A client that writes HTTP/1.1 itself, so that no library corrects its requests."""
 
     def __init__(self, address: str, app: ServedApp) -> None:
         self.address = address
@@ -157,7 +157,7 @@ class Client:
     async def stream(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> AsyncGenerator[Stream]:
-        """Open a streaming response and return its events as they arrive."""
+        """Open a streaming response, and return its events as they arrive."""
         data = b"" if body is None else json.dumps(body).encode()
         reader, writer = await self.connect()
         try:
@@ -175,7 +175,7 @@ class Client:
     async def until(
         self, thread: str, ready: Callable[[Any], bool], headers: dict[str, str] | None = None
     ) -> Any:
-        """Wait until the condition holds for the thread's snapshot, and return the snapshot."""
+        """Wait until the condition holds for the thread's snapshot, and return that snapshot."""
         said = Said(0, {}, b"")
         for _ in range(6000):
             said = await self.ask("GET", f"/threads/{thread}", headers=headers)
@@ -190,12 +190,12 @@ class Client:
         )
 
     async def asked(self, thread: str, headers: dict[str, str] | None = None) -> Any:
-        """Return the only open question."""
+        """Wait for an open question, and return it."""
         seen = await self.until(thread, lambda seen: bool(seen["questions"]), headers)
         return seen["questions"][0]
 
     async def serves(self, headers: dict[str, str] | None = None) -> None:
-        """Check that the server still works: a run finishes."""
+        """Check that the server still works by running a message to its end."""
         thread = f"well-{id(object())}-{asyncio.get_running_loop().time()}"
         await self.say(thread, "hello", headers)
         assert (await self.idle(thread, headers))["status"] == "idle"
@@ -284,7 +284,7 @@ async def serving(
 
 
 def said_by(messages: Any) -> list[str]:
-    """Return the model's text in a snapshot's messages."""
+    """Return the model's texts among a snapshot's messages."""
     return [each["content"] for each in messages if each["role"] == "assistant"]
 
 

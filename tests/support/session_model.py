@@ -1,4 +1,4 @@
-"""Events of every kind and the session contents expected after them, for the tests of forks."""
+"""Events of every kind, and the contents of a session expected after them, for the tests of forks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ RULES = {
     Items: SliceRules(reducers={Heard: lambda slice_, event: slice_.append(event.number)}),
 }
 SLICES = (Note, Put, Folded, Items)
-"""Classes whose slices the tests compare. The slice of `Items` holds values of another type."""
+"""The classes whose slices the tests compare. The slice of `Items` has values of another type."""
 
 
 def new_session() -> Session:
@@ -69,7 +69,7 @@ def contents(place: Session | SessionFork) -> dict[str, Any]:
 
 
 def replayed(events: list[Any]) -> dict[str, Any]:
-    """Return the contents expected after these events, computed from a plain list."""
+    """Return the contents that are expected after these events, computed from a plain list."""
     folded: int | None = None
     puts: dict[int, Put] = {}
     for event in events:

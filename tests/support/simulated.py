@@ -1,4 +1,4 @@
-"""The scenarios that the simulation crashes at every point.
+"""Scenarios that the simulation crashes at every point.
 
 Together they include everything that a run can leave half done.
 """
@@ -35,13 +35,13 @@ SECRET = "the supplier's own price is 3"
 
 @dataclass(frozen=True)
 class Noted:
-    """An event published by the tools."""
+    """An event that the tools publish."""
 
     text: str
 
 
 class Colour(BaseModel):
-    """The colour a person picks."""
+    """The colour that a person picks."""
 
     name: str
 
@@ -55,14 +55,14 @@ class Ask:
 
 @dataclass(frozen=True)
 class Own:
-    """Our cost."""
+    """Our own cost of the paint."""
 
     price: str
 
 
 @dataclass(frozen=True)
 class Bid:
-    """A bid."""
+    """The customer's bid."""
 
     amount: int
 
@@ -136,7 +136,7 @@ def shop_tools(stage: Stage) -> list[AnyTool]:
 
 
 def haggling(world: World) -> AnyTool:
-    """Make a handoff that keeps our cost private and offers the asking price in public."""
+    """Make a handoff that keeps our cost private and shows the asking price."""
     haggle = Handoff("haggle", "Agree on a price.", params=Ask, effect="idempotent")
 
     @haggle.before
@@ -169,7 +169,7 @@ RESEARCH = [ToolCall("jot", {"text": "paint dries"}), ToolCall("notes"), "Paint 
 
 
 def play(stage: Stage) -> Play:
-    """Play a shop that orders paint."""
+    """Play the scenario of a shop that orders paint."""
     prompt = Prompt(
         "shop",
         "You run a shop.",
@@ -193,7 +193,7 @@ def play(stage: Stage) -> Play:
 
 
 def paid_at_most_once(seen: Seen) -> str | None:
-    """Check that the bill was paid once, or twice if two processes raced."""
+    """Check that the bill was paid once, or at most twice if two processes raced."""
     paid = seen.world.count("paid")
     return None if paid == 1 or (seen.overtaken and paid == 2) else f"it was paid {paid} times"
 
@@ -204,7 +204,7 @@ def mailed_at_most_once(seen: Seen) -> str | None:
 
 
 def knew_its_own_price(seen: Seen) -> str | None:
-    """Check that `after` received what `before` kept, in whichever process it ran."""
+    """Check that `after` received what `before` had kept, whichever process it ran in."""
     agreed = seen.world.all("agreed")
     return None if agreed and all(each.details["knew"] for each in agreed) else f"agreed: {agreed}"
 
@@ -218,11 +218,11 @@ SHOPPING = Scenario(
 )
 
 
-# --- a second scenario, with what the first leaves out: concurrency, retries, threads, previews ---------
+# --- a second scenario: concurrency, retries, threads and previews --------------------------------------
 
 
 def scout_prompt(where: str, stage: Stage) -> Prompt[Any]:
-    """Make a prompt for an agent that leaves a mark, then sends a signal that must be approved."""
+    """Make a prompt for an agent that leaves a mark and then sends a signal, which must be approved."""
 
     @tool(effect="staged")
     async def mark(context: ToolContext) -> str:
@@ -290,7 +290,7 @@ def errand_tools(stage: Stage) -> list[AnyTool]:
 
 
 def errands(stage: Stage) -> Play:
-    """Play two concurrent scouts, then several errands in order."""
+    """Play the scenario of two concurrent scouts and several errands in order."""
     prompt = Prompt(
         "errands",
         "You run errands.",
@@ -337,7 +337,7 @@ ERRANDS = Scenario(
 )
 
 
-# --- a third scenario, for decisions that hold for a whole session --------------------------------------
+# --- a third scenario: decisions that hold for a whole session ------------------------------------------
 
 
 def deciding_tools(stage: Stage) -> list[AnyTool]:
@@ -362,7 +362,7 @@ def deciding_tools(stage: Stage) -> list[AnyTool]:
 
 
 def deciding(stage: Stage) -> Play:
-    """Play calls of which one decision also decides the others, concurrent and later."""
+    """Play a scenario in which one decision also decides other calls, concurrent and later ones."""
     prompt = Prompt(
         "visits",
         "You visit people.",
@@ -402,7 +402,7 @@ def approvals_shown(world: World) -> set[str]:
 
 
 def asked_once_for_each(seen: Seen) -> str | None:
-    """Check that a person is asked once each about knocking, kicking and shouting, and about nothing else."""
+    """Check that a person was asked once each about knocking, kicking and shouting, and about nothing else."""
     shown = approvals_shown(seen.world)
     return None if shown == approvals_shown(seen.uncrashed) and len(shown) == 3 else f"asked: {shown}"
 

@@ -1,7 +1,7 @@
-"""Scenes that any of the model servers or scripts can play.
+"""Scenes that every model server and scripted model can play.
 
-A scene is a list of replies. A stage translates it for a third-party model server or for an in-process model,
-and returns the model that will receive the replies. See servers.py for the servers.
+A scene is a list of replies. A stage translates it for a third-party model server or for an in-process model, and
+returns the model that will receive the replies. See servers.py for the servers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MESSAGE = "go"
 
 @dataclass(frozen=True)
 class Say:
-    """A complete text, or with `length` one that is cut off by the length limit."""
+    """A complete text or, with `length`, one that is cut off by the length limit."""
 
     text: str = "One two three four five six."
     length: bool = False
@@ -66,7 +66,7 @@ class Fail:
 
 @dataclass(frozen=True)
 class Fault:
-    """A response that is itself faulty."""
+    """A response that is itself malformed or incomplete."""
 
     kind: Literal["truncated", "cut", "malformed", "slow", "hang", "malformed arguments"]
     text: str = "One two three four five six."
@@ -76,7 +76,7 @@ Line = Say | Call | Fail | Fault
 
 
 def model_of(wire: Wire, server: Aimock | Llmock | Embedded, **options: Any) -> Model:
-    """Return the model for this wire at this server."""
+    """Return the model for this wire, connected to this server."""
     name = "smollm2" if isinstance(server, Embedded) else "gpt-test"
     if wire == MESSAGES:
         return AnthropicModel(name, base_url=server.anthropic_url, key_variable=None, **options)
@@ -101,11 +101,11 @@ class Stage:
 
     @property
     def is_small(self) -> bool:
-        """Return whether this stage is the embedded model, which can't be scripted and is not very capable."""
+        """Whether this stage is the embedded model, which can't be scripted and is not very capable."""
         return self.name == "local" or isinstance(self.server, Embedded)
 
     def play(self, *scene: Line, **options: Any) -> Model:
-        """Script the scene, one line per request, and return the model for it."""
+        """Script the scene, with one reply per request, and return the model for it."""
         server = self.server
         if isinstance(server, Aimock):
             server.script([_fixture(line, number) for number, line in enumerate(scene)])

@@ -1,4 +1,4 @@
-"""A terminal for tests: a pseudo-terminal, with pyte as its window."""
+"""A terminal for tests: a pseudo-terminal whose screen pyte interprets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE = 120.0
 
 
 class Window:
-    """A pseudo-terminal with a screen that tests can read and a keyboard that they can type on."""
+    """A pseudo-terminal, whose screen tests can read and on whose keyboard they can type."""
 
     def __init__(self, columns: int = 100, rows: int = 45) -> None:
         self.master, self.slave = pty.openpty()
@@ -46,7 +46,7 @@ class Window:
         os.write(self.master, text.encode())
 
     def take(self, seconds: float = 0.0) -> None:
-        """Read pending output, waiting at most this long for some."""
+        """Read pending output, and wait at most this long for it."""
         ready, _, _ = select.select([self.master], [], [], seconds)
         if ready:
             with contextlib.suppress(OSError):  # the program has ended
@@ -55,14 +55,14 @@ class Window:
                 self._stream.feed(data)
 
     def text(self) -> str:
-        """Return all lines, including those scrolled off the top."""
+        """Return all lines, including those that have scrolled off the top."""
         gone = [
             "".join(line[at].data for at in range(self._screen.columns)) for line in self._screen.history.top
         ]
         return "\n".join(line.rstrip() for line in [*gone, *self._screen.display]).rstrip()
 
     def shown(self) -> str:
-        """Return what is on the screen now."""
+        """Return the text that is on the screen now."""
         return "\n".join(line.rstrip() for line in self._screen.display).rstrip()
 
     def line_colours(self, part: str) -> set[str]:
@@ -85,20 +85,20 @@ class Window:
         """Wait until this text has been written this many times."""
         until = time.monotonic() + PATIENCE
         while self.text().count(part) < times:
-            assert time.monotonic() < until, f"{part!r} did not come {times} times:\n{self.text()}"
+            assert time.monotonic() < until, f"{part!r} was not written {times} times:\n{self.text()}"
             if self.child is not None and self.child.poll() is not None:
                 self.take(0.2)
                 assert self.text().count(part) >= times, (
-                    f"it ended ({self.child.returncode}) without {part!r}:\n{self.text()}"
+                    f"the program ended ({self.child.returncode}) without {part!r}:\n{self.text()}"
                 )
                 return
             self.take(0.05)
 
     async def until(self, part: str, times: int = 1) -> None:
-        """Wait for this text as `wait_for` does, while other tasks of this event loop serve the terminal."""
+        """Wait for this text like `wait_for`, while other tasks of this event loop run."""
         end = time.monotonic() + PATIENCE
         while self.text().count(part) < times:
-            assert time.monotonic() < end, f"{part!r} did not come {times} times:\n{self.text()}"
+            assert time.monotonic() < end, f"{part!r} was not written {times} times:\n{self.text()}"
             self.take()
             await asyncio.sleep(0.005)
 
@@ -107,7 +107,7 @@ class Window:
         assert self.child is not None
         until = time.monotonic() + PATIENCE
         while self.child.poll() is None:
-            assert time.monotonic() < until, f"it does not end:\n{self.text()}"
+            assert time.monotonic() < until, f"the program does not end:\n{self.text()}"
             self.take(0.05)
         self.take(0.05)
         return self.child.wait()
@@ -121,7 +121,7 @@ class Window:
 
     @contextlib.contextmanager
     def streams(self) -> Generator[tuple[TextIO, TextIO]]:
-        """Return the terminal as a program's standard input and output."""
+        """Return the terminal as standard input and output of a program."""
         with (
             os.fdopen(os.dup(self.slave), "r") as stdin,
             os.fdopen(os.dup(self.slave), "w") as stdout,

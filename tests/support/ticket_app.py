@@ -1,4 +1,4 @@
-"""A program whose tool issues a ticket and waits, and a second one that redeems the ticket.
+"""A program whose tool issues a ticket and waits, and a second program that redeems the ticket.
 
 Both use the same journal and folder.
 

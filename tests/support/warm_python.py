@@ -1,8 +1,8 @@
-"""A Python process with Handrail loaded, which forks a child for each program.
+"""A Python process with Handrail loaded, which forks a child for each program that a test runs.
 
-A program has its own process, streams, folder, environment and exit code, as if it had been started directly,
-and starts in milliseconds instead of a second. Tests of Python's startup (its options, its encodings, what is
-loaded first) use a real process instead.
+A program has its own process, streams, folder, environment and exit code, as if it had been started directly, and
+starts in milliseconds instead of a second. Tests of Python's startup (its options, its encodings, what is loaded
+first) use a real process instead.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LOADED = (
 
 
 class Program:
-    """A program in a child of the warm process, with the interface of `subprocess.Popen` in text mode."""
+    """A program that runs in a child of the warm process, with the interface of `subprocess.Popen` in text mode."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Program:
         self._status = status
 
     def poll(self) -> int | None:
-        """Return the exit code if the program has ended, else None."""
+        """Return the exit code if the program has ended, or None."""
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -132,7 +132,7 @@ def _read(number: int, stream: TextIO | None, into: dict[int, str]) -> None:
 
 
 class _Server:
-    """The forking process, which starts on first use and ends with this process."""
+    """The forking process, which is started on first use and ends with this process."""
 
     def __init__(self) -> None:
         self._ours, theirs = socket.socketpair()
@@ -201,7 +201,7 @@ def start(
     finally:
         for each in theirs:
             os.close(each)
-    stdin, stdout, stderr = open(ours_in, "w"), open(ours_out), open(ours_err)  # noqa: SIM115  # closed by whoever has it
+    stdin, stdout, stderr = open(ours_in, "w"), open(ours_out), open(ours_err)  # noqa: SIM115  # closed by `Program`
     return Program(argv, pid, status, stdin, stdout, stderr)
 
 
@@ -260,9 +260,9 @@ def _serve(connection: socket.socket) -> None:
     import importlib
 
     for name in LOADED:
-        with contextlib.suppress(ImportError):  # a missing module fails only the programs that import it
+        with contextlib.suppress(ImportError):  # a missing module affects only the programs that import it
             importlib.import_module(name)
-    sys.path.pop(0)  # remove this script's folder
+    sys.path.pop(0)  # removes this script's folder
     gc.freeze()  # a garbage collection in a child would copy every page it touches
     ended, wake = os.pipe()
     for each in (ended, wake):
@@ -295,7 +295,7 @@ def _serve(connection: socket.socket) -> None:
 
 
 def _reap(children: dict[int, int]) -> None:
-    """Report the exit code of each child that has ended."""
+    """Report the exit code of every child that has ended."""
     while children:
         child, status = os.waitpid(-1, os.WNOHANG)
         if not child:
@@ -305,7 +305,7 @@ def _reap(children: dict[int, int]) -> None:
 
 
 def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
-    """Run the requested program in this child. Never returns."""
+    """Run the requested program in this child, and never return."""
     import traceback
 
     signal.signal(signal.SIGINT, signal.default_int_handler)

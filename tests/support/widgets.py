@@ -1,4 +1,4 @@
-"""A real browser that shows the page's components, served as the server would serve them.
+"""A real browser that shows single components of the page, served as the real server serves them.
 
 from support.browsers import browser
 from support.widgets import Widgets, opened, shown
@@ -39,7 +39,7 @@ POLICY = (
 
 
 class _UnderPolicy:
-    """Adds the policy to every response."""
+    """Adds the content security policy to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -87,7 +87,7 @@ class Widgets:
     def __init__(self, page: Page) -> None:
         self.page = page
         self.expected: list[str] = []
-        """Parts of the error messages that the test causes on purpose."""
+        """Parts of error messages that the test causes on purpose."""
         self._wrong: list[str] = []
         page.context.set_default_timeout(PATIENCE)
         page.on("pageerror", lambda error: self._wrong.append(str(error)))
@@ -98,12 +98,12 @@ class Widgets:
             self._wrong.append(message.text)
 
     def check(self) -> None:
-        """Check that the policy refused nothing and no script failed."""
+        """Check that the policy blocked nothing and no script failed."""
         unseen = [wrong for wrong in self._wrong if not any(part in wrong for part in self.expected)]
         assert unseen == []
 
     def show(self, component: str, **props: Any) -> None:
-        """Show this component in a fresh page."""
+        """Show this component in place of the previous one."""
         self.page.evaluate("([name, props]) => window.show(name, props)", [component, props])
 
     def update(self, **props: Any) -> None:
@@ -111,7 +111,7 @@ class Widgets:
         self.page.evaluate("(props) => window.show(null, props, {anew: false})", props)
 
     def said(self, name: str | None = None) -> list[Any]:
-        """Return what the component reported: every [name, value] pair, or the values of one name."""
+        """Return what the component reported: every [name, value] pair, or only the values with this name."""
         said: list[list[Any]] = self.page.evaluate("window.said")
         return said if name is None else [value for each, value in said if each == name]
 
@@ -122,7 +122,7 @@ class Widgets:
         )
 
     def begin(self) -> None:
-        """Reset the page to its state before the previous test."""
+        """Reset the window's size, its storage and the recorded errors."""
         self.expected.clear()
         self._wrong.clear()
         self.page.set_viewport_size({"width": 1100, "height": 800})

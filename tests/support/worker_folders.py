@@ -1,4 +1,4 @@
-"""Folders of workers written by a test, and the events of their runs."""
+"""Folders of workers that a test writes, and the events of their runs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def folder(at: Path, tools: str = "", **workers: str) -> WorkerRegistry:
 
 
 def sound(at: Path, tools: str = "", **workers: str) -> WorkerRegistry:
-    """Return the registry of these workers, after checking that it has no problems."""
+    """Return the registry of these workers, after checking that it reports no problems."""
     registry = folder(at, tools, **workers)
     assert registry.check() == []
     return registry
 
 
 class Watched:
-    """A session with a record of all its events."""
+    """A session that records all its events."""
 
     def __init__(self) -> None:
         self.session = Session(id="session")
@@ -39,7 +39,7 @@ class Watched:
 
     @property
     def ended(self) -> list[tuple[str, str]]:
-        """Return every call's path and status, in order."""
+        """Return the path and the status of every ended call, in order."""
         return [(" > ".join(e.path), e.status) for e in self.events if isinstance(e, ToolInvoked)]
 
     def assert_paired(self) -> None:

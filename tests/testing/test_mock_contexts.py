@@ -1,4 +1,4 @@
-"""`handrail.testing`: hand-made contexts with prepared answers."""
+"""`handrail.testing`: contexts made by hand, with prepared answers."""
 
 import asyncio
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ def test_a_person_answers_by_kind():
     ],
 )
 def test_an_answer_is_taken_in_as_a_real_one(answer: Any, schema: Any, expected: Any):
-    """A prepared answer is validated by the schema and returned as its type, falsy values included."""
+    """A prepared answer is validated by the schema and returned as its type, even if it is falsy."""
     got = user_context({"kind": answer}).wait_for("kind", {}, schema).wait()
     assert (got, type(got)) == (expected, type(expected))
 
@@ -71,7 +71,7 @@ def test_an_answer_is_taken_in_as_a_real_one(answer: Any, schema: Any, expected:
     ],
 )
 def test_an_answer_that_does_not_fit_is_refused(answer: Any, words: str):
-    """A prepared answer that does not fit is refused, so that no test passes with an impossible one."""
+    """A prepared answer that does not fit is refused, so that no test passes with an impossible answer."""
     with pytest.raises(ToolValidationError, match=words):
         user_context({"pick": answer}).wait_for("pick", {}, Choice).wait()
     with pytest.raises(ToolValidationError, match=words):
@@ -79,14 +79,14 @@ def test_an_answer_that_does_not_fit_is_refused(answer: Any, words: str):
 
 
 def test_an_answer_may_be_a_function_of_the_payload():
-    """A function as the answer gets the payload, for a person who reacts to what is shown."""
+    """A function as the answer is called with the payload, for a person who reacts to what is shown."""
     context = user_context({"pick": lambda payload: {"selected": payload["choices"][-1]}})
     assert context.wait_for("pick", {"choices": ["a", "b"]}, Choice).wait().selected == "b"
 
 
 @pytest.mark.parametrize("error", [Declined("pick", "not today"), QuestionTimedOut("pick"), KeyError("odd")])
 def test_an_answer_may_be_an_error(error: Exception):
-    """An exception as the answer is raised, for a person who declines or does not return."""
+    """An exception as the answer is raised, for a person who declines or does not answer."""
     with pytest.raises(type(error)) as caught:
         user_context({"pick": error}).wait_for("pick", {}, Choice).wait()
     assert caught.value is error
@@ -103,7 +103,7 @@ def test_a_question_without_an_answer_is_declined():
 
 
 def test_a_model_replies_by_a_piece_of_the_prompt():
-    """The first rule whose text is in the prompt applies."""
+    """The model's reply is that of the first rule whose text is in the prompt."""
     context = agent_context(
         {"drink": {"selected": "tea"}, "eat": {"selected": "cake"}, "": {"selected": "?"}}
     )
@@ -115,7 +115,7 @@ def test_a_model_replies_by_a_piece_of_the_prompt():
 
 
 def test_a_reply_may_be_a_function_of_the_prompt_or_an_error():
-    """A reply may be a function of the prompt or an exception, as a person's answer may."""
+    """A reply may be a function of the prompt or an exception."""
     context = agent_context({"loud": lambda prompt: {"selected": prompt.upper()}, "fail": KeyError("odd")})
     assert context.prompt_model("loud please", Choice).wait().selected == "LOUD PLEASE"
     with pytest.raises(KeyError, match="odd"):
@@ -123,7 +123,7 @@ def test_a_reply_may_be_a_function_of_the_prompt_or_an_error():
 
 
 def test_a_prompt_without_a_reply_says_what_to_lay_out():
-    """The error has the prompt and says how to prepare a reply."""
+    """The error for a prompt without a reply quotes the prompt and says how to prepare one."""
     with pytest.raises(
         NotSupported, match=r"No reply is laid out for the prompt 'hello': give `agent_context"
     ):
@@ -131,7 +131,7 @@ def test_a_prompt_without_a_reply_says_what_to_lay_out():
 
 
 def test_the_options_of_a_prompt_are_taken():
-    """Every option of the verb is accepted."""
+    """`prompt_model` and `wait_for` accept all their options in a mock context."""
     context = agent_context({"x": 1})
     operation = context.prompt_model(
         "x", int, system="s", model="provider:m", temperature=0.5, tools=(), on_text=print
@@ -153,7 +153,7 @@ def test_approvals_are_denied_unless_told_otherwise():
 
 
 def test_calls_give_what_was_laid_out():
-    """A prepared value becomes a result, a result is returned unchanged, and a function gets the arguments."""
+    """A prepared value becomes a result, a prepared result is returned as it is, and a function gets the arguments."""
     context = headless_context(
         results={"add": lambda given: given["a"] + given["b"], "no": ToolResult.error("broken"), "one": 1}
     )
@@ -176,7 +176,7 @@ def test_a_worker_gives_its_value_or_raises():
 
 
 def test_once_runs_once():
-    """A settled step, sync or async, is not rerun, and its value is returned."""
+    """A step that `once` has run, sync or async, is not rerun, and its value is returned."""
     ran: list[str] = []
 
     def pay() -> int:
@@ -200,11 +200,11 @@ def test_once_runs_once():
     assert ran == ["pay", "mail", "fails", "fails"]
 
 
-# --- what is recorded ----------------------------------------------------------------------------
+# --- the record ----------------------------------------------------------------------------------
 
 
 def test_everything_done_is_recorded_in_order():
-    """Progress, events, approvals, questions, calls, effects and beats are recorded when they happen."""
+    """Progress, events, approvals, questions, calls, effects and beats are recorded in the order they happen."""
     context = user_context({"pick": {"selected": "tea"}}, results={"add": 3, "worker": 4})
     assert recorded(context) == Recorded()
     context.report_progress("begun")
@@ -231,7 +231,7 @@ def test_everything_done_is_recorded_in_order():
 
 
 def test_a_question_is_recorded_though_it_got_no_answer():
-    """A prompt without a reply is recorded too."""
+    """A prompt without a prepared reply is still recorded."""
     person, model = user_context(), agent_context({"x": "not a number"})
     with pytest.raises(Declined):
         person.wait_for("pick", 1, Choice).wait()
@@ -249,7 +249,7 @@ def test_an_operation_not_awaited_is_not_recorded():
 
 
 def test_only_contexts_made_here_have_a_record():
-    """`record` of a context that was not made here raises an error."""
+    """`recorded` refuses a context that `handrail.testing` did not make."""
     foreign: Any = object()
     with pytest.raises(NotSupported, match=r"Only contexts made by `handrail\.testing` keep a record"):
         recorded(ToolContext(foreign))
@@ -262,7 +262,7 @@ class Kept:
     number: int
 
 
-# --- what is not behind it -----------------------------------------------------------------------
+# --- members that were not given -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -307,19 +307,19 @@ def test_session_files_and_limits_are_there_in_memory():
 
 @pytest.mark.parametrize("make", [user_context, agent_context, headless_context])
 def test_a_member_that_does_not_exist_is_refused_with_those_that_do(make: Any):
-    """A misspelt member is refused, with the list of those that exist."""
+    """A misspelt member is refused with the list of those that exist."""
     with pytest.raises(TypeError, match=r"no member 'filesytem'\. Members: adapter, .*filesystem.*signal"):
         make(filesytem=object())
 
 
 def test_an_unknown_attribute_is_an_attribute_error():
-    """The mock call does not invent attributes."""
+    """An unknown attribute of a mock call raises `AttributeError`."""
     context: Any = headless_context()
     assert not hasattr(context, "nonsense")
     assert not hasattr(context._source, "nonsense")
 
 
-# --- where it runs -------------------------------------------------------------------------------
+# --- event loops ---------------------------------------------------------------------------------
 
 
 def test_made_on_a_loop_it_runs_there_and_made_in_a_script_on_the_shared_one():
@@ -335,7 +335,7 @@ def test_made_on_a_loop_it_runs_there_and_made_in_a_script_on_the_shared_one():
 
 
 def test_contexts_are_independent():
-    """Ending one context, or recording in it, does not affect another."""
+    """Ending a context, or recording in it, does not affect another context."""
     one, two = headless_context(), headless_context()
     one.beat()
     expire(one)

@@ -53,7 +53,7 @@ def said(person: Person, question: Question) -> Answer:
     ],
 )
 def test_a_person_approves_by_rule(approve: Any, approved: bool, reason: str):
-    """A person approves always, never, with a reason, or by a function."""
+    """A person can approve always, never, with a reason, or by a function."""
     answer = said(Person(approve), asking("pay", "approval"))
     assert (answer.outcome, answer.value) == ("answered", {"approved": approved, "reason": reason})
     assert (answer.question_id, answer.digest, answer.by) == ("q1", "d" * 64, "ada")
@@ -61,7 +61,7 @@ def test_a_person_approves_by_rule(approve: Any, approved: bool, reason: str):
 
 @pytest.mark.parametrize("as_function", [True, False])
 def test_a_person_can_give_the_whole_answer(as_function: bool):
-    """A person can give a complete answer, with what is remembered, fixed or as a function of the question."""
+    """A person can give a complete answer with `remember`, fixed or as a function of the question."""
     whole = {"approved": True, "reason": "fine", "remember": "scope", "scope": "pay (any arguments)"}
     person = Person(approve=(lambda question: whole) if as_function else whole)
     assert said(person, asking("pay", "approval")).value == whole
@@ -92,14 +92,14 @@ def test_a_person_answers_by_kind(laid_out: Any, outcome: str, value: Any, reaso
 
 
 def test_another_exception_is_the_environments():
-    """Any other exception is raised where the person was asked."""
+    """An exception that is not a way of not answering is raised where the person was asked."""
     with pytest.raises(OSError, match="line dead"):
         said(Person(answers={"pick": OSError("line dead")}), asking())
 
 
 @pytest.mark.parametrize("forge", ["digest", "principal", "question"])
 def test_a_forger_changes_that_and_nothing_else(forge: Any):
-    """A forged answer differs in exactly one part, so that a test shows which check refuses it."""
+    """A forged answer differs from the right one in exactly one part, so that a test shows which check refuses it."""
     true, false = (
         said(Person(True), asking(kind="approval")),
         said(Person(True, forge=forge), asking(kind="approval")),
@@ -113,7 +113,7 @@ def test_a_forger_changes_that_and_nothing_else(forge: Any):
 
 
 def test_a_slow_person_waits_for_the_event_or_the_time():
-    """A slow person sees the question at once, and answers after the event or the time."""
+    """A slow person sees the question at once, and answers after the given event or time."""
 
     async def main() -> None:
         event = asyncio.Event()
@@ -142,7 +142,7 @@ def test_wrong_first_is_wrong_once_for_each_question():
 
 
 def test_who_is_there():
-    """Only `Person` is a user; `Agent` and `Nobody` are not, and would approve if they were asked."""
+    """Only `Person` is a user; `Agent` and `Nobody` are not, although they would approve if they were asked."""
     assert [each.run_mode for each in (Person(), Agent(), Nobody())] == ["user", "agent", "headless"]
     assert said(Agent(), asking(kind="approval")).value["approved"] is True
     assert said(Nobody(), asking(kind="approval")).value["approved"] is True
@@ -199,7 +199,7 @@ END = ToolInvoked("c", "t", ("t",), "ok", ToolResult.ok(1), None, 0, 1, (), None
     ],
 )
 def test_pairs_are_checked(events: list[object], words: str | None):
-    """Each call must have one start and, after it, one end; otherwise the check fails with the call's name."""
+    """Each call must have one start and then one end; otherwise the check fails with the call's name."""
     seen = RecordingSubscriber(Session())
     seen.events.extend(events)
     if words is None:

@@ -1,4 +1,4 @@
-"""Simulations: runs crashed at every point, and reports about tools with wrong declarations."""
+"""Simulations: runs that are crashed at every point, and reports about tools with wrong declarations."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ pytestmark = pytest.mark.once  # processes and terminals are slow, and do not de
 
 DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
 ALL = DEEP or os.environ.get("HANDRAIL_POINTS") == "all"
-"""Whether the run is crashed at every write; scripts/mutants.py needs that in an ordinary run too."""
+"""Whether the run is crashed at every write, which scripts/mutants.py needs in an ordinary run too."""
 
 
 @pytest.fixture(autouse=True)
 def warm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork simulated processes from one that has everything loaded, except in a deep run."""
+    """Fork simulated processes from one in which everything is loaded, except in a deep run."""
     if DEEP:
         return
     context = multiprocessing.get_context("forkserver")
@@ -49,7 +49,7 @@ def warm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def crashed(scenario: Scenario, **sampled: Any) -> Report:
-    """Crash a scenario at all points in a deep run, with a second crash after each; else at some of each kind."""
+    """Crash a scenario at some points of each kind or, in a deep run, at all points and twice."""
     if not DEEP:
         return simulate(scenario, **sampled)
     simulate(scenario, jobs=2, overtaken_every=0, again=True).assert_kept()
@@ -57,7 +57,7 @@ def crashed(scenario: Scenario, **sampled: Any) -> Report:
     return simulate(scenario, jobs=2, parked_every=1)
 
 
-@pytest.mark.timeout(900)  # hundreds of processes, on a possibly busy machine
+@pytest.mark.timeout(900)  # starts hundreds of processes, possibly on a busy machine
 def test_a_run_with_a_bit_of_everything_survives_a_crash_at_every_point():
     """A run with an agent, a question, an approval, files, a payment, a mail and a handoff survives any crash."""
     every = 1 if ALL else 4
@@ -78,7 +78,7 @@ def test_several_at_once_retries_threads_and_previews_survive_it_too():
 
 @pytest.mark.timeout(900)
 def test_what_is_decided_for_the_session_survives_it_too():
-    """An answer that covers later calls is recorded when it is given, so nobody has to repeat it after a crash."""
+    """An answer that covers later calls is recorded when it is given, so it need not be repeated after a crash."""
     report = crashed(DECIDING, write_every=4, step_every=25, overtaken_every=20)
     report.assert_kept()
     assert report.tried["step"] > 4
@@ -87,7 +87,7 @@ def test_what_is_decided_for_the_session_survives_it_too():
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("scenario", [SHOPPING, ERRANDS, DECIDING], ids=lambda scenario: scenario.name)
 def test_a_run_parked_by_force_at_any_step_is_as_one_that_crashed_there(scenario: Scenario):
-    """A run that a stopped server parks by force at any step loses nothing, undoes nothing and ends nothing."""
+    """A run that is parked by force at any step loses nothing, undoes nothing and reports no end."""
     sampled: dict[str, Any] = {"write_every": 1000, "step_every": 1000, "overtaken_every": 0}
     report = simulate(scenario, **sampled, parked_every=17 if DEEP else 34)
     report.assert_kept()
@@ -211,7 +211,7 @@ def test_secrets_that_somebody_answers_with_are_recorded_nowhere_either():
     assert report.tried["before write"] > 5
 
 
-# --- it can fail -------------------------------------------------------------------------------------
+# --- violations are reported -------------------------------------------------------------------------
 
 
 def stage_adapter(stage: Stage, *said: Any) -> Adapter:
@@ -299,7 +299,7 @@ def wandering(stage: Stage) -> Play:
 
 
 def test_a_handler_that_does_not_do_the_same_again_is_caught():
-    """A handler that does something else when it is rerun is caught, even without a crash, by parking its run."""
+    """A handler that behaves differently when it is rerun is reported, even if its run is only parked."""
     report = simulate(
         Scenario(name="wandering", play=wandering), write_every=4, step_every=50, overtaken_every=0
     )
@@ -388,7 +388,7 @@ class Unloadable:
 def test_a_scenario_that_another_process_cant_import_is_an_error(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.undo()  # another process writes to the standard error captured here
+    monkeypatch.undo()  # the other process writes to the standard error captured here
     with pytest.raises(SimulationError, match="define what it is made of at the top of a module"):
         simulate(Scenario(name="deadly", play=deadly, laws=[Unloadable()]))
     assert "no such module there" in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""Virtual time: sleeping takes no real time, order and timeouts are kept, and threads get time to finish."""
+"""Virtual time: a sleep takes no real time, order and timeouts are kept, and threads get time to finish."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ DAY = 86_400.0
 
 
 def test_three_days_pass_in_no_time():
-    """A sleep of three days passes on the loop's clock; in real time the test would hang."""
+    """A sleep of three days passes on the loop's clock at once."""
 
     async def main() -> float:
         loop = asyncio.get_running_loop()
@@ -29,7 +29,7 @@ def test_three_days_pass_in_no_time():
 
 
 def test_thirty_years_pass_as_well():
-    """Sleeping for decades neither makes the loop spin nor loses a timer, however short the next one is."""
+    """A sleep of decades neither makes the loop spin nor loses a timer, however short the next one is."""
 
     async def main() -> float:
         await asyncio.sleep(1e9)
@@ -102,7 +102,7 @@ def test_timeouts_follow_the_virtual_clock():
 
 
 def test_it_gives_the_same_every_time():
-    """Two runs of the same race have the same events."""
+    """Two runs of the same race have the same events in the same order."""
 
     async def main() -> list[str]:
         story: list[str] = []
@@ -119,7 +119,7 @@ def test_it_gives_the_same_every_time():
 
 
 def test_a_thread_gets_a_moment_before_time_jumps():
-    """A busy handler thread delays the jump: a timeout does not fire while it is about to return."""
+    """While a handler's thread is busy, time does not jump, so a timeout does not fire just before it returns."""
 
     async def main() -> float:
         for number in range(50):
@@ -131,7 +131,7 @@ def test_a_thread_gets_a_moment_before_time_jumps():
 
 
 def test_a_thread_that_hangs_does_not_stop_time():
-    """A thread that hangs delays time only for a moment, so the timeout of a stuck handler can be tested."""
+    """A thread that hangs delays time only briefly, so that the timeout of a stuck handler can be tested."""
     release = threading.Event()
 
     async def main() -> float:
@@ -145,7 +145,7 @@ def test_a_thread_that_hangs_does_not_stop_time():
 
 
 def test_a_thread_waits_in_virtual_time():
-    """A sync handler that waits hours for an operation gets it at once, on the virtual clock."""
+    """A sync handler that waits hours of virtual time for an operation gets its result at once."""
 
     async def main() -> tuple[str, float]:
         loop = asyncio.get_running_loop()
@@ -171,7 +171,7 @@ def test_without_timers_it_waits_for_threads_in_real_time():
 
 
 def test_time_can_be_moved_by_hand():
-    """`advance` moves the time, and fires the timers that are due."""
+    """`advance` moves the time and fires the timers that are due."""
 
     async def main() -> list[float]:
         loop = asyncio.get_running_loop()
@@ -209,7 +209,7 @@ def test_a_clock_can_be_made_for_a_loop_that_does_not_run_yet():
 
 
 def test_a_deadline_on_the_virtual_clock():
-    """A deadline of days passes at once in virtual time, including a person who takes a week."""
+    """A deadline of days passes at once in virtual time, even with a person who takes a week."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -229,7 +229,7 @@ def test_a_deadline_on_the_virtual_clock():
 
 
 def test_what_the_function_raises_comes_out():
-    """The function's exception is raised, and the loop is closed."""
+    """An exception of the function is raised by `run_virtual`, and the loop is closed."""
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Valid definitions: no check refuses one, and the resulting tool works."""
+"""Valid definitions, which no check refuses, and whose tools work."""
 
 import enum
 import functools
@@ -55,7 +55,7 @@ class Colour(enum.Enum):
 
 
 async def call(made: Tool[Any, Any], **arguments: Any) -> Any:
-    """Return the value of one call through a gate."""
+    """Return the value of a single call through a gate."""
     return (await open_gate([made]).invoke(made.name, arguments)).unwrap()
 
 
@@ -145,21 +145,21 @@ HANDLERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", HANDLERS)
 async def test_a_handler_may_be_any_callable(name: str):
-    """Any callable runs; `params=` supplies what its annotations do not say."""
+    """Any callable can be a handler, and `params=` supplies the type if its annotations do not."""
     made = any_tool("weather", "Tell the weather.", HANDLERS[name], params=Params)
     assert await call(made, city="Oslo") == "Oslo"
 
 
 @pytest.mark.parametrize("name", ["awaitable", "coroutine", "either result", "annotated", "partial"])
 def test_annotations_say_the_types(name: str):
-    """A handler's annotations give its types; the result may be awaitable, a union, or annotated."""
+    """A handler's annotations give its types, and the result may be awaitable, a union, or annotated."""
     made = any_tool("weather", "Tell the weather.", HANDLERS[name])
     assert made.result in (str, str | int)
     assert made.is_async == (name in ("awaitable", "coroutine"))
 
 
 async def test_a_handler_may_close_over_a_name_that_is_bound_later():
-    """A handler may close over a name that is bound later: an empty cell is not an error on any Python."""
+    """A handler may close over a name that is bound later: an empty cell is not an error in any Python version."""
 
     def tell(params: Params, *, context: ToolContext) -> ToolResult[str]:
         return ToolResult.ok(shout(params.city))
@@ -186,12 +186,12 @@ def test_a_description_may_be_of_any_length():
     text = "Tell the weather. " * 400
     assert any_tool("weather", text, handler).description == text
     shown = ToolExample("a" * 201, Params(), "sunny")
-    with pytest.raises(ToolDefinitionError, match="Say in 1 to 200 characters"):
+    with pytest.raises(ToolDefinitionError, match="Describe in 1 to 200 characters"):
         any_tool("weather", text, handler, examples=[shown])
 
 
 def test_a_docstring_may_be_of_any_length():
-    """The first paragraph of a docstring is the description, however long it is."""
+    """A tool's description is the first paragraph of the docstring, however long it is."""
 
     def weather(city: str) -> str:
         return city
@@ -208,7 +208,7 @@ def test_any_well_formed_capability_can_be_decided_on(word: str):
     """A policy can decide on any well-formed capability, even one that resembles a built-in tool's."""
     policy = CapabilityPolicy({word: "ask"})
     made = any_tool("do", "Do it.", handler, capabilities={word.removesuffix(".*")}, effect="idempotent")
-    decision = policy.check(made, Params(), context=Any)  # pyright: ignore[reportArgumentType]  # not looked at
+    decision = policy.check(made, Params(), context=Any)  # pyright: ignore[reportArgumentType]  # the policy does not use it
     assert decision.kind == "ask"
 
 
@@ -260,7 +260,7 @@ async def test_a_default_may_be_anything_of_its_type(annotation: Any, default: A
     ids=str,
 )
 def test_a_function_may_return_a_value_or_a_result(returns: Any, result: Any):
-    """The value's type is found in a union, and inside an awaitable."""
+    """The type of the value is found in the return annotation, even in a union or an awaitable."""
 
     def weather(city: str) -> Any:
         return city
@@ -270,7 +270,7 @@ def test_a_function_may_return_a_value_or_a_result(returns: Any, result: Any):
 
 
 async def test_a_parameter_may_be_positional_only():
-    """A model sends names; the function gets values by position."""
+    """A function may have positional-only parameters, whose values a model sends by name."""
 
     @tool
     def weather(city: str, days: int = 1, /, *, unit: str = "C") -> str:
@@ -281,7 +281,7 @@ async def test_a_parameter_may_be_positional_only():
 
 
 async def test_a_context_may_be_optional():
-    """A function that is also called without a gate declares `ToolContext | None = None`."""
+    """A context parameter may be optional (`ToolContext | None = None`), for functions also called without a gate."""
 
     @tool
     def weather(city: str, context: ToolContext | None = None) -> str:
@@ -294,7 +294,7 @@ async def test_a_context_may_be_optional():
 
 
 def test_an_optional_context_can_require_a_person():
-    """An optional context type can require a person, as the type without None does."""
+    """An optional context can require a person, just as one that is not optional."""
 
     @tool
     def weather(context: UserContext | None) -> str:
@@ -352,7 +352,7 @@ def test_a_condition_may_close_over_a_name_that_is_bound_later():
 
 
 def test_a_condition_may_be_a_function_of_c():
-    """A C function without parameters can be a condition, and is called with none."""
+    """A C function without parameters can be a condition, and is called without arguments."""
     event = threading.Event()
     lock = threading.Lock()
     prompt = Prompt("p", ["Hello.", any_section("A", "a", "A", enabled=event.is_set)])
@@ -362,7 +362,7 @@ def test_a_condition_may_be_a_function_of_c():
 
 
 def test_a_condition_that_takes_something_else_is_refused():
-    """A condition that can't work is an error, at the latest when it is called."""
+    """A condition with other parameters is refused, at the latest when it is called."""
     with pytest.raises(PromptDefinitionError, match=r"takes 'trip'. Write it as a function of `params`"):
         any_section("A", "a", "A", enabled=lambda trip: True)
     # Since Python 3.13 the signature shows the parameters; before, the condition is refused when it is called.
@@ -371,7 +371,7 @@ def test_a_condition_that_takes_something_else_is_refused():
 
 
 async def test_any_keywords_get_the_session_too():
-    """A condition that takes `**given` receives both the params and the session."""
+    """A condition that takes `**given` gets both the params and the session."""
     seen: dict[str, Any] = {}
 
     def enabled(**given: Any) -> bool:
@@ -384,6 +384,6 @@ async def test_any_keywords_get_the_session_too():
 
 
 def test_names_may_have_capitals():
-    """Names of prompts and sections may have capitals; only a tool's name must suit every provider."""
+    """Names of prompts and sections may have capitals, unlike those of tools, which must suit every provider."""
     prompt = Prompt("TravelGuide", [any_section("A", "HowTo", "Text.")])
     assert prompt.render().text == "## A\n\nText."

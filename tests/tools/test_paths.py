@@ -1,6 +1,6 @@
-"""`PathArg`: the declared paths of a call are found at any depth, and no others.
+"""`PathArg`: finds the declared paths of a call at any depth, and no others.
 
-Annotations here are strings (PEP 563), which is the harder case.
+The annotations in this file are strings (PEP 563), which is the harder case.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def test_declared_paths_are_found(annotation: Any, sent: Any, found: list[NamedP
 
 
 def test_what_is_not_declared_is_no_path():
-    """Neither a field's name nor its type makes it a path."""
+    """A value without a marker is not a path, whatever its field's name or type."""
     made = Tool("look", "Look.", params=Plain)
     assert made.paths(made.parse('{"path": "a", "file": "b"}')) == ()
     assert PathFinder(Plain).declared == frozenset()
@@ -186,7 +186,7 @@ def test_a_tool_without_params_has_no_paths():
 
 
 def test_declared_says_what_occurs_anywhere():
-    """The accesses in the whole type are known before any call."""
+    """`declared` has every kind of access that occurs anywhere in the type."""
     assert PathFinder(Copy).declared == {"read", "write"}
     assert PathFinder(Tree).declared == {"read"}
     assert PathFinder(Box[dict[str, Folder | None]]).declared == {"write"}
@@ -194,7 +194,7 @@ def test_declared_says_what_occurs_anywhere():
 
 
 def test_paths_of_a_plain_function():
-    """A tool made with `@tool` keeps the markers of its parameters."""
+    """A tool made with `@tool` keeps the path markers of its parameters."""
 
     @tool
     def move(source: Read, targets: list[Write], dry: bool = False) -> None:
@@ -207,7 +207,7 @@ def test_paths_of_a_plain_function():
 
 
 def test_local_classes_under_pep_563():
-    """Types defined beside the tool are found by name, including recursive ones."""
+    """Types that are local to the tool's function are found by name, including recursive ones."""
 
     @dataclass
     class Inner:
@@ -234,7 +234,7 @@ def test_local_classes_under_pep_563():
 
 
 def test_the_schema_is_that_of_the_text():
-    """A marker does not change what a model is told or may send."""
+    """A path marker does not change the schema."""
     made = Tool("look", "Look.", params=Copy)
     assert made.json_schema["properties"]["source"] == {"type": "string"}
 
@@ -243,7 +243,7 @@ def test_the_schema_is_that_of_the_text():
 def test_a_path_to_write_needs_an_effect_that_writes(effect: Any):
     """A read-only tool that declares a path to write, at any depth, is refused."""
     Tool("look", "Look.", params=Tree, effect=effect)
-    with pytest.raises(ToolDefinitionError, match=r"PathArg\('write'\)\. Say effect='staged'"):
+    with pytest.raises(ToolDefinitionError, match=r"PathArg\('write'\)\. Set effect='staged'"):
         Tool("look", "Look.", params=Box[list[Folder]], effect=effect)
 
 
@@ -254,7 +254,7 @@ def test_a_path_to_write_goes_with_effects_that_write(effect: Any):
 
 
 def test_path_args_are_values():
-    """Markers are immutable and compared by value."""
+    """Path markers are immutable and compared by value."""
     assert PathArg("read") == PathArg("read") != PathArg("write")
     marker: Any = PathArg("read")
     with pytest.raises(AttributeError):

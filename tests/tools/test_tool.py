@@ -1,6 +1,6 @@
-"""Tools as values: results, plain functions, docstrings, contexts, examples, effects.
+"""Tools as values: results, plain functions, docstrings, contexts, examples and effects.
 
-Annotations here are strings (PEP 563) and most classes are local, which is the harder case.
+The annotations in this file are strings (PEP 563) and most classes are local, which is the harder case.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def call(made: Tool[Any, Any], arguments: Any = "", context: ToolContext | None 
 
 
 def test_ok_is_a_success_with_its_value():
-    """`ok` has the value, and an optional message."""
+    """`ToolResult.ok` has a value and an optional message."""
     assert ToolResult.ok(3) == ToolResult("", 3, True, False)
     assert ToolResult.ok(3, "three") == ToolResult("three", 3)
     assert ToolResult.ok(3, exclude_value_from_context=True).exclude_value_from_context is True
 
 
 def test_error_is_a_failure_with_its_message():
-    """`error` has the message, and an optional value."""
+    """`ToolResult.error` has a message and an optional value."""
     assert ToolResult.error("no") == ToolResult("no", None, False, False)
     assert ToolResult.error("no", 3) == ToolResult("no", 3, False)
 
@@ -105,12 +105,12 @@ class Guest(BaseModel):
     ],
 )
 def test_render_is_what_the_model_sees(result: ToolResult[Any], shown: str):
-    """A result renders as its message and its value, or as whichever there is, and never as nothing."""
+    """A result renders as its message and its value, or whichever of them it has, and never as empty text."""
     assert result.render() == shown
 
 
 def test_a_value_that_renders_itself_is_known():
-    """A value with a `render` method satisfies the protocol."""
+    """A value with a `render` method satisfies the protocol for rendering."""
     assert isinstance(Spoken(), Renders)
     assert not isinstance(City("a"), Renders)
 
@@ -119,7 +119,7 @@ def test_a_value_that_renders_itself_is_known():
 
 
 def test_a_tool_takes_its_types_from_the_handler():
-    """Params and result are the handler's annotations, resolved."""
+    """A tool's params and result types are the handler's annotations."""
     made = Tool("forecast", "Tell the weather.", forecast)
     assert (made.params, made.result) == (City, str)
     assert (made.is_async, made.context_type, made.needs) == (False, ToolContext, frozenset())
@@ -128,7 +128,7 @@ def test_a_tool_takes_its_types_from_the_handler():
 
 
 def test_the_defaults_of_a_tool():
-    """A tool's defaults are the cautious choices."""
+    """A tool is irreversible by default, accepts overrides, and has no examples, capabilities or timeout."""
     made = Tool("forecast", "Tell the weather.", forecast)
     assert made.effect == "irreversible"
     assert made.accepts_overrides is True
@@ -150,7 +150,7 @@ def test_a_tool_is_a_frozen_value():
 
 
 def test_a_copy_with_changes_is_checked_again():
-    """`replace` makes a new tool, which is checked like any other."""
+    """`dataclasses.replace` makes a new tool, which is checked like any other."""
     made = Tool("forecast", "Tell the weather.", forecast)
     assert dataclasses.replace(made, description="Other.").params is City
     with pytest.raises(ToolDefinitionError, match="timeout is -1"):
@@ -183,9 +183,9 @@ def test_types_are_named_where_the_handler_has_no_annotations():
 
 
 def test_a_handler_that_does_not_say_its_result():
-    """Without an annotation, or with a bare one, the result can be anything."""
+    """A handler without a return annotation, or with a bare one, may return any value."""
 
-    def bare(params: None, *, context: ToolContext) -> ToolResult:  # pyright: ignore[reportMissingTypeArgument]  # meant to be bare
+    def bare(params: None, *, context: ToolContext) -> ToolResult:  # pyright: ignore[reportMissingTypeArgument]  # bare on purpose
         return ToolResult.ok(1)
 
     assert Tool("bare", "Bare.", bare).result is Any
@@ -234,7 +234,7 @@ def test_a_wrapped_handler_keeps_its_types():
     ("wanted", "needs"), [(ToolContext, set[str]()), (UserContext, {"user"}), (AgentContext, {"model"})]
 )
 def test_the_context_s_type_is_what_a_tool_needs(wanted: type[ToolContext], needs: set[str]):
-    """A handler or function requires a person or a model by the annotation of its context."""
+    """The annotation of a handler's context determines whether its tool requires a person or a model."""
 
     def handler(params: None, *, context: wanted) -> ToolResult[None]:  # pyright: ignore[reportInvalidTypeForm]
         return ToolResult.ok(None)
@@ -255,7 +255,7 @@ NOTHING: list[Any] = ["", "  ", "{}", "{ }", " {} ", "null", " null\n", b"", b"{
 
 @pytest.mark.parametrize("arguments", NOTHING, ids=repr)
 def test_no_arguments_can_be_said_in_many_ways(arguments: Any):
-    """Arguments may be absent in many forms for a tool without params and a function without parameters."""
+    """A call without arguments may be written in many ways, for tools and functions without parameters."""
 
     @tool
     def now() -> str:
@@ -271,14 +271,14 @@ def test_no_arguments_can_be_said_in_many_ways(arguments: Any):
     "arguments", ['{"a":1}', {"a": 1}, "[]", "1", "nonsense", '{"context":{}}'], ids=repr
 )
 def test_a_tool_without_params_takes_none(arguments: Any):
-    """A tool without params refuses any argument, and says what to send."""
+    """A tool without params refuses any argument, and the error says what to send."""
     with pytest.raises(ToolValidationError) as caught:
         Tool[None, Any]("now", "Say the time.").parse(arguments)
     assert str(caught.value) == "now takes no arguments. Call it with {}."
 
 
 def test_a_tool_without_params_says_so_in_its_schema():
-    """The schema is a closed empty object, and each tool has its own."""
+    """The schema of a tool without params is a closed empty object, and each tool has its own."""
     one, two = Tool("one", "One."), Tool("two", "Two.")
     assert one.json_schema == {"type": "object", "properties": {}, "additionalProperties": False}
     assert one.json_schema is not two.json_schema
@@ -286,13 +286,13 @@ def test_a_tool_without_params_says_so_in_its_schema():
 
 @pytest.mark.parametrize("nothing", ["", "null", "{}", {}], ids=repr)
 def test_what_is_missing_is_named_when_nothing_is_sent(nothing: Any):
-    """A tool with params that gets no arguments says which are required."""
+    """If a tool with params gets no arguments, the error names those that are required."""
     with pytest.raises(ToolValidationError, match=r"^name: required, and missing$"):
         Tool("forecast", "Tell.", forecast).parse(nothing)
 
 
 def test_parse_takes_text_bytes_and_mappings():
-    """Text, bytes and mappings give the same params, under the same rules."""
+    """Arguments given as text, bytes or a mapping are parsed to the same params, by the same rules."""
     made = Tool("forecast", "Tell.", forecast)
     assert made.parse('{"name":"Rome"}') == City("Rome")
     assert made.parse(b'{"name":"Rome"}') == City("Rome")
@@ -304,7 +304,7 @@ def test_parse_takes_text_bytes_and_mappings():
 
 
 def test_dump_is_the_json_a_model_would_have_sent():
-    """A dumped value parses to the same; secrets are masked."""
+    """Dumped params parse to the same value, with secrets masked."""
 
     @tool
     def send(
@@ -356,7 +356,7 @@ async def result_async(x: int) -> ToolResult[int]:
     ],
 )
 def test_tool_of_a_plain_function(made: FunctionTool[..., Any], is_async: bool, message: str):
-    """Sync and async functions with a plain value or a result become tools that return a `ToolResult`."""
+    """Sync and async functions that return a value or a `ToolResult` become tools that return a `ToolResult`."""
     assert made.is_async is is_async
     assert made.result is int
     assert made.description == "Double it."
@@ -375,7 +375,7 @@ def test_the_function_stays_reachable():
 
 
 def test_a_failed_result_of_a_function_is_kept():
-    """A function may return a failed result, which is kept."""
+    """A failed `ToolResult` that a function returns is the result of the call."""
 
     @tool
     def fail() -> ToolResult[int]:
@@ -397,7 +397,7 @@ def test_a_function_that_returns_nothing():
 
 
 def test_options_of_tool_reach_the_tool():
-    """The decorator accepts every option of a tool."""
+    """`@tool` accepts every option of a tool."""
 
     def undo(params: Any, value: int, *, context: ToolContext) -> None:
         pass
@@ -440,7 +440,7 @@ def test_tool_with_empty_parentheses():
 
 
 def test_tools_of_methods_partials_and_objects():
-    """Name and description come from the underlying function; bound arguments are not requested."""
+    """A tool made from a method, a partial or an object has the name and description of the underlying function."""
 
     class Station:
         factor = 3
@@ -491,7 +491,7 @@ def test_tools_of_methods_partials_and_objects():
 
 
 def test_parameters_with_names_of_every_kind():
-    """Parameters may have names that classes use themselves."""
+    """Parameters may have names that generated classes use themselves."""
 
     @tool
     def odd(
@@ -506,7 +506,7 @@ def test_parameters_with_names_of_every_kind():
 
 
 def test_local_classes_as_parameters_and_results():
-    """Classes local to the defining function are found, nested, recursive and as defaults."""
+    """Classes that are local to the defining function are found, whether nested, recursive or used as defaults."""
 
     @dataclass
     class Leaf:
@@ -541,15 +541,15 @@ def test_local_classes_as_parameters_and_results():
 
 
 def test_defaults_are_shown_in_the_schema():
-    """Plain, mutable and structured defaults are in the schema, as JSON."""
+    """Plain, mutable and structured defaults are shown as JSON in the schema."""
 
     @tool
     def search(
         text: str = "all",
         limit: int | None = None,
-        tags: list[str] = ["new"],  # noqa: B006  # that it is copied is tested below
-        city: City = City("Rome", 2),  # noqa: B008  # the same
-        weights: dict[str, float] = {"a": 0.5},  # noqa: B006  # the same
+        tags: list[str] = ["new"],  # noqa: B006  # defaults are copied
+        city: City = City("Rome", 2),  # noqa: B008  # defaults are copied
+        weights: dict[str, float] = {"a": 0.5},  # noqa: B006  # defaults are copied
     ) -> None:
         """Search."""
 
@@ -565,13 +565,13 @@ def test_defaults_are_shown_in_the_schema():
 
 
 def test_mutable_defaults_are_not_shared_between_calls():
-    """A change to a default in one call is invisible to other calls and the schema."""
+    """A call that changes a mutable default does not affect other calls or the schema."""
 
     @tool
     def collect(
-        seen: list[int] = [],  # noqa: B006  # that it is copied is tested
-        cities: list[City] = [City("a")],  # noqa: B006, B008  # the same
-        city: City = City("b"),  # noqa: B008  # the same
+        seen: list[int] = [],  # noqa: B006  # defaults are copied
+        cities: list[City] = [City("a")],  # noqa: B006, B008  # defaults are copied
+        city: City = City("b"),  # noqa: B008  # defaults are copied
     ) -> list[int]:
         """Collect."""
         seen.append(len(seen))
@@ -584,7 +584,7 @@ def test_mutable_defaults_are_not_shared_between_calls():
 
 
 def test_a_secret_default_is_used_and_not_shown():
-    """A secret is neither in the schema nor in a tool's repr."""
+    """A secret default is used, but shown neither in the schema nor in the tool's repr."""
 
     @tool
     def login(key: SecretStr = SecretStr("hunter2")) -> int:  # noqa: B008  # a secret is immutable
@@ -649,7 +649,7 @@ STYLES = {
 
 @pytest.mark.parametrize("style", STYLES)
 def test_docstrings_describe_tool_and_parameters(style: str):
-    """The first paragraph is the description, and each parameter has its line, in each style."""
+    """In each docstring style, the first paragraph is the description, and each parameter has its own line."""
 
     def weather(city: str, context: ToolContext, days: int = 1) -> str:
         return city
@@ -679,7 +679,7 @@ def test_a_docstring_without_parameters_describes_none():
 
 
 def test_a_description_in_the_annotation_wins():
-    """`Field(description=...)` wins over the docstring; other metadata leaves the docstring's text."""
+    """`Field(description=...)` takes precedence over the docstring, and other metadata leaves the docstring's text."""
 
     @tool
     def weather(
@@ -709,7 +709,7 @@ def test_a_description_in_the_annotation_wins():
 
 
 def test_a_given_description_stands_for_the_docstring_s():
-    """A given description replaces the docstring's, but parameters still get the docstring's lines."""
+    """A given description replaces that of the docstring, whose lines still describe the parameters."""
 
     @tool(description="Given.")
     def weather(city: str) -> str:
@@ -728,7 +728,7 @@ def test_a_given_description_stands_for_the_docstring_s():
 
 
 def test_the_context_is_injected_and_never_shown():
-    """The context is found by annotation under any name and at any position, or by the mark."""
+    """The context parameter is found by its annotation or mark, at any position, and is not in the schema."""
 
     @tool
     def annotated(x: int, where: ToolContext, y: int = 2) -> str:
@@ -762,7 +762,7 @@ def test_the_context_is_injected_and_never_shown():
 
 
 def test_a_narrower_context_has_its_verb():
-    """A function whose context annotation requires a verb can use the verb."""
+    """A function whose context requires a verb can use that verb."""
 
     @tool
     async def ask(context: UserContext) -> int:
@@ -789,7 +789,7 @@ def test_a_narrower_context_has_its_verb():
 
 
 def test_a_marked_function_is_still_the_function():
-    """A function marked with `tool_context` can be called as before."""
+    """A function marked with `tool_context` can still be called directly."""
 
     @tool_context
     def marked(x: int, ctx: Any) -> tuple[int, Any]:
@@ -802,7 +802,7 @@ def test_a_marked_function_is_still_the_function():
 
 
 def test_examples_that_fit_are_kept():
-    """Inputs may be params or mappings; outputs are validated against the result's type."""
+    """Inputs of examples may be params or mappings, and their outputs are validated by the result's type."""
 
     def handler(params: City, *, context: ToolContext) -> ToolResult[list[City]]:
         return ToolResult.ok([params])
@@ -815,7 +815,7 @@ def test_examples_that_fit_are_kept():
 
 
 def test_examples_of_a_tool_without_params():
-    """In an example, None or an empty mapping means no arguments."""
+    """None or an empty mapping is the input of an example without arguments."""
     examples = (ToolExample("One.", None, 1), ToolExample("Two.", {}, "any"))
     assert Tool[None, Any]("now", "Say the time.", examples=examples).examples == examples
 
@@ -863,7 +863,7 @@ def test_a_legacy_handler_is_called_without_context():
 
 
 def test_a_legacy_handler_without_annotations_takes_given_params():
-    """`params=` supplies the missing types."""
+    """`params=` supplies the params type of a legacy handler without annotations."""
     with pytest.warns(DeprecationWarning, match="does not take `context`"):
         wrapped = legacy_handler(lambda params: ToolResult.ok(params.name))
     assert call(Tool("old", "Old.", wrapped, params=City), {"name": "Rome"}).value == "Rome"
@@ -883,7 +883,7 @@ EFFECT_TABLE: dict[str, tuple[bool, str, bool, str]] = {
 
 
 def test_effects_are_those_of_the_specification():
-    """There are the specification's six effects, in its order, with each cell as in its table."""
+    """The effects are the specification's six, in its order and with the cells of its table."""
     found = {
         effect: (rules.retried, rules.after_crash, rules.previewed, rules.policy)
         for effect, rules in EFFECTS.items()
@@ -898,7 +898,7 @@ def test_only_pure_and_read_may_not_write():
 
 
 def test_only_three_effects_are_all_inside_the_transaction():
-    """Pure, read and staged tools may use neither `once` nor anything stronger."""
+    """Only pure, read and staged tools may not use `once`."""
     assert [effect for effect, rules in EFFECTS.items() if rules.transactional] == ["pure", "read", "staged"]
 
 
@@ -911,7 +911,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("outer", "inner"), list(itertools.product(EFFECT_TABLE, EFFECT_TABLE)))
 def test_effects_compose(outer: Effect, inner: Effect):
-    """A pure, read or staged call may use nothing stronger than itself; the error names it."""
+    """A pure, read or staged call may not use a stronger effect, and the error names it."""
     refused = inner in REFUSED.get(outer, [])
     words = f"a {outer!r} call may not use a tool whose effect is {inner!r}"
     assert refusal(outer, inner) == (words if refused else None)
@@ -919,7 +919,7 @@ def test_effects_compose(outer: Effect, inner: Effect):
 
 @pytest.mark.parametrize("effect", ["idempotent", "compensable", "irreversible"])
 def test_what_is_outside_the_transaction_may_use_anything(effect: Effect):
-    """Tools whose effects are outside the transaction may use any inner effect."""
+    """Tools whose effects are outside the transaction may call tools of any effect."""
     assert [refusal(effect, inner) for inner in EFFECTS] == [None] * 6
 
 
@@ -938,7 +938,7 @@ def test_a_probe_goes_with_what_is_probed():
 
 
 def test_a_coroutine_is_what_an_async_tool_gives():
-    """The handler made of an async function is async, so that the gate can await it."""
+    """The handler made from an async function is async."""
     assert plain_async.handler is not None
     outcome = plain_async.handler(plain_async.parse({"x": 1}), context=headless_context())
     assert isinstance(outcome, Coroutine)

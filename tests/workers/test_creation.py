@@ -1,4 +1,4 @@
-"""Workers created by a model: each is approved, limited to its session, and has no more rights than its maker."""
+"""Workers created by a model: each is approved, belongs to its session, and has no more rights than its maker."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def wanted(name: str = "adder", **more: Any) -> ToolCall:
 async def run(
     registry: WorkerRegistry, script: list[Any], session: Session | None = None, **options: Any
 ) -> ScriptedModel:
-    """Run main on this script, with everything approved by default, and return its model."""
+    """Run main with this script, with everything approved by default, and return its model."""
     models: dict[str, Any] = {"main": ScriptedModel(script), **options.pop("models", {})}
     options.setdefault("approvals", "approve_all")
     await registry.run("main", "go", models=models, session=session or Session(), **options)
@@ -83,7 +83,7 @@ def told(model: ScriptedModel, request: int = 1) -> str:
 async def test_a_created_worker_runs_with_what_its_maker_gave_it(
     registry: WorkerRegistry, tmp_path: Path
 ) -> None:
-    """A created worker has the tools and template its maker gave it, and nothing is written into the folder."""
+    """A created worker has the tools and the template that its maker gave it, and the folder is unchanged."""
     before = {path for path in tmp_path.iterdir() if path.name != "__pycache__"}
     adder = ScriptedModel([ToolCall("add", {"a": 1, "b": 2}), "three"])
     calls = [wanted(tools=["add"]), ToolCall("call_worker", {"name": "adder", "input": "1 and 2"}), "end"]
@@ -97,7 +97,7 @@ async def test_a_created_worker_runs_with_what_its_maker_gave_it(
 
 
 async def test_it_is_asked_about_with_all_that_it_is(registry: WorkerRegistry) -> None:
-    """The person sees the complete file of the new worker; a denial leaves nothing, and the model gets the reason."""
+    """The person sees the complete file of the new worker; a denial creates nothing, and the model gets the reason."""
     person = Person(approve="too many agents")
     session = Session()
     main = await run(registry, [wanted(), "end"], session, approvals=None, environment=person)
@@ -135,7 +135,7 @@ async def test_it_is_asked_about_with_all_that_it_is(registry: WorkerRegistry) -
 async def test_what_its_maker_may_not_do_no_worker_of_its_may(
     registry: WorkerRegistry, more: dict[str, Any], said: str
 ) -> None:
-    """A worker with more rights than its maker is refused with a reason, before anybody is asked."""
+    """A worker with more rights than its maker is refused with a reason, and nobody is asked."""
     person, session = Person(approve=True), Session()
     main = await run(registry, [wanted(**more), "end"], session, approvals=None, environment=person)
     assert said in told(main)
@@ -175,7 +175,7 @@ async def test_what_is_left_out_comes_from_the_defaults_and_limits_are_the_tight
 
 
 async def test_it_is_found_in_its_session_only(registry: WorkerRegistry) -> None:
-    """A created worker is found by later turns of its session, but not by other sessions or other workers."""
+    """A created worker is found in later turns of its session, but not by other sessions or other workers."""
     session = Session()
     calling = ToolCall("call_worker", {"name": "adder", "input": "x"})
     await run(registry, [wanted(), "end"], session)
@@ -203,7 +203,7 @@ async def test_it_goes_with_the_session_when_that_is_saved(registry: WorkerRegis
 async def test_an_unlocked_worker_is_shadowed_in_the_session_and_stays_as_it_is(
     registry: WorkerRegistry,
 ) -> None:
-    """A created worker shadows an unlocked one for its maker's calls; other callers get the folder's."""
+    """A created worker shadows an unlocked one of its name for its maker; other callers get the folder's worker."""
     session = Session()
     helper = ScriptedModel(lambda request: request.system)
     calls = [wanted("helper", instructions="You are another."), ToolCall("helper", {"input": "x"}), "end"]
@@ -231,7 +231,7 @@ async def test_a_failed_call_leaves_no_worker(registry: WorkerRegistry) -> None:
 
 
 async def test_a_second_of_one_name_takes_the_place_of_the_first(registry: WorkerRegistry) -> None:
-    """A second created worker of the same name replaces the first, since created workers are not locked."""
+    """A second created worker of the same name replaces the first."""
     adder = ScriptedModel(lambda request: request.system)
     calls = [
         wanted(instructions="One."),
@@ -259,7 +259,7 @@ async def test_a_second_of_one_name_takes_the_place_of_the_first(registry: Worke
     ],
 )
 async def test_a_session_that_was_tampered_with_gives_no_rights(registry: WorkerRegistry, text: str) -> None:
-    """Rights are checked again when a created worker is used, no matter who wrote it into the session."""
+    """A created worker's rights are checked again when it is used, even if the session was tampered with."""
     session = Session()
     policies = "policies: [capability: {allow: [own, fs.read]}]\n" if "policies" not in text else ""
     session.dispatch(WorkerCreated("main", "adder", text.replace("---\nname", f"---\n{policies}name", 1)))
@@ -275,7 +275,7 @@ async def test_a_session_that_was_tampered_with_gives_no_rights(registry: Worker
 
 
 async def test_a_locked_worker_is_not_shadowed_by_what_a_session_holds(registry: WorkerRegistry) -> None:
-    """A worker written into a session does not shadow a locked one of its name."""
+    """A worker that was written into a session does not shadow a locked worker of the same name."""
     session = Session()
     text = "---\nname: fixed\npolicies: [capability: {allow: [own, fs.read]}]\nlimits: {requests: 1, seconds: 1}\n---\nNew."
     session.dispatch(WorkerCreated("main", "fixed", text))
@@ -312,7 +312,7 @@ def test_the_registrys_defaults_stand_under_the_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("asks", [False, True])
 @pytest.mark.parametrize("remember", ["exact", "scope"])
 async def test_no_answer_covers_a_second_creation(tmp_path: Path, remember: str, asks: bool) -> None:
-    """Creation is approved every time: no memory is offered, and a request to remember is refused."""
+    """Every creation needs approval: remembering is not offered, and an answer that asks for it is refused."""
     main = MAIN.replace("{allow: [own, fs.read]}", "{ask: [worker.create]}") if asks else MAIN
     registry = sound(tmp_path, TOOLS, **{**FOLDER, "main": main})
     seen: list[Any] = []

@@ -1,4 +1,4 @@
-"""Worker files: all problems are reported at once with file, line and fix, and no content does harm."""
+"""Worker files: all problems are reported at once, with file, line and fix, and no content does harm."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from support.worker_folders import PLAIN, folder, sound
 
 
 def test_the_shipped_schema_is_that_of_the_model() -> None:
-    """worker.schema.json is generated from the types; `WORKER_SCHEMA` is its path."""
+    """worker.schema.json is the schema generated from the types, and `WORKER_SCHEMA` is its path."""
     assert WORKER_SCHEMA.read_text() == schema_text(), (
-        "worker.schema.json is old. Write it anew: .venv/bin/python -c "
+        "worker.schema.json is out of date. Write it again with: .venv/bin/python -c "
         '"from handrail.workers.front_matter import *; SCHEMA_FILE.write_text(schema_text())"'
     )
     schema = json.loads(schema_text())
@@ -95,7 +95,7 @@ def _hidden() -> None:
 def test_problems_are_reported_with_file_line_and_fix(
     tmp_path: Path, text: str, wanted: list[tuple[int, str]]
 ) -> None:
-    """Each problem of the table is reported at its line; the worker is unavailable, the others are not."""
+    """Each problem of the table is reported at its line, and only its worker is unavailable."""
     registry = folder(tmp_path, TOOLS, wrong=text, main=PLAIN)
     found = registry.check()
     assert [problem.line for problem in found] == [line for line, _ in wanted]
@@ -113,7 +113,7 @@ def test_problems_are_reported_with_file_line_and_fix(
 
 
 def test_names_that_collide_are_refused_with_both_files(tmp_path: Path) -> None:
-    """Files or functions with the same worker name are refused, and each problem names the other place."""
+    """Files or functions with the same worker name are refused, and each problem names the other's place."""
     registry = folder(
         tmp_path, TOOLS, one="---\nname: same\n---\nGo.", two="---\nname: same\n---\nGo.", hello=PLAIN
     )
@@ -142,7 +142,7 @@ def test_names_that_collide_are_refused_with_both_files(tmp_path: Path) -> None:
 def test_errors_in_tools_py_name_the_file_and_the_line(
     tmp_path: Path, tools: str, line: int, said: str
 ) -> None:
-    """Errors that prevent tools.py from loading, or a listed function from being a tool, have file and line."""
+    """Errors in loading tools.py, or in making a tool of a listed function, are reported with file and line."""
     registry = folder(tmp_path, tools, main="---\ntools: [hello]\n---\nGo.", plain=PLAIN)
     (problem,) = registry.check()
     assert (problem.file, problem.line) == (str(tmp_path / "tools.py"), line)
@@ -153,7 +153,7 @@ def test_errors_in_tools_py_name_the_file_and_the_line(
 
 
 async def test_tools_py_is_loaded_once_and_is_a_module_of_its_own(tmp_path: Path) -> None:
-    """tools.py is loaded once, as a module of its own: two folders stay separate, and its classes resolve."""
+    """tools.py is loaded once, as a module of its own, so two folders stay separate and its classes resolve."""
     text = '''
     from __future__ import annotations
     from dataclasses import dataclass
@@ -193,7 +193,7 @@ async def test_tools_py_is_loaded_once_and_is_a_module_of_its_own(tmp_path: Path
 
 
 def test_which_files_are_workers(tmp_path: Path) -> None:
-    """Hidden files, folders and a README without front matter are not workers; one with front matter is."""
+    """Hidden files, folders and a README without front matter are not workers, but one with front matter is."""
     (tmp_path / "folder.md").mkdir(parents=True)
     (tmp_path / ".hidden.md").write_text(PLAIN)
     (tmp_path / "README.md").write_text("# Read me\n")
@@ -204,7 +204,7 @@ def test_which_files_are_workers(tmp_path: Path) -> None:
 
 
 def test_bytes_that_are_no_text_and_files_too_large(tmp_path: Path) -> None:
-    """Bytes that are not text and files that are too large are reported; Windows line ends are accepted."""
+    """A file that is not UTF-8 or too large is reported, and Windows line ends are accepted."""
     (tmp_path / "bad.md").write_bytes(b"---\n---\n\xff")
     (tmp_path / "big.md").write_bytes(b"---\n---\n" + b"x" * 300_000)
     (tmp_path / "windows.md").write_bytes("\ufeff---\r\nlocked: true\r\n---\r\nHello\r\nyou".encode())
@@ -218,7 +218,7 @@ def test_bytes_that_are_no_text_and_files_too_large(tmp_path: Path) -> None:
 
 
 async def test_files_and_shell_as_built_in_tools(tmp_path: Path) -> None:
-    """`files` has its read-before-write rule, `files.read` can't write, and `shell` has its commands."""
+    """`files` has its read-before-write policy, `files.read` can't write, and `shell` has its commands."""
     registry = sound(
         tmp_path, full="---\ntools: [files, shell: [[ls, '...']]]\n---\nGo.", reads="---\ntools: [files.read]\n---\nGo.",
         bare="---\ntools: [files]\npolicies: []\n---\nGo.",
@@ -246,7 +246,7 @@ def rendered(text: str, **values: Any) -> str:
 
 
 def test_templates_say_what_they_are_given() -> None:
-    """Templates have values, conditions, loops and filters; inserted text is never treated as a template."""
+    """Templates have values, conditions, loops and filters, and inserted text is never treated as a template."""
     assert rendered("{{ worker }}: {{ input|upper }}") == "main: IN"
     assert rendered("{{ input }}", input="{{ 7 * 7 }} $x") == "{{ 7 * 7 }} $x"
     text = "{% for a in attachments %}{{ loop.index }}. {{ a }}\n{% else %}none{% endfor %}"
@@ -288,7 +288,7 @@ def test_templates_say_what_they_are_given() -> None:
     ],
 )
 def test_templates_fail_with_their_line_and_are_bounded(text: str, said: str) -> None:
-    """Missing values, unsafe expressions and templates that take too long or produce too much are errors."""
+    """A missing value, an unsafe expression, and a template that takes too long or produces too much are errors."""
     with pytest.raises(WorkerError) as raised:
         rendered(text, input="x" * 3000)
     assert said in str(raised.value)

@@ -1,4 +1,4 @@
-"""Workers through five levels: usage, cost, budgets, depth, cancellation, and what *strict* prevents."""
+"""Workers on five levels: usage, cost, budgets, depth, cancellation, and what `strict` prevents."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tower(at: Path, **front: str) -> WorkerRegistry:
 
 
 def used(level: int, request: int) -> Usage:
-    """Return the usage of a request, chosen so that no two sums are equal by accident."""
+    """Return the usage of a request, chosen so that no two different sums are equal."""
     return Usage(input=7**level + request, output=11**level, requests=1)
 
 
@@ -64,7 +64,7 @@ def requests(models: dict[str, ScriptedModel]) -> int:
 
 
 async def test_usage_and_cost_are_summed_exactly_at_every_level(tmp_path: Path) -> None:
-    """Each level's run reports its own requests and everything below, in tokens and in dollars."""
+    """The run at each level reports its own usage and everything below it, in tokens and in dollars."""
     registry, models, watched = tower(tmp_path), scripts(), Watched()
     response = await registry.run("w0", "go", models=models, session=watched.session)
     assert response.text == "said by 0"
@@ -82,7 +82,7 @@ async def test_usage_and_cost_are_summed_exactly_at_every_level(tmp_path: Path) 
 
 @pytest.mark.parametrize("most", range(2 * LEVELS + 1))
 async def test_a_budget_of_n_requests_stops_at_the_nth_at_any_level(tmp_path: Path, most: int) -> None:
-    """A budget of n requests allows exactly n, whichever level makes them; then the run ends."""
+    """A budget of n requests allows exactly n, whichever level makes them, and then ends the run."""
     registry, models, watched = tower(tmp_path), scripts(), Watched()
     with pytest.raises(PromptEvaluationError, match="requests is spent"):
         await registry.run("w0", "go", models=models, session=watched.session, budget=Budget(requests=most))
@@ -94,7 +94,7 @@ async def test_a_budget_of_n_requests_stops_at_the_nth_at_any_level(tmp_path: Pa
 
 @pytest.mark.parametrize("share", range(1, 5))
 async def test_a_share_that_is_spent_ends_its_own_level_only(tmp_path: Path, share: int) -> None:
-    """Limits of w3 stop w3 and everything below; w2 is told and continues, and all usage is counted."""
+    """When w3 uses up its share, w3 and everything below stop, w2 is told and continues, and all usage is counted."""
     registry = tower(tmp_path, w3=f"limits: {{requests: {share}}}")
     models = scripts()
     response = await registry.run("w0", "go", models=models)
@@ -105,7 +105,7 @@ async def test_a_share_that_is_spent_ends_its_own_level_only(tmp_path: Path, sha
 
 
 async def test_money_is_bounded_through_the_levels(tmp_path: Path) -> None:
-    """A cost limit at the root applies to requests of lower levels."""
+    """A cost limit at the root also applies to requests at lower levels."""
     registry, models = tower(tmp_path), scripts()
     with pytest.raises(PromptEvaluationError, match="money"):
         await registry.run("w0", "go", models=models, budget=Budget(money=5), max_tokens=1)
@@ -113,7 +113,7 @@ async def test_money_is_bounded_through_the_levels(tmp_path: Path) -> None:
 
 
 async def test_the_depth_limit_is_reported_with_its_path(tmp_path: Path) -> None:
-    """A call beyond the depth limit fails with its path; until then, cycles are allowed."""
+    """A call beyond the depth limit fails with its path, and until then workers may call each other in a cycle."""
     registry = sound(tmp_path, ping="---\nworkers: [pong]\n---\nGo.", pong="---\nworkers: [ping]\n---\nGo.")
     watched = Watched()
     following = {"ping": "pong", "pong": "ping"}
@@ -144,7 +144,7 @@ async def test_the_depth_limit_is_reported_with_its_path(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("level", range(LEVELS + 1))
 async def test_a_cancel_ends_all_levels(tmp_path: Path, level: int) -> None:
-    """After a cancel at any point, each call has exactly one end and one result, and nothing is left running."""
+    """After a cancel at any point, each call has exactly one end and one result, and nothing is still running."""
     registry, models, watched = tower(tmp_path), scripts(), Watched()
     reached = asyncio.Event()
 
@@ -225,7 +225,7 @@ HELPER = f"---\ntools: [burn]\n{OWN}\n---\nHelp."
 
 
 def every_path() -> list[Any]:
-    """Return the model's attempts: each tool, the worker as a tool, and creating a worker and calling it."""
+    """Return the calls a model may try: each tool, the worker as a tool, and a worker it creates."""
     created = {"name": "pyro", "description": "Burns.", "instructions": "Burn.", "tools": ["burn"]}
     calls = [ToolCall(name, {}) for name in PATHS]
     calls += [ToolCall("helper", {"input": "burn"}), ToolCall("create_worker", created)]
@@ -256,7 +256,7 @@ def burning(request: Any) -> Any:
 async def test_under_strict_nothing_that_needs_asking_ran_by_any_path(
     tmp_path: Path, approvals: Any, environment: Any, burns: bool
 ) -> None:
-    """Under `strict` nothing that needs approval runs, whether a model, a tool, a worker or tools.py calls it."""
+    """Under `strict`, nothing that needs approval runs, whether a model, a tool, a worker or tools.py calls it."""
     registry = sound(tmp_path, TOOLS, main=MAIN, helper=HELPER)
     watched = Watched()
     models = {name: ScriptedModel(burning) for name in ("helper", "pyro", "arsonist")}
@@ -268,7 +268,7 @@ async def test_under_strict_nothing_that_needs_asking_ran_by_any_path(
     assert (tmp_path / "burnt").exists() is burns
     of_burn = [path for path, status in watched.ended if path.endswith("burn") and status == "ok"]
     made = [path for path, status in watched.ended if path.endswith("create_worker") and status == "ok"]
-    if burns:  # the same attempts without strict, to show that each of them works
+    if burns:  # the same calls without strict, to show that each of them works
         assert sorted(of_burn) == [
             "burn",
             "by_call > burn",
@@ -287,7 +287,7 @@ async def test_under_strict_nothing_that_needs_asking_ran_by_any_path(
 
 
 async def test_a_nested_worker_does_not_carry_its_callers_leave(tmp_path: Path) -> None:
-    """A call that the caller's policies allow still asks in the worker it calls."""
+    """A call that the caller's policies allow still needs approval in a worker that it calls."""
     registry = sound(
         tmp_path, TOOLS, main="---\ntools: [burn]\nworkers: [helper]\npolicies: []\n---\nGo.",
         helper="---\ntools: [burn]\n---\nHelp.", plain=PLAIN,

@@ -1,4 +1,4 @@
-"""Workers: agents kept in files, called by name, each call through the gate."""
+"""Workers: agents kept in files and called by name, with each call passing the gate."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MAIN = "---\ntools: [analyze_config]\nworkers: [config_parser]\n---\nLook at con
 
 
 async def test_the_example_of_the_source_runs_as_written(tmp_path: Path) -> None:
-    """In S3's `tools.py`, the model calls the function, which calls the worker and returns its text."""
+    """The specification's example S3 runs as written: a function in tools.py calls a worker and returns its text."""
     registry = sound(tmp_path, S3, main=MAIN, config_parser=PLAIN)
     main = ScriptedModel([ToolCall("analyze_config", {"raw": "a = 1"}), "It is fine."])
     parser = ScriptedModel(["one key"])
@@ -59,7 +59,7 @@ async def test_the_example_of_the_source_runs_as_written(tmp_path: Path) -> None
 
 
 async def test_the_context_is_hidden_from_the_schema(tmp_path: Path) -> None:
-    """The model sees only `raw`, and a call with `ctx` is refused before anything runs."""
+    """The model sees only `raw` in the schema, and a call with `ctx` is refused before anything runs."""
     registry = sound(tmp_path, S3, main=MAIN, config_parser=PLAIN)
     (made,) = [each for each in registry["main"].prompt.tools if each.name == "analyze_config"]
     assert made.json_schema == {
@@ -76,7 +76,7 @@ async def test_the_context_is_hidden_from_the_schema(tmp_path: Path) -> None:
 
 
 async def test_a_function_without_an_effect_asks(tmp_path: Path) -> None:
-    """A function without an effect is denied if nobody is there; `policies: []` removes the default policy."""
+    """A function without an effect needs approval by default, and `policies: []` removes that policy."""
     for text, status in ((MAIN, "denied"), (MAIN.replace("---\ntools", "---\npolicies: []\ntools"), "ok")):
         registry = sound(tmp_path / status, S3, main=text, config_parser=PLAIN)
         watched = Watched()
@@ -107,7 +107,7 @@ OUTPUT = """
 
 @pytest.mark.parametrize("native", [True, False])
 async def test_an_output_schema_is_enforced_and_its_value_is_plain_data(tmp_path: Path, native: bool) -> None:
-    """The model corrects an invalid output; a valid one is a dict with the names as written."""
+    """A model must correct an output that does not fit its schema, and the value is a plain dict."""
     from handrail.messages import Traits
 
     registry = sound(tmp_path, parser=OUTPUT)
@@ -127,7 +127,7 @@ async def test_an_output_schema_is_enforced_and_its_value_is_plain_data(tmp_path
 
 
 async def test_call_worker_gives_the_output_and_fails_with_the_result(tmp_path: Path) -> None:
-    """`call_worker` returns the value of a success and raises `CallFailed`; `call` returns a `ToolResult`."""
+    """`call_worker` returns a worker's value or raises `CallFailed`, and `call` returns a `ToolResult`."""
     tools = '''
     from handrail import CallFailed, ToolContext, tool
 
@@ -203,7 +203,7 @@ async def test_what_is_not_listed_is_not_reached(tmp_path: Path, how: str, name:
 
 
 async def test_a_model_reaches_no_more_than_code_does(tmp_path: Path) -> None:
-    """A model that calls an unlisted worker or function is refused."""
+    """A model that calls a worker or function which is not listed is refused."""
     main = "---\npolicies: []\ntools: [reach]\nworkers: [listed]\n---\nGo."
     registry = sound(tmp_path, REACHING, main=main, listed=PLAIN, other=PLAIN)
     offered: list[str] = []
@@ -216,7 +216,7 @@ async def test_a_model_reaches_no_more_than_code_does(tmp_path: Path) -> None:
 
 
 async def test_a_prompt_evaluated_in_a_workers_tool_reaches_what_the_worker_does(tmp_path: Path) -> None:
-    """A prompt that a worker's tool evaluates has a `WorkerContext`, and finds only the worker's listed workers."""
+    """A prompt evaluated in a worker's tool has a `WorkerContext`, and finds only that worker's listed workers."""
     tools = '''
     from handrail import Prompt, ToolContext, WorkerContext, tool
 
@@ -251,7 +251,7 @@ async def test_call_worker_does_not_call_plain_tools(tmp_path: Path) -> None:
 
 
 async def test_a_journal_given_beside_an_adapter_records_the_run(tmp_path: Path) -> None:
-    """A journal given beside an adapter records the run, and neither argument is ignored."""
+    """A journal given beside an adapter records the run."""
     registry, journal = sound(tmp_path, main=PLAIN), MemoryJournal()
     adapter = Adapter(ScriptedModel(["fine"]))
     response = await registry.run("main", "x", adapter=adapter, journal=journal)
@@ -259,7 +259,7 @@ async def test_a_journal_given_beside_an_adapter_records_the_run(tmp_path: Path)
 
 
 async def test_an_adapter_given_workers_lets_any_run_call_them(tmp_path: Path) -> None:
-    """With `Adapter(model, workers=registry)`, a plain prompt's tool can use `call_worker` and `call`."""
+    """With `Adapter(model, workers=registry)`, the tools of a plain prompt can use `call_worker` and `call`."""
     registry = sound(tmp_path, helper=PLAIN)
     seen: list[Any] = []
 
@@ -279,7 +279,7 @@ async def test_an_adapter_given_workers_lets_any_run_call_them(tmp_path: Path) -
 
 
 async def test_a_prompts_tool_may_not_hide_a_worker(tmp_path: Path) -> None:
-    """A tool and a worker of the same name are refused before the run begins."""
+    """A tool and a worker with the same name are refused before the run begins."""
     registry = sound(tmp_path, helper=PLAIN)
 
     @tool
@@ -294,7 +294,7 @@ async def test_a_prompts_tool_may_not_hide_a_worker(tmp_path: Path) -> None:
 
 
 async def test_a_worker_is_a_tool_of_any_prompt(tmp_path: Path) -> None:
-    """`registry.tool(name)` has the worker's name and description, and `input` as its argument."""
+    """`registry.tool(name)` is a tool with the worker's name and description, and `input` as its argument."""
     registry = sound(tmp_path, helper="---\ndescription: Helps.\n---\nHelp.")
     made = registry.tool("helper")
     assert (made.name, made.description, made.effect) == ("helper", "Helps.", "idempotent")
@@ -308,7 +308,7 @@ async def test_a_worker_is_a_tool_of_any_prompt(tmp_path: Path) -> None:
 
 
 async def test_calling_a_worker_does_not_ask_but_its_capability_decides(tmp_path: Path) -> None:
-    """CapabilityPolicy allows calling a worker, whatever the worker may do, unless it has a verdict on `worker`."""
+    """Calling a worker needs no approval, whatever the worker may do, unless a policy has a verdict on `worker`."""
     tools = '@__import__("handrail").tool\ndef burn() -> str:\n    """Burn."""\n    return "burnt"\n'
     helper = "---\ntools: [burn]\n---\nHelp."
     for line, wanted in (
@@ -327,7 +327,7 @@ async def test_calling_a_worker_does_not_ask_but_its_capability_decides(tmp_path
 
 
 async def test_a_worker_that_failed_leaves_nothing_to_undo_of_its_own(tmp_path: Path) -> None:
-    """A failed worker reports only what was actually done inside as not undone, not itself."""
+    """When an outer call fails, what was done inside a worker is reported as not undone, but not the worker itself."""
     tools = '''
     from handrail import ToolContext, tool
 
@@ -358,7 +358,7 @@ async def test_a_worker_that_failed_leaves_nothing_to_undo_of_its_own(tmp_path: 
 
 
 async def test_which_model_runs_which_worker(tmp_path: Path) -> None:
-    """A worker's model is found in `models`, in its file, as given, or its caller's; with none, it is an error."""
+    """A worker's model comes from `models`, its file, the `model` argument or its caller; with none, it is an error."""
     registry = sound(tmp_path, main="---\nworkers: [helper]\n---\nGo.", helper=PLAIN)
     with pytest.raises(WorkerError, match="nothing says which model"):
         registry.run("main", "x")
@@ -370,7 +370,7 @@ async def test_which_model_runs_which_worker(tmp_path: Path) -> None:
 
 
 async def test_limits_of_the_file_hold_nested_and_at_the_root(tmp_path: Path) -> None:
-    """A nested worker that spends its share fails by itself; at the root the tighter limit applies."""
+    """A nested worker that uses up its own limits fails by itself, and at the root the tighter limit applies."""
     helper = "---\nlimits: {requests: 1}\nworkers: [helper]\n---\nHelp."
     registry = sound(tmp_path, main="---\nworkers: [helper]\n---\nGo.", helper=helper)
     inner = ScriptedModel([ToolCall("helper", {"input": "again"}), "x"])
@@ -409,7 +409,7 @@ async def test_a_files_depth_is_counted_from_the_worker(tmp_path: Path) -> None:
 
 
 async def test_a_worker_runs_out_of_its_seconds(tmp_path: Path) -> None:
-    """A nested worker that runs out of its seconds fails by itself, and the caller continues."""
+    """A nested worker that uses up its seconds fails by itself, and the caller continues."""
     registry = sound(
         tmp_path, main="---\nworkers: [slow]\n---\nGo.", slow="---\nlimits: {seconds: 0.05}\n---\nHelp."
     )
@@ -426,7 +426,7 @@ TAKES = "---\nattachments: {count: 2, max_bytes: 50, suffixes: [.txt, .bin]}\n--
 
 
 async def test_attachments_reach_the_worker(tmp_path: Path) -> None:
-    """Short texts are shown, others are named; code reads them as bytes or text."""
+    """The model sees short text attachments and the names of others, and tools can read all of them."""
     tools = '''
     from handrail import tool, WorkerContext
 
@@ -488,7 +488,7 @@ async def test_attachments_are_held_to_the_callees_rule(tmp_path: Path, given: l
 
 
 async def test_a_worker_without_a_rule_takes_no_attachments(tmp_path: Path) -> None:
-    """A worker without a rule does not advertise attachments, and refuses them with a reason."""
+    """A worker without a rule for attachments does not advertise them, and refuses them with a reason."""
     registry = sound(tmp_path, main="---\nworkers: [plain]\n---\nGo.", plain=PLAIN)
     script = ScriptedModel([ToolCall("plain", {"input": "x", "attachments": ["a.txt"]}), "end"])
     await registry.run("main", "go", model=script)
@@ -498,7 +498,7 @@ async def test_a_worker_without_a_rule_takes_no_attachments(tmp_path: Path) -> N
 
 
 async def test_code_hands_over_bytes_and_paths(tmp_path: Path) -> None:
-    """`call_worker(..., attachments=[...])` accepts bytes and paths, under the callee's rule."""
+    """`call_worker(..., attachments=[...])` accepts bytes and paths, and applies the callee's rule."""
     tools = '''
     from handrail import ToolContext, tool
     from handrail.context import Attachment
@@ -523,7 +523,7 @@ async def test_code_hands_over_bytes_and_paths(tmp_path: Path) -> None:
 
 
 async def test_a_workers_tools_get_a_worker_context(tmp_path: Path) -> None:
-    """A worker's tools get a `WorkerContext`, even if annotated with ToolContext or marked by name.
+    """A worker's tools get a `WorkerContext`, even if they are annotated with ToolContext or marked by name.
 
     The context shows what the worker may call.
     """
@@ -560,7 +560,7 @@ def only_in_a_worker(context: WorkerContext) -> str:
 
 
 async def test_a_tool_that_needs_a_worker_is_not_offered_elsewhere() -> None:
-    """A tool that needs a worker is not offered elsewhere, and a direct call names the missing capability."""
+    """A tool that needs a worker is not offered elsewhere, and calling it names the missing capability."""
     script = ScriptedModel([ToolCall("only_in_a_worker", {}), "end"])
     await Adapter(script).evaluate(Prompt("p", "Go.", tools=[only_in_a_worker]), "go")
     assert [each.tool.name for each in script.requests[0].tools] == []
@@ -582,7 +582,7 @@ async def test_a_handler_is_tested_with_a_made_up_worker_context() -> None:
 
 
 async def test_the_message_callback_hears_every_worker_with_its_path(tmp_path: Path) -> None:
-    """The callback gets each message of the root and nested runs once, in order, with the worker's path."""
+    """The message callback gets each message of the root and nested runs once, in order, with the worker's path."""
     registry = sound(tmp_path, S3, main=MAIN, config_parser=PLAIN)
     heard: list[tuple[tuple[str, ...], str]] = []
     await registry.run(
@@ -602,7 +602,7 @@ async def test_the_message_callback_hears_every_worker_with_its_path(tmp_path: P
 
 
 async def test_on_the_same_session_the_conversation_continues(tmp_path: Path) -> None:
-    """A second run on a session continues the first, streamed or not; nested conversations stay separate."""
+    """A second run on a session continues the first, streamed or not, and nested conversations stay separate."""
     registry = sound(tmp_path, main="---\nworkers: [helper]\n---\nGo.", helper=PLAIN)
     session = Session()
     script = ScriptedModel([ToolCall("helper", {"input": "n"}), "one", "two"])
@@ -630,7 +630,7 @@ def test_a_worker_runs_from_a_script(tmp_path: Path) -> None:
 
 
 def test_a_file_finds_its_registry(tmp_path: Path) -> None:
-    """`of_file` returns a file's registry and worker, and explains what is wrong with any other file."""
+    """`of_file` returns a file's registry and worker, and its error explains what is wrong with any other file."""
     sound(tmp_path, main="---\nname: chief\n---\nGo.", helper=PLAIN)
     registry, worker = WorkerRegistry.of_file(tmp_path / "main.md")
     assert (worker.name, sorted(registry), "chief" in registry) == ("chief", ["chief", "helper"], True)
@@ -647,7 +647,7 @@ def test_a_file_finds_its_registry(tmp_path: Path) -> None:
 
 
 def test_a_path_stands_for_a_worker(tmp_path: Path):
-    """A worker may be given as a file, a folder and a name, or a folder with a `main` or only one worker."""
+    """A worker may be given as a file, as a folder and a name, or as a folder with a `main` or a single worker."""
     for name in ("main", "other"):
         (tmp_path / f"{name}.md").write_text("---\ndescription: It works.\n---\nGo.\n")
     for path, name in (("", "main"), ("other", "other"), ("other.md", "other")):

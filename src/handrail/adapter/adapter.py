@@ -17,7 +17,14 @@ from handrail.adapter.settings import (
     one_message,
 )
 from handrail.adapter.stream import RunStream
-from handrail.dispatch.options import HostArguments, ResumeArguments, RunArguments, RunOptions, check_kinds
+from handrail.dispatch.options import (
+    HostArguments,
+    ResumeArguments,
+    RunArguments,
+    RunOptions,
+    check_kinds,
+    check_value,
+)
 from handrail.messages import Model
 from handrail.models import model_named
 from handrail.operation import Operation
@@ -36,7 +43,7 @@ OutputT = TypeVar("OutputT")
 class Adapter:
     """Runs prompts on a model. One adapter serves any number of concurrent runs.
 
-    `model` is a model or its name, `provider:name`. API keys come from the environment and are never given here.
+    `model` is a model or its name, `provider:name`. API keys are read from environment variables and never passed here.
     """
 
     def __init__(
@@ -53,6 +60,10 @@ class Adapter:
     ) -> None:
         self.model = model_named(model) if isinstance(model, str) else checked_model(model)
         check_sampling(temperature, max_tokens)
+        check_kinds(
+            retry=(retry, Retry, "a Retry, for example Retry(attempts=3)"),
+            throttle=(throttle, Throttle, "a Throttle, for example Throttle(at_once=4)"),
+        )
         self._options = RunOptions(workers=checked_workers(workers)).updated(
             "Adapter", HostArguments, arguments
         )
@@ -64,18 +75,18 @@ class Adapter:
 
     @property
     def filesystem(self) -> Filesystem | None:
-        """The files that this adapter's runs use unless they are given others."""
+        """The files that this adapter's runs use by default."""
         return self._options.filesystem
 
     @property
     def workers(self) -> WorkerSource | None:
-        """The workers that this adapter's runs may call, if any."""
+        """The workers that this adapter's runs may call; None if there are none."""
         return self._options.workers
 
     def with_workers(
         self, workers: WorkerSource, model: Model | None = None, levels: int | None = None
     ) -> Adapter:
-        """Return a copy of this adapter for runs with these workers, which may nest up to `levels` deep.
+        """Return a copy of this adapter whose runs have these workers, nested up to `levels` deep.
 
         `model` replaces the adapter's own, if given.
         """
@@ -96,8 +107,8 @@ class Adapter:
         """Run the prompt until the model is done.
 
         `params` fills the prompt's templates; a plain string is the user's message. Evaluating again on the
-        same session continues its conversation. `arguments` replace the adapter's own.
-        A failing tool never ends a run; an error that does is raised as `PromptEvaluationError`.
+        same session continues its conversation. `arguments` take precedence over the adapter's own.
+        A failing tool never ends a run. An error that does end it is raised as `PromptEvaluationError`.
         """
         options = self._given("evaluate", prompt, params, message, arguments)
         return Operation(lambda: self._evaluate(prompt, options), f"evaluate({prompt.name!r})")
@@ -129,10 +140,10 @@ class Adapter:
     ) -> Operation[PromptResponse[OutputT]]:
         """Continue a recorded run that was parked or whose process ended.
 
-        Recorded steps are not repeated: the model's answers, finished calls, settled effects, people's answers.
-        Resuming a finished run returns its response again. `prompt` may be left out if the run was begun with
+        Recorded steps are not repeated: the model's answers, finished calls, settled effects and people's answers.
+        Resuming a finished run returns its response again. `prompt` may be left out if the run began with
         `app="module:name"`. `session` is an empty session with the old id, for slices with rules of their own.
-        Tools that were added to the run must be given again.
+        Tools that were added to the run must be passed again.
         """
         options = self._options.updated("resume", ResumeArguments, arguments)
         return Operation(lambda: self._resume(run_id, prompt, options), f"resume({run_id!r})")
@@ -140,11 +151,11 @@ class Adapter:
     def resume_stream(
         self, run_id: str, prompt: Prompt[OutputT] | None = None, /, **arguments: Unpack[ResumeArguments]
     ) -> RunStream[OutputT]:
-        """Continue a recorded run as a stream of events, from where the record ends.
+        """Continue a recorded run as a stream of events that starts where the record ends.
 
-        Recorded events are not published again: messages, the model's answers, finished calls and nested runs.
-        The session has them. An interrupted call is entered again, and its events are repeated with the same
-        ids: `ToolStarted`, `QuestionAsked`, `ApprovalRequested`, and `PromptRendered` when a run gets past its
+        Recorded events are not published again, because the session has them: messages, the model's answers,
+        finished calls and nested runs. An interrupted call is entered again, and its events are repeated with the
+        same ids: `ToolStarted`, `QuestionAsked`, `ApprovalRequested`, and `PromptRendered` once a run gets past its
         record.
         """
         options = self._options.updated("resume_stream", ResumeArguments, arguments)
@@ -158,7 +169,7 @@ class Adapter:
     ) -> RunOptions:
         check_prompt(prompt)
         options = self._options.updated(verb, RunArguments, arguments)
-        check_kinds(session=(options.session, Session, "a Session"))
+        check_value("message", message)
         check_sampling(options.temperature, options.max_tokens)
         if isinstance(params, str):
             params, message = None, one_message(params, message)
@@ -179,7 +190,7 @@ class Adapter:
         return await resume(self, run_id, prompt, options, heard)
 
     def settings(self) -> Settings:
-        """Return the settings with which this adapter's runs ask the model by default."""
+        """Return the settings that this adapter's runs use by default when they ask the model."""
         return Settings(
             self.model,
             retry=self._retry,
@@ -189,13 +200,13 @@ class Adapter:
         )
 
     def bound_to(self, attempt: Attempt) -> CallAdapter:
-        """Return this adapter bound to a call, no matter which adapter opened the call's run."""
+        """Bind this adapter to a call, no matter which adapter opened the call's run."""
         from handrail.adapter.call_adapter import CallAdapter
 
         return CallAdapter(self, self.settings(), attempt)
 
     def inside(self, attempt: Attempt) -> CallAdapter:
-        """Return this adapter for a run inside a call. It streams if the call's run does."""
+        """Bind this adapter to a run inside a call. The run streams if the call's run does."""
         from handrail.adapter.call_adapter import CallAdapter
 
         around = None if attempt.frame.model.adapter is None else attempt.adapter
@@ -203,7 +214,7 @@ class Adapter:
         return CallAdapter(self, self.settings().override(streaming=streams), attempt)
 
     def prompt_model_for(self, attempt: Attempt) -> PromptModel:
-        """Return the verb `prompt_model` of one call, with this adapter's model."""
+        """Return the `prompt_model` verb of one call, which asks this adapter's model."""
         from handrail.adapter.call_adapter import prompt_model_of
 
         return prompt_model_of(self, self.settings(), attempt)

@@ -1,4 +1,4 @@
-"""`Advisers`: a run's feedback providers and completion checkers, with when each is asked and how often."""
+"""`Advisers`: the feedback providers and completion checkers of a run, including when and how often each is asked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("handrail.adapter")
 
 
 class _Advice(msgspec.Struct, frozen=True):
-    """Recorded advice, with how many times each adviser had spoken by then."""
+    """Recorded advice, with the number of times that each adviser had spoken by then."""
 
     said: list[str]
     given: list[int]
@@ -33,7 +33,7 @@ class Advisers:
         self._asked_at: dict[int, tuple[int, float]] = {}
         self._seen: set[type] = set()
         self._times = 0
-        """How many times the advisers were asked, which is part of each record's place."""
+        """How many times the advisers were asked. The number is part of each record's place."""
         self._began = run.frame.monotonic()
         self._stop: list[Callable[[], None]] = [
             run.frame.session.dispatcher.subscribe(kind, self._note(kind))
@@ -49,7 +49,7 @@ class Advisers:
         return lambda event: self._seen.add(kind)
 
     async def advise(self) -> None:
-        """Let every provider that is due give one piece of advice, after a turn of calls."""
+        """Ask every feedback provider that is due for one piece of advice, after a turn of calls."""
         seen, self._seen = self._seen, set()
         run_log, place = self._run.frame.log, self._next_place()
         if (before := run_log.find("advice", place, _Advice)) is not None:
@@ -82,7 +82,7 @@ class Advisers:
         return self._run.frame.place.advice(self._times)
 
     async def hold(self, text: str, output: Any) -> str | None:
-        """Return what a run that wants to end still lacks: None for nothing, "" if only capped checkers object."""
+        """Return what is still missing when a run wants to end: None for nothing, "" if only capped checkers object."""
         run_log, place = self._run.frame.log, self._next_place()
         if (before := run_log.find("advice", place, _Advice)) is not None:
             self._recall(self._run.completion, before)

@@ -59,10 +59,10 @@ _NONE = Usage(requests=1)
 
 
 class Answer:
-    """A model's answer as its parts arrive.
+    """A model's answer, assembled as its parts arrive.
 
-    It also provides `request`, `response_accumulator` and `extras` to the calls in the answer. Each is made
-    when a tool first asks for it.
+    It also provides `request`, `response_accumulator` and `extras` to the calls in the answer. Each is created
+    when a tool first uses it.
     """
 
     __slots__ = (
@@ -117,7 +117,7 @@ class Answer:
 
     @property
     def counted(self) -> bool:
-        """Whether the provider reported the usage of the request."""
+        """Whether the provider has reported the usage of the request."""
         return self.usage is not _NONE
 
     @property
@@ -135,10 +135,10 @@ class Answer:
         return tuple([_whole(pieces) for pieces in self._pieces.values()])
 
     def message(self, calls: tuple[CallAsked, ...]) -> AssistantMessage:
-        """Return the answer as a message with these calls, whose ids are unique in the session."""
+        """Return the answer as a message with these calls. Their ids must be unique in the session."""
         return AssistantMessage(self.text, calls, None if self.stop is None else self.stop.kept)
 
-    # What a tool sees.
+    # What a tool can see.
 
     @property
     def request(self) -> RequestView:
@@ -174,7 +174,7 @@ class Answer:
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True):
-    """An answer as it is recorded, with everything that a resumed run and its costs need."""
+    """A recorded answer, with everything that a resumed run needs, including its costs."""
 
     model: str
     attempt: int
@@ -182,17 +182,17 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
     calls: tuple[CallAsked, ...]
     stop: StopPart
     usage: Usage | None
-    """None if the provider did not report it."""
+    """The tokens used; None if the provider did not report them."""
     seconds: float
     sent: SentPart | None = None
     cost: Decimal | None = None
-    """US dollars; None if unknown. A replayed call is charged this amount."""
+    """The cost in US dollars; None if unknown. A replayed call is charged this amount."""
 
 
 def write_answer(
     answer: Answer, seconds: float, cost: Decimal | None, masking: SecretMask | None = None
 ) -> RecordedAnswer:
-    """Return the record of a complete answer. It leaves out the request, which the conversation has."""
+    """Create the record of a complete answer. The request is left out, because the conversation contains it."""
     assert answer.stop is not None
     calls, stop = answer.calls(), answer.stop
     if masking is not None:
@@ -208,7 +208,7 @@ def write_answer(
 
 
 def read_answer(recorded: RecordedAnswer, request: ModelRequest, masking: SecretMask | None = None) -> Answer:
-    """Return a recorded answer as if it had just arrived."""
+    """Restore a recorded answer, as if it had just arrived."""
     answer = Answer(recorded.model, request, recorded.attempt, masking)
     if recorded.sent is not None:
         answer.take(recorded.sent)
@@ -234,7 +234,7 @@ def _whole(pieces: list[CallPart]) -> CallAsked:
 
 
 def _plain(request: ModelRequest, messages: Sequence[Message]) -> Mapping[str, Any]:
-    """Return a request that was not sent over a wire, as plain data."""
+    """Return a request that was not sent over a network as plain data."""
     said: list[dict[str, Any]] = []
     for message in messages:
         if isinstance(message, UserMessage):
@@ -256,7 +256,7 @@ def _plain(request: ModelRequest, messages: Sequence[Message]) -> Mapping[str, A
 # --- asking the model ---
 
 OUTPUT_BOUND = 4096
-"""Maximum tokens of an answer if tokens or money are limited and `max_tokens` is not set."""
+"""Maximum number of tokens in an answer if tokens or money are limited and `max_tokens` is not set."""
 _LEAST_OUTPUT = 16
 _PER_MESSAGE = 16
 """Upper bound for the tokens that a provider adds to each message."""
@@ -294,10 +294,10 @@ async def ask(run: Run) -> Answer:
 
 
 def _replay(run: Run, recorded: RecordedAnswer) -> Answer:
-    """Return an answer from the record, without sending anything. It counts towards usage and cost again."""
+    """Return a recorded answer without sending anything. Its usage and cost are charged again."""
     budget = run.frame.budget
     answer = read_answer(recorded, run.request(), run.masking)
-    # The answer was within the limits when it was asked for, so they are not checked again.
+    # The limits are not checked again, because the answer was within them when it was requested.
     reserved = None if budget is None else budget.reserve()
     _charge(run, answer, reserved, recorded.seconds, again=True)
     return answer
@@ -355,7 +355,7 @@ async def _ask_once(run: Run, attempt: int) -> Answer:
                 await parts.aclose()
                 raise
             if answer.stop is None:
-                raise ModelAnswerBroken(model.name, "the answer ended before it was whole")
+                raise ModelAnswerBroken(model.name, "the answer ended before it was complete")
         finally:
             if throttle is not None:
                 throttle.leave()
@@ -399,9 +399,9 @@ def _charge(
 
 
 def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation]:
-    """Reserve an upper bound for the request. If little of the budget is left, the answer must be short.
+    """Reserve an upper bound for the request. If little of the budget remains, the answer must be short.
 
-    No tokenizer makes more tokens than there are bytes. Messages that the provider counted in an earlier
+    No tokenizer produces more tokens than there are bytes. Messages that the provider counted in an earlier
     turn are not estimated again.
     """
     left = budget.remaining()
@@ -409,7 +409,8 @@ def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation
     sent = tokens + sum(_size(message) for message in run.conversation.messages.since(known))
     if not known:
         sent += len(run.system.encode()) + run.offered_size()
-    run.counted = (len(run.conversation.messages), sent)  # until the provider reports the actual count
+    # An estimate until the provider reports the actual count.
+    run.counted = (len(run.conversation.messages), sent)
     room = run.max_tokens or OUTPUT_BOUND
     if "tokens" in left:
         room = max(min(room, int(left["tokens"]) - sent), _LEAST_OUTPUT)

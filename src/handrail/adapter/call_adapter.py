@@ -12,7 +12,7 @@ from handrail.adapter.response import Output, PromptResponse, respond
 from handrail.adapter.settings import Settings, one_message
 from handrail.context import PromptModel
 from handrail.dispatch.frame import Frame
-from handrail.dispatch.options import RunOptions
+from handrail.dispatch.options import RunOptions, check_value
 from handrail.errors import DefinitionError
 from handrail.messages import Model
 from handrail.operation import Operation
@@ -31,10 +31,10 @@ _NO_SYSTEM = "You are part of a program. Answer exactly what is asked."
 
 
 class CallAdapter:
-    """The adapter as one call sees it: its evaluations are part of the call.
+    """The adapter as one call sees it. Evaluations with it are part of the call.
 
-    They use the call's session, bus, resources, broker, journal, deadline, budget and place in the tree;
-    limits given here can only be tighter. Each evaluation has its own conversation.
+    They use the call's session, bus, resources, broker, journal, deadline, budget and place in the tree.
+    Limits passed here can only be tighter. Each evaluation has its own conversation.
     """
 
     __slots__ = ("_adapter", "_call", "_settings")
@@ -46,7 +46,7 @@ class CallAdapter:
 
     @property
     def streams(self) -> bool:
-        """Whether text is published as events while the model writes it."""
+        """Whether the model's text is published as events while it is being written."""
         return self._settings.streaming
 
     def evaluate(
@@ -59,10 +59,11 @@ class CallAdapter:
         model: Model | str | None = None,
         **arguments: Unpack[NestedArguments],
     ) -> Operation[PromptResponse[OutputT]]:
-        """Run another prompt inside this call."""
+        """Run another prompt inside this call, and return its response."""
         self._call.home.check()
         if isinstance(params, str):
             params, message = None, one_message(params, message)
+        check_value("message", message)
         options = RunOptions(params=params, message=message)
         return self.run(prompt, options.updated("evaluate", NestedArguments, arguments), model)
 
@@ -73,9 +74,9 @@ class CallAdapter:
         model: Model | str | None = None,
         levels: int | None = None,
     ) -> Operation[PromptResponse[OutputT]]:
-        """Run a prompt inside this call, with the call's options except those given.
+        """Run a prompt inside this call, with the call's options except for those in `given`.
 
-        It has the call's workers unless others are given. `levels` limits how deep its calls may nest.
+        It has the call's workers unless `given` has others. `levels` limits how deep its calls may nest.
         """
         attempt = self._call
         attempt.home.check()
@@ -101,12 +102,12 @@ class CallAdapter:
         return Operation(evaluate, f"evaluate({prompt.name!r})", attempt.home)
 
     def _bind(self, attempt: Attempt) -> CallAdapter:
-        """Return the same adapter, bound to a call of a run nested in this call."""
+        """Bind the same adapter to a call of a run nested in this call."""
         return CallAdapter(self._adapter, self._settings, attempt)
 
 
 def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> PromptModel:
-    """Return the verb `prompt_model` of one call."""
+    """Return the `prompt_model` verb of one call."""
 
     def verb(
         prompt: str,
@@ -153,7 +154,7 @@ def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> P
 
 
 def _check_bound(attempt: Attempt, prompt: Prompt[Any]) -> None:
-    """Raise `DefinitionError` if a nested prompt has resources of its own. It uses those of the outer run."""
+    """Raise `DefinitionError` if a nested prompt has resources of its own. Nested runs use those of the outer run."""
     unbound = [
         each.protocol.__name__
         for each in prompt.resources
@@ -161,7 +162,7 @@ def _check_bound(attempt: Attempt, prompt: Prompt[Any]) -> None:
     ]
     if unbound:
         raise DefinitionError(
-            f"prompt {prompt.name!r} brings {', '.join(unbound)}, and a run inside a call uses the resources of the "
+            f"prompt {prompt.name!r} has resources of its own ({', '.join(unbound)}), but a run inside a call uses those of the "
             "run around it. Bind them there: evaluate(..., resources=[...])."
         )
 

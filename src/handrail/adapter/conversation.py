@@ -1,4 +1,4 @@
-"""Conversations: the messages of one run in a session, always ready to send to a provider."""
+"""Conversations: the messages of one run in a session, always in a form that a provider accepts."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _INTERRUPTED = "This call was interrupted: what came of it is not known. Find ou
 class Conversation:
     """The messages of one run.
 
-    - It is well-formed whenever anything else can read it: each call in a model's message has exactly one
-      result in the message after it, and ids are unique in the session.
+    - It is well-formed whenever other code can read it: each call in a model's message has exactly one
+      result in the next message, and ids are unique in the session.
     - It only grows. The session's log of `MessageAdded` is the record; this is the working copy.
     """
 
@@ -43,7 +43,7 @@ class Conversation:
         self.busy = False
         self.messages: Sent[Message] = Sent()
         self._shown: dict[int, Message] = {}
-        """Messages with secrets, by index, in the form that others may see."""
+        """Messages with secrets, by index, in the masked form that others may see."""
         self._ids = _ids_of(session)
         self.opened: list[str] = []
         """The sections that a model has opened in this conversation, in order."""
@@ -64,7 +64,7 @@ class Conversation:
     ) -> None:
         """Add a message. Lone surrogates, which no provider accepts, are replaced.
 
-        `again` means that the run is being replayed: the message is kept but not published. `shown` is the form
+        `again` means that the run is being replayed: the message is added but not published. `shown` is the form
         that others may see and that is recorded, if it differs from the message itself.
         """
         if shown is None or shown is message:
@@ -104,7 +104,7 @@ class Conversation:
             self.add(ToolMessage(left), run_id)
 
     def fresh_ids(self, calls: tuple[CallAsked, ...]) -> tuple[CallAsked, ...]:
-        """Give each call a unique id, since some providers omit or repeat them."""
+        """Return the calls with unique ids, since some providers omit or repeat ids."""
         taken = self._ids
         if len(calls) == 1 and calls[0].id and calls[0].id not in taken:
             taken[calls[0].id] = 1
@@ -120,9 +120,9 @@ class Conversation:
         return tuple(renamed)
 
     def _stem(self) -> str:
-        """Return the prefix of generated ids. It differs between sessions, since these may share files.
+        """Return the prefix of generated ids. It differs between sessions, since sessions may share files.
 
-        It differs between conversations, too: a replayed run skips finished ones, and must generate the same
+        It also differs between conversations: a replayed run skips finished ones and must generate the same
         ids without them.
         """
         stem = f"call-{''.join(filter(str.isalnum, self._of().id))[:8]}"
@@ -135,8 +135,8 @@ class Conversation:
         said = list(history)
         if said and len(self.messages):
             raise DefinitionError(
-                f"the conversation {self.key!r} of session {self._of().id!r} has begun already. "
-                "Give `history` to a new session."
+                f"the conversation {self.key!r} of session {self._of().id!r} has already begun. "
+                "Pass `history` with a new session."
             )
         check_well_formed(said)
         calls: tuple[CallAsked, ...] = ()
@@ -164,7 +164,7 @@ class Conversation:
 
 
 def _sendable(message: Message) -> Message:
-    """Return the message with everything replaced that is not valid text, such as file names that are not UTF-8."""
+    """Return the message with invalid text replaced, such as file names that are not UTF-8."""
     if isinstance(message, AssistantMessage):
         return message  # a model's message comes from JSON, which contains only valid text
     if not isinstance(message, ToolMessage):
@@ -186,18 +186,18 @@ def _text(text: str) -> str:
 
 
 def check_well_formed(messages: Iterable[Message]) -> None:
-    """Check that each call has exactly one result and each result a call. Raises `DefinitionError` otherwise."""
+    """Check that each call has exactly one result and each result has a call. Raises `DefinitionError` otherwise."""
     open_calls: list[str] | None = None
     for number, message in enumerate(messages, 1):
         if not isinstance(message, UserMessage | AssistantMessage | ToolMessage):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
             raise DefinitionError(
                 f"message {number} is a {type(message).__name__}. "
-                "A history is made of UserMessage, AssistantMessage and ToolMessage."
+                "A history consists of UserMessage, AssistantMessage and ToolMessage."
             )
         if isinstance(message, ToolMessage):
             if open_calls != [result.id for result in message.results]:
                 raise DefinitionError(
-                    f"message {number} has other results than the message before it has calls. "
+                    f"message {number} does not have the results of the calls in the message before it. "
                     "Give one result for every call, in the same order."
                 )
             open_calls = None
@@ -214,7 +214,7 @@ def check_well_formed(messages: Iterable[Message]) -> None:
 
 
 _ids: WeakKeyDictionary[Session, dict[str, int]] = WeakKeyDictionary()
-"""The call ids in each session, with how many times a model used each."""
+"""The call ids in each session, with the number of times that a model used each."""
 
 
 def _ids_of(session: Session) -> dict[str, int]:

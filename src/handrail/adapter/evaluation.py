@@ -1,6 +1,6 @@
 """One evaluation, new or resumed, from its options to its response.
 
-`Adapter` imports this module for its first run, and with it the gate and everything else a run needs.
+`Adapter` imports this module on its first run, and with it the gate and everything else that a run needs.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ async def resume(
     """Continue a recorded run. `heard` receives the events that are not in its record."""
     journal, session, clock = options.journal, options.session, options.clock
     if journal is None:
-        raise RunError(run_id, "this adapter has no journal", "Give it the one that has the run: journal=.")
+        raise RunError(
+            run_id, "this adapter has no journal", "Pass the journal that has the run: journal=..."
+        )
     row = await journal.runs.get(run_id)
     prompt = prompt or prompt_of(run_id, row.record.app)
     if row.status in OVER:
@@ -133,7 +135,8 @@ async def _go(
                 resumed.catch_up()
             history = options.history
             if history and (resumed is None or not len(conversation.messages)):
-                frame.show([*rendered.tools, *options.tools], ())  # they declare the secrets in it
+                # The tools declare which arguments in the history are secret.
+                frame.show([*rendered.tools, *options.tools], ())
                 secretive = frame.secretive or rendered.secretive
                 masked = SecretMask(frame, conversation).message if secretive else None
                 conversation.begin_with(history, run_id, masked)  # otherwise the session was saved with it
@@ -177,7 +180,7 @@ def _frame(
     if environment.parks:
         if log is None:
             raise DefinitionError(
-                f"{type(environment).__name__} parks runs, and that needs a journal. "
+                f"{type(environment).__name__} parks runs, which requires a journal. "
                 "Give the adapter one: journal=SqliteJournal('runs.db')."
             )
         frame.parking = Parking(frame, environment)

@@ -1,6 +1,6 @@
 """The loop: ask the model, run its calls and report their results, until the model is done.
 
-One loop serves all providers. However it ends, the conversation stays well-formed: each call has one result.
+One loop serves all providers. The conversation is well-formed however the loop ends: each call has one result.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ async def _run_calls(run: Run, calls: tuple[CallAsked, ...], message_id: str) ->
 
 
 def _opened(run: Run, call: CallAsked, result: ToolResult[Any]) -> tuple[str, ...]:
-    """Show the tools of the sections that a call opened, and return the tools' names."""
+    """Show the tools of the sections that a call opened, and return the names of the tools."""
     if not result.success:
         return ()
     paths = [path for path in result.value if path not in run.rendered.opened]
@@ -195,7 +195,10 @@ def _answer_among(
 
 
 def _outcome(run: Run, answer: Answer) -> Outcome:
-    """Return the outcome of an answer without calls. Raises `ToolValidationError` if the answer does not fit."""
+    """Return the outcome of an answer without calls.
+
+    Raises `ToolValidationError` if the answer does not match the schema.
+    """
     stop: Any = answer.stop
     reason = "done" if stop.reason == "calls" else stop.reason
     output = run.output
@@ -227,10 +230,10 @@ class Sections:
 
 
 def opener(rendered: Callable[[], RenderedPrompt[Any]], in_place: bool) -> Tool[Sections, list[str]]:
-    """Return the tool with which a model opens sections that are shown as summaries.
+    """Create the tool with which a model opens sections that are shown as summaries.
 
-    Its result is the sections' text, so earlier messages stay byte-identical. The sections' tools can be called
-    from the next turn on. If `in_place` is false, the tool raises `VisibilityExpansionRequired`.
+    Its result is the sections' text, so that earlier messages stay byte-identical. The tools of the sections can
+    be called from the next turn on. If `in_place` is false, the tool raises `VisibilityExpansionRequired`.
     """
 
     async def open_sections(params: Sections, *, context: ToolContext) -> ToolResult[list[str]]:

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class _Asker(NamedTuple):
-    """Stands in for a call to look up a worker."""
+    """A minimal stand-in for a call, used to look up a worker."""
 
     frame: Frame
     parent: Attempt | None
 
 
 class SecretMask:
-    """The mask of one run, based on the tools it offers now. What was masked before stays masked."""
+    """The mask of one run, based on the tools that it offers now. Whatever was masked before stays masked."""
 
     __slots__ = ("_conversation", "_frame")
 
@@ -40,7 +40,7 @@ class SecretMask:
         self._conversation = conversation
 
     def message(self, message: Message) -> Message:
-        """Return the message with its secrets masked; the same object if it has none."""
+        """Return the message with its secrets masked. A message without secrets is returned as it is."""
         if not isinstance(message, AssistantMessage) or not message.calls:
             return message
         calls = self.calls(message.calls)
@@ -65,7 +65,7 @@ class SecretMask:
     def kept(
         self, kept: Kept | None, calls: tuple[CallAsked, ...], shown: tuple[CallAsked, ...]
     ) -> Kept | None:
-        """Return the provider's own form of the message, masked; None if the calls are not found in it."""
+        """Return the provider's own form of the message, masked; None if the calls can't be found in it."""
         if kept is None:
             return None
         swaps = Swaps()
@@ -77,7 +77,9 @@ class SecretMask:
         return Kept(kept.wire, pydantic_core.to_json(data)) if swaps.all_made else None
 
     def body(self, body: Any, messages: list[Message]) -> Any:
-        """Mask the body of a request that has these first messages of the conversation, for any wire."""
+        """Mask the body of a request that contains these first messages of the conversation, for any
+        provider's format.
+        """
         swaps = Swaps()
         for message, shown in zip(messages, self._conversation.shown_since(0), strict=False):
             if isinstance(message, AssistantMessage):
@@ -87,10 +89,10 @@ class SecretMask:
                     swaps.add(message.calls, self.calls(message.calls))
         return swaps.made_in(body) if swaps else body
 
-    # While the answer is being written.
+    # During streaming.
 
     def may_be_seen(self, name: str) -> bool:
-        """Return whether the arguments of a partial call may be shown. Its name may be incomplete."""
+        """Return whether the arguments of a partial call may be shown. The name may still be incomplete."""
         tools = self._frame.tools
         tool = tools.get(name)
         if tool is None or tool.secret:
@@ -126,7 +128,7 @@ class Swaps:
 
     @property
     def all_made(self) -> bool:
-        """Return whether every text to replace was found."""
+        """Whether every text to replace was found."""
         return self._found == self._texts.keys()
 
     def made_in(self, value: Any) -> Any:
@@ -150,11 +152,11 @@ class _PartialCall(msgspec.Struct):
     name: str = ""
     arguments: str = ""
     seen: int = 0
-    """How many characters of the arguments have been shown."""
+    """The number of characters of the arguments that have been shown."""
 
 
 class StreamMask:
-    """The calls of one streamed answer. Arguments are shown as they arrive, or masked once complete."""
+    """The calls of one streamed answer. Their arguments are shown as they arrive, or masked once they are complete."""
 
     __slots__ = ("_calls", "_mask")
 
@@ -163,7 +165,7 @@ class StreamMask:
         self._calls: dict[int, _PartialCall] = {}
 
     def take(self, part: CallPart) -> CallPart:
-        """Return the part of a piece that may be shown."""
+        """Return a copy of the part with only the arguments that may be shown."""
         call = self._calls.setdefault(part.index, _PartialCall())
         call.name += part.name
         call.arguments += part.arguments
@@ -173,7 +175,7 @@ class StreamMask:
         return CallPart(part.index, part.id, part.name, piece)
 
     def rest(self) -> Iterator[CallPart]:
-        """Yield the arguments that were not shown while streaming, masked."""
+        """Yield the arguments that were not shown during streaming, masked."""
         for index, call in self._calls.items():
             if not call.seen and call.arguments:
                 yield CallPart(index, arguments=self._mask.whole(call))

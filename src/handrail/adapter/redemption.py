@@ -20,7 +20,7 @@ from handrail.dispatch.call import Call, new_call
 from handrail.dispatch.effects import compensate
 from handrail.dispatch.frame import Frame, open_frame
 from handrail.dispatch.gate import Arguments, Gate
-from handrail.dispatch.options import GuardArguments, RunOptions, check_kinds
+from handrail.dispatch.options import GuardArguments, RunOptions, check_kinds, check_value
 from handrail.dispatch.tickets import share_of
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.errors import JournalError, PromptEvaluationError, TicketError
@@ -56,15 +56,15 @@ def redeem(
 
     The tool passes a gate of its own, under the policies given here, with the deadline and the share of the
     budget that the ticket carries, on the session as last committed. Nothing is committed here: the
-    changes are deposited in the journal, and become part of the issuing call if that succeeds. A ticket
+    changes are deposited in the journal and become part of the issuing call if that call succeeds. A ticket
     is redeemed once; redeeming it again returns the same result. A forged or expired ticket, or one for
     another tool, raises `TicketError`.
 
     - `tools`: other tools that the handler may call.
-    - `session`: an empty session with the run's session id, if its slices need rules that are not declared.
+    - `session`: an empty session with the id of the run's session, if its slices need rules that are not declared.
     """
     check_kinds(tool=(tool, Tool, "the tool the ticket is for"), tools=(tools, Iterable, "a list of tools"))
-
+    check_value("journal", journal)
     options = RunOptions(journal=journal).updated("redeem", GuardArguments, surroundings)
     clock = options.clock
 
@@ -88,7 +88,7 @@ def redeem(
 
 
 def _check(ticket: Ticket, tool: Tool[Any, Any], clock: Clock) -> None:
-    """Check everything that the ticket alone can show."""
+    """Check the ticket's deadline, tool, capabilities and effect, without the journal."""
     if ticket.deadline is not None and clock.now() >= ticket.deadline:
         raise TicketError(
             f"its deadline, {ticket.deadline.isoformat()}, has passed",
@@ -96,24 +96,25 @@ def _check(ticket: Ticket, tool: Tool[Any, Any], clock: Clock) -> None:
         )
     if tool.name != ticket.tool:
         raise TicketError(
-            f"it is for the tool {ticket.tool!r}, not for {tool.name!r}", "Give the tool it is for."
+            f"it is for the tool {ticket.tool!r}, not for {tool.name!r}",
+            "Pass the tool that the ticket names.",
         )
     here, there = tuple(sorted(tool.capabilities)), ticket.capabilities
     if here != there:
         raise TicketError(
-            f"{tool.name} has the capabilities {_listed(here)} here, and had {_listed(there)} where it was given out",
+            f"{tool.name} has the capabilities {_listed(here)} here, and had {_listed(there)} where the ticket was issued",
             "Run the same version of the tool on both sides.",
         )
     why_not = refusal(_effect_of(ticket), tool.effect)
     if why_not is not None:
         raise TicketError(
-            f"{tool.name} does more here than where it was given out: {why_not}",
+            f"{tool.name} does more here than where the ticket was issued: {why_not}",
             "Run the same version of the tool on both sides.",
         )
 
 
 def _effect_of(ticket: Ticket) -> Effect:
-    effect: Any = ticket.effect  # we sealed the ticket, so the value is valid
+    effect: Any = ticket.effect  # this process sealed the ticket, so the value is valid
     return effect
 
 
@@ -156,7 +157,7 @@ class _Redemption:
         around = self._stand_in(gate)
         try:
             async with self._held(gate):
-                # Its own task: if the issuing call is over, the work is stopped without stopping the redeemer.
+                # A task of its own, so that the work can be stopped without stopping the redeemer if the issuing call is over.
                 return await asyncio.ensure_future(self._carry_out(gate, around, arguments))
         finally:
             around.open_transaction.drop()
@@ -166,7 +167,7 @@ class _Redemption:
         passage = gate.open(new_call(gate, self._tool.name, arguments, parent=around))
         ended: BaseException | None = None
         try:
-            await gate.carry(passage)
+            await gate.pass_through(passage.call, passage)
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -184,7 +185,7 @@ class _Redemption:
     async def _deposit(
         self, attempt: Attempt, result: ToolResult[Any], status: CallStatus, done: Transaction
     ) -> None:
-        """Deposit the work for the waiting call. If the call no longer waits, undo the work here."""
+        """Deposit the work for the waiting call. If that call no longer waits, undo the work here."""
         frame = attempt.frame
         try:
             inner = record_of(attempt, result, done, status)
@@ -201,11 +202,14 @@ class _Redemption:
                 raise
             problem = error.problem if isinstance(error, TicketError) else str(error)
             raise TicketError(
-                f"{problem}. Could not be undone: {', '.join(left)}", "Find out what stands."
+                f"{problem}. Could not be undone: {', '.join(left)}", "Find out which of its effects remain."
             ) from error
 
     async def _undo(self, gate: Gate, settled: Iterable[Settled]) -> tuple[str, ...]:
-        """Compensate the effects on the world, in a transaction that is dropped afterwards."""
+        """Compensate the effects on the world, in a transaction that is dropped afterwards.
+
+        Returns what could not be undone.
+        """
         around = self._stand_in(gate)
         failed = gate.open(new_call(gate, self._tool.name, "{}", parent=around)).attempt
         try:
@@ -214,7 +218,7 @@ class _Redemption:
             around.open_transaction.drop()
 
     def _stand_in(self, gate: Gate) -> Attempt:
-        """Return a stand-in for the issuing call.
+        """Create a stand-in for the issuing call.
 
         The redeemed call commits into the stand-in's transaction, which is never committed. Ids derive from the
         ticket's place, so they are the same for every redeemer and unique in the run.
@@ -253,7 +257,9 @@ class _Redemption:
                     return
                 except JournalError:
                     log.warning(
-                        "the ticket %s%s could not be kept; it is tried again", *self._which, exc_info=True
+                        "the claim on ticket %s%s could not be renewed; will retry",
+                        *self._which,
+                        exc_info=True,
                     )
 
         holder = asyncio.get_running_loop().create_task(hold())

@@ -1,4 +1,4 @@
-"""`PromptResponse`, what a run returns, and `Output`, the typed answer in it."""
+"""`PromptResponse`, which a run returns, and `Output`, the schema of the typed answer in it."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ OutputT = TypeVar("OutputT")
 
 
 class PromptResponse(msgspec.Struct, Generic[OutputT], frozen=True):
-    """What a run returns."""
+    """The response of a run."""
 
     text: str
     output: OutputT
     """The typed answer of a prompt with `output=...`; otherwise None."""
     usage: Usage
-    """Tokens of this run and of everything nested in it."""
+    """The tokens used by this run and by everything nested in it."""
     cost: Decimal | None
-    """US dollars, including nested runs; None if part of it is unknown."""
+    """The cost in US dollars, including nested runs; None if part of it is unknown."""
     run_id: str
     stop_reason: str
-    """`done`; `length` if the answer was cut off; `refused`; `incomplete` if a completion checker
-    has reached its cap and something is still missing.
+    """Why the run ended: `done`; `length` if the answer was cut off; `refused`; `incomplete` if a completion
+    checker has reached its cap and something is still missing.
     """
     session: Session
 
@@ -52,7 +52,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def respond(outcome: Outcome, frame: Frame) -> PromptResponse[Any]:
-    """Return the response of a run, root or nested."""
+    """Create the response of a run, root or nested."""
     spending = frame.costs.models
     return PromptResponse(
         outcome.text,
@@ -70,7 +70,7 @@ def respond(outcome: Outcome, frame: Frame) -> PromptResponse[Any]:
 ANSWER_TOOL = "final_answer"
 """The tool with which a model answers if its provider can't enforce a schema."""
 REPAIRS = 2
-"""How many times an answer may be corrected."""
+"""How many times the model may correct an answer that does not match the schema."""
 
 _FENCED = re.compile(r"\A\s*```[a-zA-Z]*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
 
@@ -94,7 +94,7 @@ class Output:
         return answer.value if self._unwraps else answer
 
     def tool(self) -> Tool[Any, Any]:
-        """Return the tool whose call is the answer. It passes the gate like any other tool."""
+        """Create the tool whose call is the answer. It passes the gate like any other tool."""
 
         async def handler(params: Any, *, context: ToolContext) -> ToolResult[Any]:
             return ToolResult.ok(params, "The answer was taken.", exclude_value_from_context=True)
@@ -111,20 +111,20 @@ class Output:
 
 
 def what_to_correct(error: ToolValidationError, by_call: bool = False) -> str:
-    """Return the message to the model about an answer that does not fit."""
+    """Return the message that tells the model why its answer was not accepted."""
     problems = "\n".join(f"- {problem}" for problem in error.problems) or f"- {error}"
     how = f"Call {ANSWER_TOOL} with it." if by_call else "Answer again, with nothing but the corrected JSON."
     return f"Your answer does not fit:\n{problems}\n{how}"
 
 
 def _can_be_params(annotation: Any) -> bool:
-    """Return whether a type can be the params of a tool. A mapping can't."""
+    """Return whether a type can be the params type of a tool. A mapping can't."""
     kind = get_origin(annotation) or annotation
     return not (is_typeddict(kind) or (isinstance(kind, type) and issubclass(kind, Mapping)))
 
 
 def _wrapped(schema: Schema[Any]) -> Schema[Any]:
-    """Return a schema of an object with one value, since providers enforce only objects."""
+    """Wrap a schema in an object with one field, since providers enforce only objects."""
     value: Any = schema.annotation
     if isinstance(value, TypeAdapter):
         value = _by_adapter(cast("TypeAdapter[Any]", value))
@@ -133,7 +133,7 @@ def _wrapped(schema: Schema[Any]) -> Schema[Any]:
 
 
 def _by_adapter(adapter: TypeAdapter[Any]) -> type:
-    """Return a type that is validated by the adapter."""
+    """Create a type that is validated by the adapter."""
 
     class ByAdapter:
         core: ClassVar[CoreSchema] = adapter.core_schema

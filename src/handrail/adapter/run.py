@@ -16,7 +16,7 @@ from handrail.dispatch import Gate
 from handrail.dispatch.frame import Frame
 from handrail.errors import BudgetExceededError, DeadlineExceededError, LimitError, PromptEvaluationError
 from handrail.events import PromptExecuted, PromptRendered
-from handrail.guard.policy import within_scope
+from handrail.guard.policy import check_verdicts, within_scope
 from handrail.messages import Message, ModelRequest, Offered, Sent, Usage
 from handrail.place import Place
 from handrail.prompt import RenderedPrompt
@@ -24,7 +24,7 @@ from handrail.protocols import Filesystem, SessionView
 from handrail.tools import Tool
 
 _AROUND = 128
-"""Upper bound for the bytes that a wire adds to a schema."""
+"""Upper bound for the number of bytes that a provider's format adds to a schema."""
 
 
 class Run:
@@ -72,16 +72,19 @@ class Run:
             *([output.tool()] if output and self.answers_by_call else []),
         ]
         self.counted: tuple[int, int] = (0, 0)
-        """How many messages have been counted, and their tokens: the provider's count, or an upper bound."""
+        """How many messages have been counted, and their number of tokens: the provider's count, or an upper bound."""
         self.calls = 0
         self.answers = 0
-        """The number of answers, including the one being awaited."""
+        """The number of answers so far, including the one being awaited."""
         self.replays = False
         """Whether the run is being replayed from its record."""
         self._began_with = rendered
         self._request: ModelRequest | None = None
         shown = [tool for tool in rendered.tools if frame.offers(tool)]
         self.tools: Sent[Offered] = Sent(Offered(tool) for tool in (*shown, *self._extra_tools))
+        every_tool = (*rendered.every_tool, *self._extra_tools)
+        for scoped in rendered.policies:
+            check_verdicts([scoped.policy], [tool for tool in every_tool if scoped.decides_on(tool.name)])
         self._allow(rendered)
 
     # Events.
@@ -94,7 +97,7 @@ class Run:
             self._tell()
 
     def leave_record(self) -> None:
-        """End the replay: from here on there is no record."""
+        """End the replay, because the record ends here."""
         if self.replays:
             self.replays = False
             self._tell()
@@ -125,13 +128,13 @@ class Run:
 
     @property
     def masking(self) -> SecretMask | None:
-        """The mask for secrets in what the model writes; None if there can't be any."""
+        """The mask for secrets in what the model writes; None if there can't be any secrets."""
         return self._masking if self.frame.secretive or self.conversation.masks else None
 
     # Requests.
 
     def request(self, max_tokens: int | None = None) -> ModelRequest:
-        """Return the next request. It shares the conversation and the tools, which both grow."""
+        """Return the next request. It refers to the conversation and the tools, both of which grow."""
         most = max_tokens or self.settings.max_tokens
         request = self._request
         if request is None or request.max_tokens != most:
@@ -149,23 +152,23 @@ class Run:
         return request
 
     def next_place(self) -> Place:
-        """Return the place of the model's next answer."""
+        """Count the model's next answer, and return its place."""
         self.answers += 1
         return self.place_of_answer
 
     @property
     def place_of_answer(self) -> Place:
-        """The place of the model's newest answer in the record."""
+        """The place in the record of the model's newest answer."""
         return self.frame.place.answer(self.answers)
 
     def offered_size(self) -> int:
-        """Return an upper bound for the bytes that describe the tools and the answer."""
+        """Return an upper bound for the number of bytes that describe the tools and the answer."""
         schema = None if self.output is None or self.answers_by_call else self.output.schema.json_schema
         tools = sum(_size_of(offered.tool) for offered in self.tools)
         return tools if schema is None else tools + len(msgspec.json.encode(schema)) + _AROUND
 
     def uncounted_cost(self) -> Decimal | None:
-        """Return the cost of a request without reported usage: unknown, unless the model is free."""
+        """Return the cost of a request whose usage was not reported: None, for unknown, unless the model is free."""
         one = self.tariff(Usage(1, 1))
         return None if one is None or one else one
 
@@ -193,7 +196,7 @@ class Run:
     # Failures.
 
     def failed(self, error: Exception, phase: str, more: str = "") -> PromptEvaluationError:
-        """Return the error that ends the run. If it is about a limit shared with outer runs, it ends those, too."""
+        """Create the error that ends the run. If a limit shared with outer runs was reached, it ends those as well."""
         shared = isinstance(error, LimitError) and self._is_shared(error)
         return PromptEvaluationError(
             f"prompt {self.prompt_name!r}: {str(error).rstrip('.')}.{more}",
@@ -209,7 +212,7 @@ class Run:
             return self.frame.deadline is outer.frame.deadline
         return isinstance(error, BudgetExceededError) and error.of_root
 
-    # For feedback and completion.
+    # For feedback and completion checks.
 
     @property
     def session_view(self) -> SessionView:
@@ -230,5 +233,5 @@ class Run:
 
 
 def _size_of(tool: Tool[Any, Any]) -> int:
-    """Return an upper bound for the bytes that describe a tool."""
+    """Return an upper bound for the number of bytes that describe a tool."""
     return len(msgspec.json.encode([tool.name, tool.description, tool.json_schema])) + _AROUND

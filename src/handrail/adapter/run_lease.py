@@ -24,7 +24,7 @@ from handrail.replay.log import RunLog
 log = logging.getLogger("handrail.adapter")
 
 STOPPED = "cancelled by somebody else"
-"""The reason given for a cancellation that another process requested."""
+"""The reason for a cancellation that another process requested."""
 
 _held: set[tuple[int, str]] = set()
 _lock = threading.Lock()
@@ -47,7 +47,7 @@ def acquire_in_process(journal: Journal, run_id: str) -> Generator[None]:
 
 @contextlib.asynccontextmanager
 async def acquire_run(journal: Journal, run_id: str) -> AsyncGenerator[RunRow]:
-    """Acquire a run to resume it. On exit the run is released unchanged, unless it has ended or was parked meanwhile."""
+    """Acquire a run to resume it. On exit it is released unchanged, unless it has ended or was parked meanwhile."""
     with acquire_in_process(journal, run_id):
         row = await journal.runs.take(run_id)
         try:
@@ -61,7 +61,10 @@ async def acquire_run(journal: Journal, run_id: str) -> AsyncGenerator[RunRow]:
 
 @contextlib.asynccontextmanager
 async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
-    """Renew the lease during the block. If another process takes the run, this one stops without recording an end."""
+    """Renew the lease during the block.
+
+    If another process takes the run over, this one stops without recording an end.
+    """
     run_id = frame.run_context.run_id
     deadline = frame.deadline
     if deadline is not None and deadline.pauses_for_people and frame.log.resumed:
@@ -84,7 +87,7 @@ async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
                 frame.cancellation.cancel("another process has the run")
                 return
             except JournalError:
-                log.warning("the lease of run %s could not be kept; it is tried again", run_id, exc_info=True)
+                log.warning("the lease of run %s could not be renewed; will retry", run_id, exc_info=True)
 
     keeper = asyncio.get_running_loop().create_task(keep())
     try:
@@ -115,7 +118,7 @@ async def note_deadline(
 def deadline_after(
     at: float | None, pauses: bool, row: RunRow, run_log: RunLog, clock: Clock
 ) -> Deadline | None:
-    """Return the deadline that a run began with, extended by the time that people have taken since."""
+    """Return the deadline with which a run began, extended by the time that people have taken since."""
     if at is None:
         return None
     if pauses:

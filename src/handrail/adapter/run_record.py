@@ -1,4 +1,4 @@
-"""The record of a run: begin, resume and end it."""
+"""The record of a run: how a run begins, resumes and ends."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ from handrail.tools import Tool
 
 
 class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run needs to begin again in the same way."""
+    """Everything that a run needs to begin again in the same way."""
 
     message: str | None
     params: bytes | None
     history: list[Message]
     system: str
-    """The rendered prompt, which is sent again unchanged even if the prompt has changed since."""
+    """The rendered prompt. It is sent again unchanged even if the prompt has changed since."""
     tools: list[str]
     opened: list[str]
     temperature: float | None
@@ -64,19 +64,19 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     base: bytes | None
     """The session's state when the run began, if the journal has no record of it."""
     folder: str = ""
-    """The folder of the run's files, if it is on disk."""
+    """The folder of the run's files; None if they are not on disk."""
     offered: dict[str, str] = {}
     """The description and JSON Schema of each tool."""
     added: list[str] = []
-    """The names of the tools that were added to the prompt's for this run."""
+    """The names of the tools that this run has in addition to the prompt's."""
     events: list[bytes] = []
-    """Events committed in the session since `base`, by earlier runs that are not copied with this one."""
+    """Events that earlier runs committed in the session since `base`. Those runs are not copied with this one."""
     said: list[Message] = []
     """The messages of those earlier runs."""
     shown: list[str] = []
-    """The sections opened in those earlier runs."""
+    """The sections that were opened in those earlier runs."""
     denied: list[bytes] = []
-    """The denials remembered in the original session, and their revocations."""
+    """The denials that were remembered in the original session, and their revocations."""
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +92,7 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[Message] = []
     """The messages that the run added to its session's conversation."""
     opened: list[str] = []
-    """The sections that the run's model opened. Later runs show them."""
+    """The sections that the run's model opened. Later runs show them in full."""
 
 
 def decode_begin(record: RunRecord) -> RunBegin:
@@ -160,12 +160,12 @@ async def begin_run(
 
 
 async def _base(journal: Journal, session: Session) -> bytes | None:
-    """Return the session's state, or None if an earlier run in this journal accounts for it."""
+    """Return the session's state; None if it can be restored from an earlier run in this journal."""
     return None if await journal.runs.list(session_id=session.id, limit=1) else save(session)
 
 
 async def _heed_undone(journal: Journal, session: Session, log: RunLog) -> None:
-    """Drop calls of earlier runs that were undone since. The model will be told about them."""
+    """Drop the calls of earlier runs that have been undone since, and record that the model must be told about them."""
     undone = await undone_in(journal, session.id)
     if undone.untold:
         log.untold = undone.untold
@@ -181,33 +181,36 @@ async def heed_undone(journal: Journal, session: Session, undone: UndoneCalls) -
 
 
 def offer_of(tool: Tool[Any, Any]) -> str:
-    """Return a tool's description and JSON Schema, as text."""
+    """Return a tool's description and JSON Schema as JSON text."""
     return msgspec.json.encode([tool.description, tool.json_schema], order="sorted").decode()
 
 
 def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequence[Tool[Any, Any]]) -> None:
-    """Raise `RunError` for another prompt, or missing files or tools, before the run is acquired."""
+    """Raise `RunError` if the prompt is another one, or if files or tools are missing.
+
+    Checked before the run is acquired.
+    """
     record, begin = row.record, decode_begin(row.record)
     folder = begin.folder
     if prompt.name != record.prompt:
         raise RunError(
             record.id,
-            f"it was begun with the prompt {record.prompt!r}, and this is {prompt.name!r}",
-            "Give the prompt it was begun with.",
+            f"it began with the prompt {record.prompt!r}, and this is {prompt.name!r}",
+            "Pass the prompt that it began with.",
         )
     if folder and files is None:
         raise RunError(
             record.id,
-            f"it works on the files in {folder!r}, and was given none",
-            "Give them: filesystem=DirectoryFilesystem(...); on the command line, --files FOLDER.",
+            f"it works on the files in {folder!r}, and no files were passed",
+            "Pass filesystem=DirectoryFilesystem(...), or --files FOLDER on the command line.",
         )
     given = {tool.name for tool in tools}
     missing = [name for name in begin.added if name not in given]
     if missing:
         raise RunError(
             record.id,
-            f"it was begun with tools of its own, and was not given {', '.join(missing)}",
-            "Give them again: resume(..., tools=[...]).",
+            f"it began with added tools, and these were not passed: {', '.join(missing)}",
+            "Pass them again: resume(..., tools=[...]).",
         )
 
 
@@ -229,13 +232,13 @@ def code_of(app: str) -> str:
 
 
 def prompt_of(run_id: str, app: str) -> Prompt[Any]:
-    """Return the prompt that an app reference of the form `module:name` refers to."""
+    """Import the prompt that an app reference of the form `module:name` refers to."""
     module, colon, name = app.partition(":")
     if not colon or app.endswith(".md"):
         raise RunError(
             run_id,
-            "it was begun without a reference to its prompt" if not app else f"its prompt is in {app!r}",
-            "Give the prompt: resume(run_id, prompt).",
+            "it began without a reference to its prompt" if not app else f"its prompt is in {app!r}",
+            "Pass the prompt: resume(run_id, prompt).",
         )
     try:
         found: Any = getattr(importlib.import_module(module), name, None)
@@ -243,11 +246,11 @@ def prompt_of(run_id: str, app: str) -> Prompt[Any]:
         raise RunError(
             run_id,
             f"its prompt is at {app!r}, which can't be imported: {error}",
-            "Start where it can be, or give the prompt: resume(run_id, prompt); on the command line, --app module:name.",
+            "Resume where it can be imported, or pass the prompt: resume(run_id, prompt), or --app module:name on the command line.",
         ) from error
-    prompt: object = getattr(found, "prompt", found)  # an agent's prompt, or the prompt itself
+    prompt: object = getattr(found, "prompt", found)  # the prompt itself, or an agent that has one
     if not isinstance(prompt, Prompt):
-        raise RunError(run_id, f"there is no Prompt at {app!r}", "Give the prompt: resume(run_id, prompt).")
+        raise RunError(run_id, f"there is no Prompt at {app!r}", "Pass the prompt: resume(run_id, prompt).")
     return cast("Prompt[Any]", prompt)
 
 
@@ -309,7 +312,7 @@ async def carry_out(
 
 
 async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Return the outcome of `work`. Raises `RunParked` if the run was parked, however the work ends."""
+    """Return the outcome of `work`. Raises `RunParked` if the run was parked, however the work ended."""
     scope = open_scope(frame.cancellation)
     try:
         ended = await work
@@ -329,7 +332,7 @@ async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, An
 
 
 class ResumedRun(msgspec.Struct, frozen=True):
-    """What a run is resumed from."""
+    """Everything from which a run is resumed."""
 
     row: RunRow
     begin: RunBegin
@@ -344,7 +347,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
             _redo(self.session, unit)
 
     def options(self, options: RunOptions) -> RunOptions:
-        """Return the options the run began with, combined with the people, files and tools given now."""
+        """Return the options with which the run began, combined with the people, files and tools passed now."""
         begin, row = self.begin, self.row
         limits: Any = begin.budget
         return options.replace(
@@ -368,7 +371,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
 
 
 async def load_resumed(journal: Journal, row: RunRow, session: Session | None, clock: Clock) -> ResumedRun:
-    """Load a run whose lease was acquired, and the session as it was when the run began."""
+    """Load a run whose lease was acquired, with the session as it was when the run began."""
     record = row.record
     units = await journal.calls.load_session(record.session_id)
     runs = await journal.runs.list(session_id=record.session_id)
@@ -381,7 +384,7 @@ async def load_resumed(journal: Journal, row: RunRow, session: Session | None, c
             raise RunError(
                 record.id,
                 f"the run {earlier.record.id!r} of the same session is not over",
-                "Resume or cancel that one first.",
+                "Resume or cancel that run first.",
             )
         _bring_in(session, earlier, units, undone.calls)
     own = tuple(unit for unit in units if unit.run_id == record.id)
@@ -393,7 +396,7 @@ async def load_resumed(journal: Journal, row: RunRow, session: Session | None, c
 
 
 async def session_after(journal: Journal, row: RunRow, session: Session | None) -> Session:
-    """Return the session as a finished run left it, with the commits and messages of that run and earlier ones."""
+    """Return the session after a finished run, with the commits and messages of that run and of earlier ones."""
     record = row.record
     units = await journal.calls.load_session(record.session_id)
     runs = await journal.runs.list(session_id=record.session_id)
@@ -408,7 +411,7 @@ async def session_after(journal: Journal, row: RunRow, session: Session | None) 
 
 
 async def session_before(journal: Journal, row: RunRow, session: Session | None) -> Session:
-    """Return the session as it was before the first of its runs."""
+    """Return the session as it was before its first run."""
     session = _fresh(row.record, await journal.runs.list(session_id=row.record.session_id), session)
     await keep_decisions(session, journal)
     return session
@@ -430,8 +433,8 @@ def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -
         if session.id != record.session_id or session.state or session.logs():
             raise RunError(
                 record.id,
-                f"the session {session.id!r} that was given is not an empty one of its id",
-                f"Give a new one: Session(id={record.session_id!r}, ...), or none.",
+                f"the session {session.id!r} that was passed is not empty or has another id",
+                f"Pass a new one: Session(id={record.session_id!r}, ...), or none.",
             )
         for fact in () if base is None else said_in(base, MessageAdded):
             session.keep(fact)  # the history that the session began with
@@ -459,7 +462,7 @@ def _say_again(session: Session, run_id: str, messages: Iterable[Message], opene
 
 
 def base_of(runs: Iterable[RunRow]) -> bytes | None:
-    """Return the session as it was before the first of its runs in this journal."""
+    """Return the saved session as it was before its first run in this journal; None if it was not saved."""
     bases = (decode_begin(each.record).base for each in runs if each.record.begin)
     return next((base for base in bases if base is not None), None)
 
@@ -470,7 +473,7 @@ def _redo(session: Session, unit: CommitUnit) -> None:
 
 
 def answer_of(row: RunRow, prompt: Prompt[Any], session: Session) -> PromptResponse[Any]:
-    """Return the response of a finished run."""
+    """Return the response of a finished run. Raises `PromptEvaluationError` if the run failed or was cancelled."""
     outcome = decode_outcome(row)
     if row.status != "done":
         problem = outcome.error or f"it was {row.status}"

@@ -1,4 +1,6 @@
-"""`Settings`, how a run asks its model, with `Retry` and `Throttle`; and the checks before a run begins."""
+"""`Settings`, which determine how a run asks its model, with `Retry` and `Throttle`; and the checks before a
+run begins.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """When a request is retried after a transient failure.
+    """Determines when a request is retried after a transient failure.
 
-    Waits double, with jitter. If the provider says when to retry, that time is used; if it is more than
+    Waits double each time, with jitter. If the provider says when to retry, that time is used; if it is more than
     `longest_wait` away, the request is not retried. Nothing is retried past the run's deadline.
     """
 
@@ -41,16 +43,16 @@ class Retry:
 
     def __post_init__(self) -> None:
         if type(self.attempts) is not int or self.attempts < 1:
-            raise DefinitionError(f"{self.attempts!r} attempts are not possible. Give at least 1.")
+            raise DefinitionError(f"the number of attempts is {self.attempts!r}. Pass at least 1.")
         waits = (self.first_wait, self.longest_wait)
         if not all(type(each) in (int, float) for each in waits) or not 0 <= waits[0] <= waits[1]:
             raise DefinitionError(
-                f"waits from {self.first_wait!r} to {self.longest_wait!r} seconds are not possible. "
-                "Give two numbers of at least 0, the first not above the second."
+                f"waits from {self.first_wait!r} to {self.longest_wait!r} seconds are invalid. "
+                "Pass two numbers of at least 0, the first not greater than the second."
             )
 
     def wait_after(self, attempt: int, error: ModelError) -> float | None:
-        """Return the seconds until the next attempt; None to give up."""
+        """Return the number of seconds until the next attempt; None to give up."""
         if not error.transient or attempt >= self.attempts:
             return None
         wanted = error.retry_after
@@ -63,7 +65,7 @@ class Retry:
 class Throttle:
     """Limits how many requests run at once and how many start per minute, and holds all of them after a rate limit.
 
-    The runs of an adapter share one throttle, and several adapters can share it, too.
+    All runs of an adapter share one throttle. Several adapters can share one as well.
     """
 
     def __init__(
@@ -71,13 +73,13 @@ class Throttle:
     ) -> None:
         if at_once is not None and (type(at_once) is not int or at_once < 1):
             raise DefinitionError(
-                f"at_once={at_once!r} is no number of requests. Give a whole number from 1 on."
+                f"at_once={at_once!r} is not a valid limit. Pass a whole number of at least 1."
             )
         if per_minute is not None and (
             type(per_minute) not in (int, float) or not 0 < per_minute < float("inf")
         ):
             raise DefinitionError(
-                f"per_minute={per_minute!r} would let nothing through, or everything. Give a positive number, or leave it out."
+                f"per_minute={per_minute!r} is not a valid rate. Pass a positive number, or leave it out."
             )
         self._at_once = at_once
         self._spacing = 0.0 if per_minute is None else 60.0 / per_minute
@@ -118,7 +120,7 @@ class Throttle:
 
 @dataclass(slots=True, eq=False)
 class Settings:
-    """How a run asks its model. Nested runs inherit these settings, with overrides."""
+    """Determines how a run asks its model. Nested runs inherit these settings, and may override them."""
 
     model: Model
     _: KW_ONLY
@@ -152,7 +154,7 @@ class Settings:
 
 
 def check_prompt(prompt: object) -> None:
-    """Raise `DefinitionError` for anything that is not a prompt."""
+    """Raise `DefinitionError` if the argument is not a prompt."""
     if not isinstance(prompt, Prompt):
         raise DefinitionError(
             f"evaluate takes a Prompt, not a {type(prompt).__name__}. "
@@ -161,11 +163,11 @@ def check_prompt(prompt: object) -> None:
 
 
 def one_message(params: str, message: str | None) -> str:
-    """Return the message that was given as params. Raises `DefinitionError` if another message was given, too."""
+    """Return the message that was passed as params. Raises `DefinitionError` if `message` was passed as well."""
     if message is not None:
         raise DefinitionError(
-            "two messages were given: a string as params is the user's message, and so is `message`. "
-            "Give one of them."
+            "two messages were passed: a string as params is the user's message, and so is `message`. "
+            "Pass only one of them."
         )
     return params
 
@@ -178,11 +180,11 @@ def check_sampling(temperature: Any, max_tokens: Any) -> None:
         or not 0 <= temperature < float("inf")
     ):
         raise DefinitionError(
-            f"temperature is {temperature!r}. Give a number from 0 on, or None for the model's own."
+            f"temperature is {temperature!r}. Pass a number of at least 0, or None for the model's default."
         )
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
         raise DefinitionError(
-            f"max_tokens is {max_tokens!r}. Give a whole number from 1 on, or None for no bound."
+            f"max_tokens is {max_tokens!r}. Pass a whole number of at least 1, or None for no bound."
         )
 
 
@@ -199,7 +201,7 @@ def check_added(prompt: Prompt[Any], tools: Sequence[Tool[Any, Any]]) -> None:
         check_tool(tool)
         if tool.name in taken:
             raise DefinitionError(
-                f"a tool {tool.name!r} was added to a run of prompt {prompt.name!r}, which has one of that name. "
+                f"a tool {tool.name!r} was added to a run of prompt {prompt.name!r}, which already has a tool of that name. "
                 "Rename it."
             )
         taken.add(tool.name)
@@ -210,7 +212,7 @@ def check_files(prompt: Prompt[Any], frame: Frame) -> None:
     wanting = [type(section).__name__ for _, section in walk(prompt.sections) if section.needs_files]
     if wanting and frame.world.filesystem is None and not frame.world.resources.binds(Filesystem):
         raise DefinitionError(
-            f"prompt {prompt.name!r} has {wanting[0]}, and the run has no files. Give it some: "
+            f"prompt {prompt.name!r} has {wanting[0]}, but the run has no files. Pass a filesystem: "
             "evaluate(..., filesystem=DirectoryFilesystem('folder'))."
         )
 
@@ -218,7 +220,7 @@ def check_files(prompt: Prompt[Any], frame: Frame) -> None:
 def checked_model(model: Any) -> Model:
     if isinstance(model, type) or not all(hasattr(model, member) for member in ("name", "traits", "stream")):
         raise DefinitionError(
-            f"{model!r} is not a model. Give one, such as OpenAIModel('gpt-5') or ScriptedModel([...]), "
+            f"{model!r} is not a model. Pass one, such as OpenAIModel('gpt-5') or ScriptedModel([...]), "
             "or a name like 'openai:gpt-5'."
         )
     return model
@@ -227,11 +229,11 @@ def checked_model(model: Any) -> Model:
 def checked_workers(workers: Any) -> WorkerSource | None:
     if workers is None or callable(getattr(workers, "enter", None)):
         return workers
-    raise DefinitionError(f"workers is a {type(workers).__name__}. Give WorkerRegistry(folder).")
+    raise DefinitionError(f"workers is a {type(workers).__name__}. Pass WorkerRegistry(folder).")
 
 
 def forward_events(session: Session, *buses: EventBus | None) -> Callable[[], None]:
-    """Publish the session's events on these buses, too. Returns a function that stops this."""
+    """Publish the session's events on these buses as well. Returns a function that ends this."""
     own = session.dispatcher
     stops = [own.subscribe(object, bus.publish) for bus in buses if bus is not None and bus is not own]
 

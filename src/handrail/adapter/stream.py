@@ -19,11 +19,11 @@ _END = object()
 
 
 class RunStream(Generic[OutputT]):
-    """The events of a run and of everything nested in it, then its response.
+    """The events of a run and of everything nested in it, followed by its response.
 
     Iterate with `async for`, or with `for` in a script. `.response` is an operation that returns the response or
     raises the error that ended the run; iterating does not raise that error. Leaving early cancels the run:
-    a `for` loop does so by itself, an `async for` once its generator is closed, `aclose()` at once.
+    a `for` loop does so immediately, an `async for` once its generator is closed, `aclose()` at once.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class RunStream(Generic[OutputT]):
     def run_id(self) -> str:
         return self._run_id
 
-    if not TYPE_CHECKING:  # a type checker knows without this that there is no such attribute
+    if not TYPE_CHECKING:  # for type checkers there is no such attribute anyway
 
         def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(
-                f"a stream has no {name!r}: it gives the run's events. Its response is "
+                f"a stream has no {name!r}: it yields the run's events. The response is "
                 f"`(await stream.response)`, or `stream.response.wait()` in a script."
             )
 
     @property
     def response(self) -> Operation[PromptResponse[OutputT]]:
-        """The response. Awaiting it starts the run, unless iterating has started it."""
+        """The run's response. Awaiting it starts the run, unless iterating has already started it."""
         return Operation(self._finish, f"stream({self._name!r}).response")
 
     async def _finish(self) -> PromptResponse[OutputT]:
@@ -126,7 +126,8 @@ class RunStream(Generic[OutputT]):
 
 def _seen(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
-        task.exception()  # marked as retrieved, so that asyncio does not log it; `.response` raises it
+        # Marks the error as retrieved, so that asyncio does not log it; `.response` raises it.
+        task.exception()
 
 
 async def _next(events: AsyncIterator[object]) -> object:

@@ -1,4 +1,4 @@
-"""Calls that were undone after they were committed, and how the session and the model learn about it."""
+"""Calls that were undone after they were committed, and how the session and the model learn about them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 class UndoneCalls:
-    """The undone calls of a session, and those that its model has not been told about."""
+    """The undone calls of a session, including which of them its model has not been told about."""
 
     __slots__ = ("calls", "untold")
 
@@ -56,7 +56,10 @@ async def undone_in(journal: Journal, session_id: str) -> UndoneCalls:
 
 
 async def tell_undone(run: Run, place: Place) -> None:
-    """Tell the model, before a request, which calls were undone since its last one. A replay repeats the message."""
+    """Tell the model, before a request, which calls were undone since its last request.
+
+    A replay repeats the message.
+    """
     log = run.frame.log
     if run.frame.outer is not None:
         return
@@ -91,7 +94,7 @@ def forget_undone(
 ) -> None:
     """Remove undone calls from a session in memory.
 
-    Only the slices that these calls wrote are rebuilt, from the record: no later commit has read or written them.
+    Only the slices that these calls wrote are rebuilt from the record, since no later commit has read or written them.
     """
     units = tuple(units)
     names = {

@@ -129,7 +129,7 @@ class WorkerOptions:
         from handrail.errors import JournalExposed
 
         if self.no_journal and self.journal is not None:
-            raise UsageError("--journal and --no-journal contradict each other. Give one of them.")
+            raise UsageError("--journal and --no-journal contradict each other. Pass only one of them.")
         if self.no_journal:
             return None
         try:

@@ -284,7 +284,7 @@ async def approvals(
         None,
     )
     if found is None:
-        advice = f"Give a number from 1 to {len(kept)}." if kept else "Nothing is remembered."
+        advice = f"Pass a number from 1 to {len(kept)}." if kept else "Nothing is remembered."
         raise UsageError(f"--revoke {revoke!r} matches no decision. {advice}")
     memory.revoke(found.id)
     data = {"session_id": record.session_id, "revoked": approval_json(found)}

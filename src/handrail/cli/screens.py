@@ -281,7 +281,7 @@ class TextFlow:
     """Breaks streamed text into lines of at most `width` cells, at spaces where possible.
 
     A returned line never changes. `tail` is the line still being written: only its last word can still move
-    to the next line, if it does not fit.
+    to the next line, if it does not match the schema.
     """
 
     def __init__(self, width: int) -> None:

@@ -1,7 +1,7 @@
 """`ToolContext`: everything about one call that its handler may see and do.
 
-It is a view of a `ContextSource`. `WaitFor` and `PromptModel` are the verbs that need an environment: ask a
-person, ask a model.
+It is a view of a `ContextSource`. The verbs `WaitFor`, which asks a person, and `PromptModel`, which asks a
+model, need an environment.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 class WaitFor(Protocol):
     """Asks the person in the environment. The answer is validated against `schema`.
 
-    Without an answer it raises `Declined`, `QuestionCancelled` or `QuestionTimedOut`. Pass a type that is not a
+    Raises `Declined`, `QuestionCancelled` or `QuestionTimedOut` if there is no answer. Pass a type that is not a
     class, such as `Literal["a", "b"]`, as `TypeAdapter(...)`.
     """
 
@@ -75,7 +75,7 @@ class WaitFor(Protocol):
 
 
 class PromptModel(Protocol):
-    """Asks a model once for a structured, validated answer, with a bounded number of repair turns.
+    """Asks a model once for a structured, validated answer, with a limited number of repair turns.
 
     `on_text` is called with text as it is written. Tools run through the gate, within the call's limits.
     """
@@ -107,10 +107,10 @@ class PromptModel(Protocol):
 
 
 class ContextSource(Protocol):
-    """The members and verbs of a context, made when they are first used.
+    """The members and verbs of a context, created when they are first used.
 
-    The gate's attempts and the fakes in `handrail.testing` satisfy this. The context itself only adds that its
-    verbs refuse once `home` is closed.
+    The gate's attempts and the fakes in `handrail.testing` implement this protocol. The context itself only
+    ensures that its verbs raise once `home` is closed.
     """
 
     @property
@@ -212,7 +212,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
     """What one call may see and do. It is built for the call and expires with it.
 
     It is frozen and holds no data of its own: every member is read from the call behind it. Once the call is
-    over, every verb raises `ContextExpired`, even in a thread that outlived the call. Contexts are made by the
+    over, every verb raises `ContextExpired`, even in a thread that outlived the call. Contexts are created by the
     gate, and by `handrail.testing` for tests; they are not meant to be built by hand.
     """
 
@@ -222,7 +222,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         state = ", ended" if self._source.home.closed else ""
         return f"<{type(self).__name__} {self.call_id} of {self.tool.name}{state}>"
 
-    # This call.
+    # The call.
 
     @property
     def call_id(self) -> str:
@@ -270,7 +270,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def event_bus(self) -> EventBus:
-        """Where facts are published. The same object as `session.dispatcher`."""
+        """The bus on which events are published. It is the same object as `session.dispatcher`."""
         return self._source.event_bus
 
     @property
@@ -280,19 +280,21 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def depth(self) -> int:
-        """How many calls and workers this call is nested in; 0 for a call that the run's own model made."""
+        """How many calls and workers this call is nested in; 0 for a call made by the run's own model."""
         return self._source.depth
 
-    # The provider's side.
+    # The provider.
 
     @property
     def request(self) -> RequestView | None:
-        """The model request that led to this call, read-only, secrets redacted; None if no model made the call."""
+        """The model request that led to this call, read-only and with secrets redacted; None if no model made
+        the call.
+        """
         return self._source.request
 
     @property
     def response_accumulator(self) -> ResponseAccumulator | None:
-        """What the model has streamed so far in this turn; None if no model made the call."""
+        """The model's output so far in this turn; None if no model made the call."""
         return self._source.response_accumulator
 
     @property
@@ -304,7 +306,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def deadline(self) -> Deadline | None:
-        """When the run must have ended; None if it has no deadline."""
+        """The time by which the run must have ended; None if it has no deadline."""
         return self._source.deadline
 
     @property
@@ -314,20 +316,20 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def heartbeat(self) -> Heartbeat:
-        """Renews the lease on the job this call runs in."""
+        """The heartbeat that renews the lease on the job in which this call runs."""
         return self._source.heartbeat
 
     @property
     def budget_tracker(self) -> BudgetTracker:
-        """What may still be spent. The same object as `resources.get(BudgetTracker)`."""
+        """What may still be spent. It is the same object as `resources.get(BudgetTracker)`."""
         return self._source.budget_tracker
 
     @property
     def cost_tracker(self) -> CostTracker:
-        """What this run and the runs below it have spent."""
+        """What this run and the runs nested in it have spent."""
         return self._source.cost_tracker
 
-    # Things.
+    # Resources.
 
     @property
     def resources(self) -> Resources:
@@ -336,12 +338,12 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def filesystem(self) -> Filesystem:
-        """This call's fork of the files. The same object as `resources.get(Filesystem)`."""
+        """This call's fork of the files. It is the same object as `resources.get(Filesystem)`."""
         return self._source.filesystem
 
     @property
     def approval_controller(self) -> ApprovalController:
-        """The run's approvals, read-only. A tool asks with `request_approval`; it can't decide."""
+        """The run's approvals, read-only. A tool requests approval with `request_approval`; it can't decide."""
         return self._source.approval_controller
 
     # Verbs that are always available.
@@ -359,20 +361,20 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         It is keyed by this call's identity and `key`, never by the call's arguments. Once settled it is not run
         again: the recorded value is returned. Execution is at least once, the settled effect at most once.
 
-        If a crash left it begun but not settled, `probe` is asked first whether it happened (None: unknown),
-        then, with `on_unknown="ask"`, a person. If nobody knows, `OutcomeUnknown` is raised. If it did happen,
-        the value is None, since its result is lost.
+        If a crash left it begun but not settled, `probe` is asked first whether it happened (None means unknown);
+        then, with `on_unknown="ask"`, a person is asked. If nobody knows, `OutcomeUnknown` is raised. If it did
+        happen, the value is None, since its result is lost.
         """
         self._source.home.check()
         return self._source.once(key, function, probe, on_unknown)
 
     def beat(self) -> Done:
-        """Renew the lease. From the first beat on, only the handler's own beats count."""
+        """Renew the lease. After the handler's first beat, only its own beats renew the lease."""
         self._source.home.check()
         return self._source.beat()
 
     def report_progress(self, message: str, *, done: float | None = None, total: float | None = None) -> Done:
-        """Report progress to the people watching. It is shown at once, even if the call fails later."""
+        """Report progress to the people who are watching. It is shown at once, even if the call fails later."""
         self._source.home.check()
         return self._source.report_progress(message, done, total)
 
@@ -382,12 +384,12 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         return self._source.emit(event)
 
     def request_approval(self, message: str) -> Operation[Approval]:
-        """Ask for approval. A denial does not raise, so check the result."""
+        """Ask for approval. A denial does not raise, so check the returned value."""
         self._source.home.check()
         return self._source.request_approval(message)
 
     def request_permission(self, kind: str) -> Operation[Approval]:
-        """Ask for a permission by name. A denial does not raise, so check the result."""
+        """Ask for a permission by name. A denial does not raise, so check the returned value."""
         self._source.home.check()
         return self._source.request_permission(kind)
 
@@ -410,32 +412,32 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def wait_for(self) -> WaitFor | None:
-        """The verb that asks the person in the environment; None if nobody can be asked."""
+        """Asks the person in the environment; None if nobody can be asked."""
         return self._source.wait_for
 
     @property
     def prompt_model(self) -> PromptModel | None:
-        """The verb that asks a model in a person's place; None if there is no such model."""
+        """Asks a model in a person's place; None if there is no such model."""
         return self._source.prompt_model
 
 
 class UserContext(ToolContext, frozen=True, eq=False):
-    """A context with a person to ask. A tool whose handler takes it is offered only where there is a person."""
+    """A context with a person to ask. A tool whose handler takes it is offered only if there is a person."""
 
     @property
     def wait_for(self) -> WaitFor:
-        """The verb that asks the person in the environment."""
+        """Asks the person in the environment."""
         verb = self._source.wait_for
         assert verb is not None, "the gate makes this context only where somebody can be asked"
         return verb
 
 
 class AgentContext(ToolContext, frozen=True, eq=False):
-    """A context with a model to ask. A tool whose handler takes it is offered only where there is such a model."""
+    """A context with a model to ask. A tool whose handler takes it is offered only if there is such a model."""
 
     @property
     def prompt_model(self) -> PromptModel:
-        """The verb that asks a model."""
+        """Asks a model in a person's place."""
         verb = self._source.prompt_model
         assert verb is not None, "the gate makes this context only where there is a model"
         return verb
@@ -461,7 +463,7 @@ class WorkerContext(ToolContext, frozen=True, eq=False):
 
     @property
     def message_callback(self) -> MessageCallback | None:
-        """Called with every message of this worker and of workers below it; None if there is no callback."""
+        """A function called with every message of this worker and of the workers it calls; None if there is none."""
         return self._facts.message_callback
 
     @property

@@ -18,7 +18,7 @@ _SNAKE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*\Z")
 
 def _check_name(name: Any) -> None:
     if not isinstance(name, str) or not _SNAKE.match(name):
-        raise ExtraKeyError(name, "it is not a snake_case ASCII name", "Write it like 'rate_limit'.")
+        raise ExtraKeyError(name, "it is not a snake_case ASCII name", "Use a name like 'rate_limit'.")
 
 
 def _check_json(name: str, value: Any) -> None:
@@ -28,13 +28,13 @@ def _check_json(name: str, value: Any) -> None:
         raise ExtraKeyError(
             name,
             f"its value {error}",
-            "Give a JSON value, or declare the key with `ExtraKey(..., opaque=True)`.",
+            "Pass a JSON value, or declare the key with `ExtraKey(..., opaque=True)`.",
         ) from None
 
 
 @dataclass(frozen=True)  # no slots, because a subscripted call, ExtraKey[...](...), sets an attribute
 class ExtraKey(Generic[T]):
-    """The name and type of a value in the extras.
+    """The name and the type of a value in the extras.
 
     Values are JSON unless the key is `opaque`. For an opaque key, `about` must say how long the object lives and
     from which threads it may be used.
@@ -48,12 +48,12 @@ class ExtraKey(Generic[T]):
     def __post_init__(self) -> None:
         _check_name(self.name)
         if not isinstance(self.type, type):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
-            raise ExtraKeyError(self.name, f"its type is {self.type!r}", "Give a class, or `object` for any.")
+            raise ExtraKeyError(self.name, f"its type is {self.type!r}", "Pass a class, or `object` for any.")
         if self.opaque and not self.about:
             raise ExtraKeyError(
                 self.name,
-                "it is opaque and says nothing about its object",
-                "Say in `about` how long it lives and from which threads it may be used.",
+                "it is opaque and `about` is empty",
+                "Say in `about` how long the object lives and from which threads it may be used.",
             )
 
 

@@ -20,9 +20,9 @@ class Invocation(msgspec.Struct, frozen=True):
     id: str
     started_at: datetime
     attempt: int
-    """1 for the first attempt, 2 for the first retry."""
+    """1 for the first attempt, 2 for the second, and so on."""
     idempotency_key: str
-    """The same for every attempt at this call, even after a crash. Pass it to systems that accept one."""
+    """A key that is the same for every attempt at this call, even after a crash. Pass it to systems that accept one."""
     parent_message: str | None
     """The id of the model's message that made the call; None if no model did."""
     path: tuple[str, ...]
@@ -30,7 +30,7 @@ class Invocation(msgspec.Struct, frozen=True):
 
 
 class RunContext(msgspec.Struct, frozen=True):
-    """The ids that tie a call's records together, all known from the start."""
+    """The ids that tie a call's records together. They are all known from the start."""
 
     run_id: str
     request_id: str
@@ -73,7 +73,7 @@ class Approval(msgspec.Struct, frozen=True):
 
 
 class Attachment(msgspec.Struct, frozen=True):
-    """A file given to a worker: its name and its bytes at that time."""
+    """A file given to a worker: its name, and its content at that time."""
 
     name: str
     content: bytes
@@ -111,7 +111,7 @@ class WorkerMessage(msgspec.Struct, frozen=True):
     """A message that was added to a worker's conversation."""
 
     path: tuple[str, ...]
-    """The path of calls from the worker that was started to the worker that the message belongs to."""
+    """The path of calls from the worker that was started to the worker to which the message belongs."""
     message: Message
 
     @property
@@ -124,7 +124,7 @@ MessageCallback = Callable[[WorkerMessage], None]
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):
-    """What a worker's run has in addition to what every run has."""
+    """What a worker's run has in addition to the members of every run."""
 
     name: str
     registry: RegistryView

@@ -17,10 +17,10 @@ _SHORTEST_KEY = 16
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
-    """What another process needs to run this call's tool. It contains nothing secret.
+    """Everything that another process needs to run this call's tool. It contains nothing secret.
 
     The ticket's share of the budget is already reserved: its holder can spend that and no more. Changes
-    made under a ticket are committed through the gate of the run it names.
+    made under a ticket are committed through the gate of the run that it names.
     """
 
     run_id: str
@@ -39,14 +39,14 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """The call's effect. It limits which tools may run under the ticket."""
 
     def seal(self, key: bytes) -> str:
-        """Return the ticket as stable, URL-safe text, signed with `key`."""
+        """Encode the ticket as stable, URL-safe text, signed with `key`."""
         _check_key(key)
         body = msgspec.json.encode({"v": _VERSION, **msgspec.to_builtins(self)}, order="sorted")
         return f"{_text(body)}.{_text(_signature(body, key))}"
 
     @staticmethod
     def open(text: str, key: bytes) -> Ticket:
-        """Read a sealed ticket. Raises `TicketError` unless it was signed with the same key."""
+        """Decode a sealed ticket. Raises `TicketError` unless it was signed with the same key."""
         _check_key(key)
         encoded, dot, signature = str(text).partition(".")
         try:
@@ -56,18 +56,18 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
             body = signed = b""
         if not dot:
             raise TicketError(
-                "this is not a ticket", "Pass on the text that `context.ticket()` gave, unchanged."
+                "this is not a ticket", "Pass on the text that `context.ticket()` returned, unchanged."
             )
         if not hmac.compare_digest(signed, _signature(body, key)):
             raise TicketError(
                 "its signature is wrong",
-                "It was changed on the way, or sealed with another key than this process has.",
+                "Pass it on unchanged, and use the key with which it was sealed.",
             )
         fields = msgspec.json.decode(body)
         version = fields.pop("v", None)
         if version != _VERSION:
             raise TicketError(
-                f"it is of version {version}, and this is {_VERSION}",
+                f"its version is {version}, and this process supports {_VERSION}",
                 "Run both sides on the same version of Handrail.",
             )
         return msgspec.convert(fields, Ticket)

@@ -44,8 +44,8 @@ def open_gate(
 ) -> Gate:
     """Open a gate for these tools: `await open_gate([weather]).invoke("weather", {"city": "Oslo"})`.
 
-    By default no approval is needed unless a policy asks for one, nothing is written to disk, and without
-    an environment there is nobody to ask.
+    By default no call needs approval unless a policy asks for one, nothing is written to disk, and nobody can
+    be asked unless an environment is given.
     """
     from handrail.dispatch.frame import open_frame
     from handrail.dispatch.gate import Gate

@@ -1,6 +1,6 @@
-"""Approvals: permission that a call must have before it takes effect.
+"""Approvals: the permission that a call needs before it takes effect.
 
-A call that can be undone completely runs first, in its fork, and the approval is for its changes there.
+A call that can be undone completely runs first, in its fork, and the changes it made there are approved.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def approval_verb(
 async def ask_approval(
     attempt: Attempt, asks: Asks, name: str, reason: str, diff: str = "", question_id: str | None = None
 ) -> tuple[Approval, DecidedBy]:
-    """Ask for an approval. The answer applies to exactly what was asked, including the diff."""
+    """Ask for an approval. The answer applies only to exactly what was asked, including the diff."""
     frame = attempt.frame
     session = frame.session
     params = _params_that_came(attempt)
@@ -63,7 +63,7 @@ async def ask_approval(
     scopes = {scope.words: scope.key for scope in keys.scopes} if kept else {}
     payload = {"tool": attempt.name, "arguments": arguments, "reason": exact(reason)}
     if kept:
-        payload["scopes"] = tuple(scopes)  # without scopes, a decision can't be remembered
+        payload["scopes"] = tuple(scopes)  # a decision can be remembered only if there are scopes
     if diff:
         payload["diff"] = visible(diff, tabs=True)
     decision_keys = DecisionKeys(
@@ -103,7 +103,7 @@ async def ask_approval(
         with waiting_for_a_person(attempt):
             decided = await decide(attempt, asked, recall)
     finally:
-        if not frame.parked or decided.approval.outcome != "cancelled":  # else it stays open
+        if not frame.parked or decided.approval.outcome != "cancelled":  # otherwise the question stays open
             session.record(
                 ApprovalDecided(
                     question.id,
@@ -121,7 +121,7 @@ async def ask_approval(
 def _covering(
     attempt: Attempt, asks: Asks, name: str, params: Any, shown: Any, diff: str
 ) -> Callable[[str], Coverage]:
-    """Return a function that gives the keys of a request for a session id."""
+    """Return a function that maps a session id to the keys under which this request's decision is remembered."""
     frame = attempt.frame
     paths = paths_of(attempt, params, bool(diff)) if asks == "call" else None
     spellings = spelled(attempt, params)
@@ -145,7 +145,10 @@ def _covering(
 
 
 def _params_that_came(attempt: Attempt) -> Any:
-    """Return the params as sent. They are parsed again if the handler has started, since it may change its own."""
+    """Return the params as they were sent.
+
+    They are parsed again once the handler has started, since it may modify its own.
+    """
     if not attempt.let_through or attempt.arguments is None:
         return attempt.params
     return attempt.tool.parse(attempt.arguments)
@@ -160,24 +163,24 @@ class Decided(msgspec.Struct, frozen=True):
     approval: Approval
     how: DecidedBy
     remembered: str | None = None
-    """The id of the remembered decision that decided the request, if one did."""
+    """Id of the remembered decision that settled the request; None if there was none."""
 
 
 class _Noted(msgspec.Struct, frozen=True):
-    """The use of a remembered decision, as the run records it."""
+    """A record that a remembered decision was used."""
 
     digest: str
-    """Digest of the request. A request with another digest is decided again."""
+    """Digest of the request. A request with a different digest is decided anew."""
     approval: Approval
     remembered: str
 
 
 async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> Decided:
-    """Decide an approval request: in a resumed run from the record, if it is there, otherwise through the broker.
+    """Decide an approval request, from the record of a resumed run if it is there, otherwise through the broker.
 
-    An answer to this very question, or a remembered decision that was used for it, takes precedence over
-    anything said since: a call that was approved stays approved, whatever was denied or revoked while its
-    process was down. Only the mode *strict* applies to every call.
+    An earlier answer to the same question, or a remembered decision that was used for it, takes precedence
+    over anything decided since: an approved call stays approved, even if something was denied or revoked while
+    its process was down. Only the mode *strict* asks again for every call.
     """
     frame, log = attempt.frame, attempt.frame.log
     mode = frame.people.mode
@@ -189,7 +192,7 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
         recall.is_open = bool(asked.diff) and _was_asked(log, asked) and mode != "approve_all"
     book = frame.session.decisions
     if book is not None and frame.journal is not None and len(frame.session[ApprovalRemembered]):
-        await book.read()  # a decision may have been revoked elsewhere
+        await book.read()  # the decision may have been revoked elsewhere
     approval = await frame.people.broker.decide(asked)
     used = recall.used
     if used is None:
@@ -198,12 +201,12 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
         noted = _Noted(asked.question.digest, approval, used.id)
         await log.note("approval", _place(log, asked), noted)
         if log.resumed and _was_asked(log, asked):
-            await frame.people.questions.withdraw(asked.question.id)  # its answer would not be used
+            await frame.people.questions.withdraw(asked.question.id)  # an answer to it would not be used
     return Decided(approval, "remembered", used.id)
 
 
 def _before(log: RunLog, asked: ApprovalRequest) -> Decided | None:
-    """Return how this request was decided before the process ended, or None if it was not."""
+    """Return how this request was decided before the process ended; None if it was not decided."""
     question = asked.question
     noted = log.find("approval", _place(log, asked), _Noted)
     if noted is not None and noted.digest == question.digest:
@@ -211,7 +214,7 @@ def _before(log: RunLog, asked: ApprovalRequest) -> Decided | None:
     answer = log.asked[question.id].answer if _was_asked(log, asked) else None
     try:
         return None if answer is None else Decided(decision(answer, asked), "asked")
-    except ToolValidationError:  # the answer was given where it could not be checked: ask again
+    except ToolValidationError:  # the answer was given in a process that could not check it: ask again
         return None
 
 
@@ -237,8 +240,8 @@ def _decided_by(approval: Approval, mode: str | None) -> DecidedBy:
 def runs_first(attempt: Attempt) -> bool:
     """Return whether a call runs before it is approved: it can be undone completely, and a preview can be shown.
 
-    If a preview can't be shown, because nobody is there or the mode is *strict*, a call that needs an
-    approval does not run at all. A call that asks somebody itself is approved before it runs.
+    If no preview can be shown, because nobody is there or the mode is *strict*, a call that needs approval does
+    not run before it is approved. Neither does a call that asks questions itself.
     """
     undoable = EFFECTS[attempt.tool.effect].previewed and not attempt.tool.reenters
     return undoable and attempt.frame.people.shows_previews
@@ -268,9 +271,11 @@ def _shown(event: object) -> str:
 
 
 def paths_of(attempt: Attempt, params: Any, ran: bool) -> tuple[str, ...] | None:
-    """Return the paths a call names and the targets of their links; after it ran in its fork, also the paths it changed.
+    """Return the paths that a call names and the targets of their links.
 
-    None if they can't be known: a path is invalid, or something other than files was changed.
+    Once the call has run in its fork, also those it changed.
+
+    Returns None if the paths can't be known: one is invalid, or something other than files was changed.
     """
     found: list[str] = []
     try:
@@ -298,7 +303,7 @@ def spelled(attempt: Attempt, params: Any) -> dict[str, str]:
 
 
 def _followed(attempt: Attempt, paths: list[str]) -> list[str]:
-    """Return the paths these resolve to: a link may point into another folder."""
+    """Return the paths to which these paths resolve, since a link may point into another folder."""
     frame = attempt.frame
     files: Any = frame.world.filesystem
     if files is None:
@@ -309,7 +314,7 @@ def _followed(attempt: Attempt, paths: list[str]) -> list[str]:
 
 
 def _changed(attempt: Attempt) -> list[str] | None:
-    """Return the paths changed in the attempt's forks. A folder is left out if something in it is listed."""
+    """Return the paths changed in the attempt's forks. A folder is left out if something inside it is listed."""
     changed: list[str] = []
     for fork in attempt.open_transaction.touched:
         paths = fork.changed_paths()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from handrail.cancellation import CancelScope
 from handrail.context import (
     Approval,
     Extras,
@@ -62,9 +61,9 @@ class Attempt(msgspec.Struct, eq=False):
     number: int = 1
     """1-based index among the call's attempts."""
     retries: int = 0
-    """How many of the attempts followed a transient failure."""
+    """How many of the earlier attempts were retried after a transient failure."""
     has_secret: bool = False
-    """Whether the call was given a secret. Secrets are not recorded, so the call can't run again from its record."""
+    """Whether the call was given a secret. Secrets are not recorded, so such a call can't run again from its record."""
     started: float = 0.0
     """Seconds from the start of the run until the call reached the gate."""
     params: Any = None
@@ -73,34 +72,32 @@ class Attempt(msgspec.Struct, eq=False):
     transaction: Transaction | None = None
     token: object = None
     """Issued by the gate in step 7. A handler does not start without it."""
-    scope: CancelScope | None = None
-    """The cancel scope around the attempt, once it passes the gate."""
     finished: Any = None
     """The handler's return value, even if the call failed afterwards."""
     decision: str = ""
-    """The policies' combined decision, if there are policies."""
+    """The combined decision of the policies; None if there are no policies."""
     preview: str | None = None
-    """Why approval is needed, if the call runs first and its changes are then approved."""
+    """The reason for approval if the call runs first and its changes are approved afterwards; otherwise None."""
     stale: tuple[str, ...] = ()
     approvals: int = 0
     """How many approvals this attempt has asked for."""
     inner: int = 0
-    """How many counted verbs it has used: calls, questions, nested runs and tickets."""
+    """How many counted verbs the attempt has used: calls, questions, nested runs and tickets."""
     tickets: list[GivenTicket] | None = None
-    """The tickets that this attempt issued and has not closed."""
+    """Tickets that this attempt has issued and not yet closed."""
     asking: int = 0
     """How many of the attempt's questions are open."""
     waiting: int = 0
-    """How many of the open questions were left to be answered later."""
+    """How many of the open questions were left to be answered later, possibly by another process."""
     grace: asyncio.TimerHandle | None = None
-    """Timer that runs while the handler may act on an answer."""
+    """Timer that gives the handler time to act on an answer."""
     ended: bool = False
     stopped: bool = False
     policy_context: ToolContext | None = None
     policies_made_resources: bool = False
     bound: BoundAdapter | None = None
     made_resources: CallResources | None = None
-    """The attempt's view of the resources, once it has asked for any."""
+    """The attempt's view of the resources; set on first use."""
     _home: Home | None = None
     _invocation: Invocation | None = None
     _heartbeat: Heartbeat | None = None
@@ -155,11 +152,11 @@ class Attempt(msgspec.Struct, eq=False):
         frame = self.frame
         return frame.monotonic() - frame.began - self.started
 
-    # Its life.
+    # Lifecycle.
 
     @property
     def home(self) -> Home:
-        """Where this attempt's operations run. It is closed when the attempt ends."""
+        """The owner of this attempt's operations. It is closed when the attempt ends."""
         home = self._home
         if home is None:
             with self.frame.session.lock:  # two threads may ask at once and must get the same home
@@ -171,7 +168,7 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def let_through(self) -> bool:
-        """Whether the gate has let the handler start. Until then only policies have seen the call."""
+        """Whether the gate has let the handler start. Before that, only policies have seen the call."""
         return self.token is not None
 
     def check(self) -> None:
@@ -180,7 +177,7 @@ class Attempt(msgspec.Struct, eq=False):
             raise ContextExpired(self.call.id)
 
     def close(self) -> None:
-        """Close the context, because the handler has ended."""
+        """Close the context when the handler has ended."""
         self.ended = True
         if self._home is not None:
             self._home.close()
@@ -194,17 +191,16 @@ class Attempt(msgspec.Struct, eq=False):
         return lambda: watchers.remove(watcher) if watcher in watchers else None
 
     def stop(self) -> None:
-        """Notify the watchers of the call's signal that it was cancelled or timed out."""
+        """Notify the watchers of the call's signal that the call was cancelled or timed out."""
         if not self.stopped:
             self.stopped = True
             for watcher in tuple(self._cancel_watch or ()):
                 watcher()
 
     def next(self) -> Attempt:
-        """Return the next attempt at the same call. This attempt's context has expired."""
+        """Return the next attempt at the same call. It replaces this attempt, whose context has expired."""
         has_secret = self.call.kind.is_part and self.has_secret
-        number, started, scope = self.number + 1, self.started, self.scope
-        return Attempt(self.call, self.frame, number, self.retries, has_secret, started, scope=scope)
+        return Attempt(self.call, self.frame, self.number + 1, self.retries, has_secret, self.started)
 
     # Numbers and ids. They follow from the order in which a handler uses its verbs, and are never random.
 
@@ -214,7 +210,10 @@ class Attempt(msgspec.Struct, eq=False):
         return self.inner
 
     def next_verb(self, verb: str) -> int:
-        """Return the number of the verb that begins now. Raises `Diverged` if the record has another verb there."""
+        """Return the number of the verb that is about to begin.
+
+        Raises `Diverged` if the record has another verb at that place.
+        """
         number = self.next_number()
         log = self.frame.log
         if log.resumed:
@@ -222,16 +221,16 @@ class Attempt(msgspec.Struct, eq=False):
         return number
 
     def question_id(self, which: int | str) -> str:
-        """Return the id of a question, by the number of the verb that asks it or by the question's name."""
+        """Return the id of a question, derived from the number of the verb that asks it or from the question's name."""
         return self.place.question(which).id(self.run_context.request_id)
 
     def next_approval_id(self) -> str:
-        """Return the id of the next approval that the gate asks for."""
+        """Return the id of the next approval that the gate requests."""
         self.approvals += 1
         return self.place.approval(self.approvals).id(self.run_context.request_id)
 
     def own_effect(self, result: Any) -> Settled | None:
-        """Return this call's own effect on the world, or None if a rollback need not know of one."""
+        """Return the effect of this call on the world; None if a rollback does not need to compensate or report it."""
         tool = self.tool
         if not isinstance(result, ToolResult) or not result.success or tool.delegates:
             return None
@@ -241,6 +240,12 @@ class Attempt(msgspec.Struct, eq=False):
             value: Any = result.value  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # whatever it holds
             return Settled(self.name, self.id, tool, self.params, value, self.call.place)
         return Settled(self.name, self.id) if tool.effect == "irreversible" else None
+
+    def settle_effect(self, transaction: Transaction) -> None:
+        """Note the effect of a finished call on the world, to be compensated or reported if it is rolled back."""
+        done = self.own_effect(self.finished)
+        if done is not None:
+            transaction.settle(done)
 
     # Facts.
 
@@ -278,7 +283,7 @@ class Attempt(msgspec.Struct, eq=False):
     def extras(self) -> Extras:
         return self.frame.model.provider.extras
 
-    # Things.
+    # Resources and state.
 
     @property
     def adapter(self) -> BoundAdapter:
@@ -346,10 +351,10 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def open_transaction(self) -> Transaction:
-        """The call's transaction. Raises `NotSupported` before step 7, when there is none yet."""
+        """The call's transaction. Raises `NotSupported` before step 7, because there is none yet."""
         transaction = self.transaction
         if transaction is None:
-            raise NotSupported("session", "The call's transaction opens when its handler runs.")
+            raise NotSupported("session", "The call's transaction opens when its handler starts.")
         return transaction
 
     # Verbs.
@@ -399,7 +404,7 @@ class Attempt(msgspec.Struct, eq=False):
         if workers is None:
             raise NotSupported(
                 "call_worker",
-                "Run the tool from a worker, or give the run some: Adapter(model, workers=WorkerRegistry(folder)).",
+                "Run the tool from a worker, or pass workers to the run: Adapter(model, workers=WorkerRegistry(folder)).",
             )
         arguments = workers.arguments(input, attachments)
         inner = new_call(self.gate, name, arguments, parent=self)

@@ -1,4 +1,7 @@
-"""`Call`: the tool and arguments asked for, and the call's place in its run. Fixed once the arguments are parsed."""
+"""`Call`: the tool and the arguments that were requested, and the call's place in its run.
+
+Fixed once the arguments are parsed.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import force_setattr
 
+from handrail.errors import DefinitionError
 from handrail.place import Place, inner_call_id
 from handrail.tools import Tool
 
@@ -20,19 +24,22 @@ NO_TOOL: Tool[Any, Any] = Tool("unknown", "Stands for a tool that was asked for 
 
 
 class CallKind(msgspec.Struct, frozen=True):
-    """Which of the gate's steps a call skips."""
+    """The kind of a call, which determines the gate's steps that it skips."""
 
     is_part: bool = False
-    """A part of the call around it. Its tool is given, and the outer call was already allowed and charged."""
+    """Whether it is a part of its outer call.
+
+    Its tool is passed in, and the outer call was already allowed and charged.
+    """
     only_asks: bool = False
-    """A part that only asks somebody. It is asked again if its answer was not recorded."""
+    """Whether it is a part that only asks a question, which is asked again if the answer was not recorded."""
     undoes: bool = False
-    """Undoes a call or finds out whether it happened, or is inside a call that does. Neither a cancelled run nor a
-    deadline stops it, and it is never replayed.
+    """Whether it undoes a call or finds out whether one happened, or is inside a call that does. Neither a cancelled
+    run nor a deadline stops it, and it is never replayed.
     """
     is_auxiliary: bool = False
-    """A compensation or a probe, which passes the gate beside the call it belongs to. It has a transaction,
-    events and a record. It needs no approval, is not charged to the budget, is not numbered and is never undone.
+    """Whether it is a compensation or a probe, which passes the gate beside the call that it belongs to. It has a
+    transaction, events and a record. It needs no approval, costs no budget, has no number and is never undone.
     """
 
 
@@ -43,9 +50,9 @@ INSIDE_AUXILIARY = CallKind(undoes=True)
 
 
 class Call(msgspec.Struct, frozen=True, eq=False):
-    """One call as it was asked for.
+    """One call as it was requested.
 
-    The gate looks up its tool in step 1 and settles its arguments in step 2. Nothing else about it ever changes.
+    The gate looks up the tool in step 1 and sets the arguments in step 2. Nothing else ever changes.
     """
 
     gate: Gate
@@ -53,17 +60,20 @@ class Call(msgspec.Struct, frozen=True, eq=False):
     arguments: Any
     id: str
     path: tuple[str, ...]
-    """The names of the calls around it, outermost first, followed by its own."""
+    """The names of the outer calls, outermost first, followed by the call's own name."""
     loop: asyncio.AbstractEventLoop
     number: int
-    """1-based index in its run, or among the verbs of the attempt around it; 0 for a call that is not counted."""
+    """1-based index in its run, or among the verbs of the outer attempt; 0 for a call that is not counted."""
     parent: Attempt | None = None
-    """The attempt it was made in; None for a call of the outermost run."""
+    """The attempt in which the call was made; None for a call of the outermost run."""
     depth: int = 0
     message_id: str | None = None
     kind: CallKind = CALL
     has_secret: bool = False
-    """Part of a call that was given a secret before. Secrets are not recorded, so it can't be given again."""
+    """Whether it is part of a call that was given a secret earlier.
+
+    Secrets are not recorded, so it can't be given again.
+    """
     tool: Tool[Any, Any] = NO_TOOL
     _place: Place | None = None
 
@@ -87,18 +97,27 @@ class Call(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def key(self) -> str:
-        """Key that identifies the call. It stays the same however often the call, or one around it, is tried."""
+        """The key that identifies the call. It stays the same however often the call, or an outer one, is attempted."""
         return f"{self.frame.run_context.request_id}{self.place.key}"
 
     # For the gate, in steps 1 and 2.
 
     def resolve(self, tool: Tool[Any, Any]) -> None:
-        """Set the tool that the call's name stands for."""
+        """Set the tool that the call's name refers to."""
         force_setattr(self, "tool", tool)
 
     def settle(self, arguments: Any) -> None:
-        """Set the arguments to a value that nothing else refers to."""
+        """Set the arguments to a copy that nothing else refers to."""
         force_setattr(self, "arguments", arguments)
+
+
+def check_name(name: object) -> None:
+    """Raise `DefinitionError` if `invoke` was given something else than a tool's name, such as the tool itself."""
+    if not isinstance(name, str):
+        named = getattr(name, "name", "...")
+        raise DefinitionError(
+            f"invoke takes the name of a tool, not a {type(name).__name__}. Write invoke({named!r}, ...)."
+        )
 
 
 def new_call(
@@ -109,7 +128,7 @@ def new_call(
     parent: Attempt | None = None,
     message_id: str | None = None,
 ) -> Call:
-    """Return a call of the tool named `name`, inside `parent` or the call that this whole run is nested in."""
+    """Create a call of the tool named `name`, inside `parent` or inside the call that this run is nested in."""
     frame = gate.frame
     outer = frame.outer
     if parent is None and outer is None:
@@ -126,6 +145,9 @@ def new_call(
             None,
             0,
             message_id,
+            CALL,
+            False,
+            frame.open_tools.get(name, NO_TOOL),
         )
     if parent is None or parent is outer:
         assert outer is not None
@@ -145,7 +167,7 @@ def new_call(
 def new_part(
     parent: Attempt, tool: Tool[Any, Any], *, only_asks: bool = False, has_secret: bool = False
 ) -> Call:
-    """Return a part of a call as a call of its own. Its tool is given."""
+    """Create a call for one part of the call `parent`. Its tool is passed in, not looked up."""
     call, number = parent.call, parent.next_number()
     kind = CallKind(is_part=True, only_asks=only_asks, undoes=call.kind.undoes)
     return Call(
@@ -166,7 +188,7 @@ def new_part(
 
 
 def new_auxiliary(attempt: Attempt, id: str, tool: Tool[Any, Any], place: Place) -> Call:
-    """Return the call of a compensation or a probe, beside the call of `attempt` and in the same outer transaction."""
+    """Create the call of a compensation or a probe, beside the call of `attempt` and in the same outer transaction."""
     call = attempt.call
     return Call(
         call.gate,

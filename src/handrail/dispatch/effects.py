@@ -1,4 +1,6 @@
-"""Effects on the world that no transaction covers: `once` settles them once, compensations undo them, probes find them."""
+"""Effects on the world outside of transactions: `once` runs them once, compensations undo them, probes look
+for them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 from pydantic import BaseModel
 
 from handrail.cancellation import shielded
@@ -47,71 +50,74 @@ def once(
     """Implement the verb `once` of one call."""
     if EFFECTS[attempt.tool.effect].transactional:
         raise EffectRefused(
-            attempt.name, attempt.tool.effect, f"it may not use `once` ({key!r}), which can't be rolled back"
+            attempt.name,
+            attempt.tool.effect,
+            f"it may not use `once` ({key!r}), because that can't be rolled back",
         )
-    return Operation(lambda: _once(attempt, key, function, probe, on_unknown), f"once({key!r})", attempt.home)
+    step = _Step(attempt, key, function, probe, on_unknown)
+    return Operation(step.run, f"once({key!r})", attempt.home)
 
 
-async def _once(
-    attempt: Attempt,
-    key: str,
-    function: Callable[[], Any],
-    probe: Callable[[], Any] | None,
-    on_unknown: OnUnknown,
-) -> Any:
-    frame = attempt.frame
-    value = await frame.world.steps.run(
-        f"{attempt.invocation.idempotency_key}/{key}",
-        lambda: call_either(function),
-        run_id=frame.log.run_id,
-        unsettled=lambda: _settle_unknown(attempt, key, function, probe, on_unknown),
-    )
-    done = Settled(f"{attempt.name}: once({key!r})", attempt.id)
-    if all(each.what != done.what for each in attempt.open_transaction.settled or ()):
-        attempt.open_transaction.settle(done)
-    return value
-
-
-class _Asked(BaseModel):
+class _HappenedAnswer(BaseModel):
     """The answer to whether something happened."""
 
     happened: bool
 
 
-async def _settle_unknown(
-    attempt: Attempt,
-    key: str,
-    function: Callable[[], Any],
-    probe: Callable[[], Any] | None,
-    on_unknown: OnUnknown,
-) -> Any:
-    """Settle a `once` that began and never finished, by its probe or a question. If it happened, the value is None."""
-    happened: Any = None if probe is None else await call_either(probe)
-    if happened is None and on_unknown == "ask":
-        happened = await _ask_whether(attempt, key)
-    if happened is None:
-        raise OutcomeUnknown(f"{attempt.name}: once({key!r})")
-    return None if happened else await call_either(function)
+class _Step(msgspec.Struct, frozen=True, eq=False):
+    """One use of `once`."""
 
+    attempt: Attempt
+    key: str
+    function: Callable[[], Any]
+    probe: Callable[[], Any] | None
+    on_unknown: OnUnknown
 
-async def _ask_whether(attempt: Attempt, key: str) -> bool | None:
-    environment = attempt.frame.people.environment
-    if environment is None or environment.run_mode != "user":
-        return None
-    wanted: Schema[Any] = Schema(_Asked)
-    question = question_of(
-        attempt,
-        attempt.question_id(f"once {key}"),
-        "input",
-        f"did {key!r} happen",
-        f"The process ended while {attempt.name} did {key!r}, and it is not known whether it happened. Did it?",
-        {"tool": attempt.name, "key": key},
-        wanted.json_schema,
-        None,
-    )
-    with waiting_for_a_person(attempt):
-        answer = await put(attempt, question, wanted)
-    return wanted.parse_value(answer.value).happened if answer.outcome == "answered" else None
+    @property
+    def what(self) -> str:
+        return f"{self.attempt.name}: once({self.key!r})"
+
+    async def run(self) -> Any:
+        attempt = self.attempt
+        value = await attempt.frame.world.steps.run(
+            f"{attempt.invocation.idempotency_key}/{self.key}",
+            lambda: call_either(self.function),
+            run_id=attempt.frame.log.run_id,
+            unsettled=self._settle_unknown,
+        )
+        done = Settled(self.what, attempt.id)
+        if all(each.what != done.what for each in attempt.open_transaction.settled or ()):
+            attempt.open_transaction.settle(done)
+        return value
+
+    async def _settle_unknown(self) -> Any:
+        """Settle a `once` that began and never finished, by its probe or a question. If it happened, the value is None."""
+        happened: Any = None if self.probe is None else await call_either(self.probe)
+        if happened is None and self.on_unknown == "ask":
+            happened = await self._ask_whether()
+        if happened is None:
+            raise OutcomeUnknown(self.what)
+        return None if happened else await call_either(self.function)
+
+    async def _ask_whether(self) -> bool | None:
+        attempt, key = self.attempt, self.key
+        environment = attempt.frame.people.environment
+        if environment is None or environment.run_mode != "user":
+            return None
+        wanted: Schema[Any] = Schema(_HappenedAnswer)
+        question = question_of(
+            attempt,
+            attempt.question_id(f"once {key}"),
+            "input",
+            f"did {key!r} happen",
+            f"The process ended while {attempt.name} did {key!r}, and it is not known whether it happened. Did it?",
+            {"tool": attempt.name, "key": key},
+            wanted.json_schema,
+            None,
+        )
+        with waiting_for_a_person(attempt):
+            answer = await put(attempt, question, wanted)
+        return wanted.parse_value(answer.value).happened if answer.outcome == "answered" else None
 
 
 # --- compensations and probes ----------------------------------------------------------------------------------
@@ -130,18 +136,13 @@ class _AuxiliaryTool(Tool[Any, Any]):
         return self.dump(self.given).decode()
 
 
-def is_auxiliary(path: Sequence[str]) -> bool:
-    """Return whether the call with this path is a compensation or a probe, or inside one."""
-    return any(name.endswith((".undo", ".probe")) for name in path)
-
-
 def _auxiliary_tool(
     tool: Tool[Any, Any], name: str, params: Any, handler: Handler[Any, Any]
 ) -> Tool[Any, Any]:
     made = object.__new__(_AuxiliaryTool)
     made.__dict__.update(
         tool.__dict__,
-        name=f"{tool.name}.{name}",  # no model and no `context.call` can use such a name
+        name=f"{tool.name}.{name}",  # names that neither a model nor `context.call` can use
         handler=handler,
         is_async=True,
         timeout=_SECONDS,
@@ -159,7 +160,7 @@ def _auxiliary_tool(
 async def compensate(attempt: Attempt, settled: Sequence[Settled]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Compensate the effects of a failed call, last first. Returns what was compensated and what was not.
 
-    Each compensation passes the gate beside the call. One that fails is rolled back, and the others still run.
+    Each compensation passes the gate beside the call. If one fails, it is rolled back and the others still run.
     """
     compensated: list[str] = []
     left: list[str] = []
@@ -177,7 +178,7 @@ async def compensate(attempt: Attempt, settled: Sequence[Settled]) -> tuple[tupl
 
 
 async def _compensate(attempt: Attempt, done: Settled, tool: Tool[Any, Any]) -> BaseException | None:
-    """Pass one compensation through the gate. Returns the error if it fails."""
+    """Pass one compensation through the gate. Returns its error if it fails, otherwise None."""
     function = tool.compensate
     assert function is not None
 
@@ -191,7 +192,7 @@ async def _compensate(attempt: Attempt, done: Settled, tool: Tool[Any, Any]) -> 
 
 
 async def probe(attempt: Attempt) -> bool | None:
-    """Ask the tool's probe whether an interrupted call happened. None if there is no probe or it does not know.
+    """Ask the tool's probe whether an interrupted call happened. Returns None if there is no probe or it does not know.
 
     The probe passes the gate beside the call. A probe that fails is rolled back and counts as not knowing.
     """
@@ -207,7 +208,7 @@ async def probe(attempt: Attempt) -> bool | None:
     passage = await _carry(new_auxiliary(attempt, f"{attempt.id}.probe", probing, attempt.call.place.probe))
     if passage.result is None or passage.error is not None:
         log.error(
-            "the probe of %s raised, so it is not known whether it happened",
+            "the probe of %s raised, so it is unknown whether the call happened",
             attempt.name,
             exc_info=passage.error,
         )
@@ -216,10 +217,10 @@ async def probe(attempt: Attempt) -> bool | None:
 
 
 async def _carry(call: Call) -> Passage:
-    """Pass a compensation or a probe through the gate. If it fails, the returned passage's `error` says why."""
+    """Pass a compensation or a probe through the gate. If it fails, `error` of the returned passage is set."""
     passage = call.gate.open(call)
     try:
-        await shielded(call.gate.carry(passage))
+        await shielded(call.gate.pass_through(call, passage))
     except (Exception, asyncio.CancelledError) as error:
         passage.error = passage.error or error
     return passage

@@ -40,7 +40,7 @@ _NOBODY = (
 
 
 class Refused(Exception):
-    """The gate refused a call before its handler ran, or refused what the handler returned."""
+    """Raised when the gate refuses a call before its handler runs, or refuses the handler's result."""
 
     def __init__(self, status: CallStatus, message: str) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class Refused(Exception):
 
 
 def not_approved(name: str, approval: Approval, how: DecidedBy, asked: str, ran: bool) -> str:
-    """Return the model's message for a call that was not approved: the outcome, the reason and what to do."""
+    """Return the message that tells the model why a call was not approved and what to do next."""
     why = f": {approval.reason}" if approval.reason else ""
     done = "What it would have done was not applied." if ran else "It did not run."
     if how == "nobody":
@@ -61,15 +61,15 @@ def not_approved(name: str, approval: Approval, how: DecidedBy, asked: str, ran:
 
 
 class SignatureMismatch(Exception):
-    """The handler does not accept the arguments that handlers are called with."""
+    """Raised when a handler does not accept the arguments with which handlers are called."""
 
 
 class WrongResult(Exception):
-    """The handler returned a value of a type it does not declare, or one that can't be shown."""
+    """Raised when a handler returns a value that is not of the declared type or can't be shown."""
 
 
 class Unsuccessful(Exception):
-    """The handler returned a result that says it failed."""
+    """Raised when a handler returns a result with `success=False`."""
 
     def __init__(self, result: ToolResult[Any]) -> None:
         self.result = result
@@ -87,15 +87,15 @@ class Failure:
         self.result: ToolResult[Any] = ToolResult.error(message)
         self.reraise = reraise
         self.advice = advice
-        """What the model should do if no effect of the call remains."""
+        """What the model should do, provided that no effect of the call remains."""
 
     def told(self, left: Sequence[str]) -> ToolResult[Any]:
-        """Return the result for the model, which lists what could not be undone."""
+        """Return the result for the model, including a list of the effects that could not be undone."""
         message, value = str(self.result.message), self.result.value
         if left:
             message = (
                 f"{message.rstrip('.')}. Could not be undone: {', '.join(left)}. "
-                "Find out what stands before you do it again."
+                "Find out what it changed before you do it again."
             )
         elif self.advice:
             message = f"{message} {self.advice}"
@@ -105,7 +105,7 @@ class Failure:
 
 
 def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) -> Failure:
-    """Return the row of the failure table for this error. Every error has one."""
+    """Look an error up in the failure table. Every error has an entry."""
     name = attempt.name
     error = _concerning_the_run(raised)
     match error:
@@ -182,7 +182,7 @@ def _ends_the_run(attempt: Attempt, status: CallStatus, error: Exception, phase:
 
 
 def in_short(error: BaseException) -> str:
-    """Return one line about an error, even if its `__str__` raises."""
+    """Describe an error in one line, even if its `__str__` raises."""
     try:
         text = str(error).strip().split("\n", 1)[0]
     except Exception:
@@ -193,7 +193,7 @@ def in_short(error: BaseException) -> str:
 
 
 def _concerning_the_run(error: BaseException) -> BaseException:
-    """Return the member of an exception group that ends the run, or the error itself if there is none."""
+    """Return the exception that ends the run, from an exception group; the error itself if there is none."""
     members: tuple[BaseException, ...] = getattr(error, "exceptions", ())
     for each in members if isinstance(error, BaseExceptionGroup) else ():
         inside = _concerning_the_run(each)
@@ -203,7 +203,7 @@ def _concerning_the_run(error: BaseException) -> BaseException:
 
 
 def forget_locals(error: BaseException) -> None:
-    """Clear the local variables that an error's traceback holds, and keep the traceback."""
+    """Clear the local variables that an error's traceback refers to. The traceback itself is kept."""
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from handrail.cancellation import Cancellation
+from handrail.cancellation import Cancellation, CancelScope
 from handrail.clock import Clock
 from handrail.context import Extras, PromptModel, RequestView, ResponseAccumulator, RunContext
 from handrail.context.extras import NO_EXTRAS
@@ -17,6 +17,7 @@ from handrail.context.facts import WorkerFacts
 from handrail.dispatch.options import RunOptions, check_kinds
 from handrail.errors import DefinitionError
 from handrail.guard.approval import ApprovalMode, Broker, PreviewBroker
+from handrail.guard.policy import check_verdicts
 from handrail.journal.digest import new_key
 from handrail.journal.local import LocalQuestions, LocalSteps
 from handrail.journals import Questions, Steps
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class ProviderSide(Protocol):
-    """What an adapter adds to the contexts of a turn. Each part is made when a tool first asks for it."""
+    """The provider's part of the contexts in a turn. Each member is created when a tool first uses it."""
 
     @property
     def request(self) -> RequestView | None: ...
@@ -56,7 +57,7 @@ class ProviderSide(Protocol):
 
 
 class NoProvider:
-    """The provider's side of a call that was not made by a model."""
+    """The provider's part of a call that no model made."""
 
     __slots__ = ()
     request = None
@@ -68,15 +69,15 @@ NO_PROVIDER = NoProvider()
 
 
 class People(msgspec.Struct, frozen=True, eq=False):
-    """The people and brokers that a run and every run nested in it can ask."""
+    """Who can be asked by a run and by every run nested in it."""
 
     environment: Environment | None
     """Where questions are asked; None if there is nobody to ask."""
     broker: ApprovalBroker
     mode: ApprovalMode | None
-    """The broker's approval mode, if it has one."""
+    """The broker's approval mode; None if the broker has none."""
     shows_previews: bool
-    """Whether the broker is asked about a staged call after it has run in its fork."""
+    """Whether the broker is asked about a staged call after the call has run in its fork."""
     questions: Questions
     key: bytes
     """The key that signs questions and tickets."""
@@ -87,7 +88,7 @@ class World(msgspec.Struct, frozen=True, eq=False):
 
     resources: RunResources
     filesystem: Forkable | None
-    """The filesystem, if it takes part in transactions."""
+    """The filesystem, if it takes part in transactions; otherwise None."""
     steps: Steps
     """The outcomes that `once` has settled."""
 
@@ -104,35 +105,35 @@ class ModelSide(msgspec.Struct, eq=False):
 
 
 class Costs:
-    """A run's costs so far, and the tracker that its calls can see."""
+    """The costs of a run so far, and the budget tracker that its calls see."""
 
     __slots__ = ("_given", "_tracker", "models")
 
     def __init__(self, budget: BudgetTracker | None, outer: Costs | None) -> None:
         self.models = CostTracker(None if outer is None else outer.models)
-        """Usage and cost of models."""
+        """Usage and cost of the models."""
         self._tracker = budget
         self._given: Mapping[type, Callable[[], Any]] | None = None
 
     @property
     def tracker(self) -> BudgetTracker:
-        """The budget's tracker, or one without limits if there is no budget."""
+        """The tracker of the budget, or a tracker without limits if there is no budget."""
         if self._tracker is None:
             self._tracker = BudgetTracker()
         return self._tracker
 
     @property
     def given(self) -> Mapping[type, Callable[[], Any]]:
-        """The tracker as a resource that calls find without a binding."""
+        """The tracker as a resource that calls can look up without a binding."""
         if self._given is None:
             self._given = {kind: lambda: self.tracker for kind in (BudgetTracker, BudgetTrackerProtocol)}
         return self._given
 
 
 class Frame:
-    """The state that the calls of one run share, and which of them are running."""
+    """The state that all calls of one run share, including which of them are running."""
 
-    # Slots, and not all of them grouped: every call reads about twenty of them.
+    # Slots, some of them not grouped into values, because every call reads about twenty of them.
     __slots__ = (
         "__weakref__",
         "began",
@@ -170,29 +171,29 @@ class Frame:
         "world",
     )
 
-    # Where it is.
+    # Position.
     outer: Attempt | None
     """The call this run is nested in; None for a run at the root."""
     place: Place
     """This run's place in the outermost run."""
     run_context: RunContext
 
-    # What it was given.
+    # Options and collaborators.
     options: RunOptions
     people: People
     world: World
     model: ModelSide
     workers: Workers | None
-    """The workers that its calls may call, if any."""
+    """The workers that the run's calls may call; None if there are none."""
     worker: WorkerFacts | None
     """Facts about the worker this run belongs to; None outside a worker."""
     log: RunLog
     parking: Parking | None
 
-    # What its model may call.
+    # What the model may call.
     tools: Mapping[str, Tool[Any, Any]]
     open_tools: Mapping[str, Tool[Any, Any]]
-    """The tools that can be called without further checks, which is most of them."""
+    """The tools that can be called without further checks. Most tools can."""
     policies: tuple[ToolPolicy, ...]
     secretive: bool
     """Whether any tool, shown or not yet shown, takes secrets. If so, what the model writes is masked."""
@@ -206,13 +207,13 @@ class Frame:
         adapter: Callable[[Any], BoundAdapter] | None = None,
         prompt_model: Callable[[Any], PromptModel] | None = None,
     ) -> None:
-        """Open a run at the root, with defaults for what `options` leave out."""
+        """Open a run at the root, with defaults for the options that are not set."""
         self.outer = None
         self.place = RUN
         journal, new_id, environment = options.journal, options.new_id, options.environment
         session = options.session or Session(new_id=new_id)
         if journal is not None:
-            session.check_each(check_serialisable)  # harmless if the session is checked already
+            session.check_each(check_serialisable)  # harmless if the session has been checked before
         self.world = _world_of(options)
         self.people = _people_of(options)
         self.log = log or NO_LOG
@@ -230,9 +231,11 @@ class Frame:
     def nested(
         cls, call: Attempt, number: int, options: RunOptions, prompt: PromptView | None = None
     ) -> Frame:
-        """Open a run inside a call. It shares everything the call has; `options` come from `RunOptions.nested`.
+        """Open a run inside a call.
 
-        `number` is the index of the verb; the run's id derives from it and the call's id.
+        It shares the call's session, people and resources; `options` come from `RunOptions.nested`.
+
+        `number` is the index of the verb. The run's id derives from it and from the call's id.
         """
         outer, ids = call.frame, call.frame.run_context
         frame = cls.__new__(cls)
@@ -269,34 +272,31 @@ class Frame:
         self.lease = options.lease
         self.limited = options.deadline is not None or budget is not None
         self.task: asyncio.Task[Any] | None = None
-        """The task that runs the loop, if any. A cancellation between calls stops it."""
+        """The task that runs the loop; None if there is none.
+
+        Cancelling the run between two calls cancels this task.
+        """
         clock = options.clock
         self.began_at = clock.now()
-        self.live: dict[Attempt, asyncio.Task[Any]] = {}
-        """The attempts that are running, each with its task."""
+        self.live: dict[Attempt, CancelScope] = {}
+        """The attempts that are running, each with the scope around it."""
         self.monotonic, self.began = clock.monotonic, clock.monotonic()
         self.call_prefix = f"{self.run_context.run_id}."
         self.counter = itertools.count(1)
-        """Numbers the calls, so that a resumed run gives them the same ids."""
+        """Numbers the calls, so that they get the same ids in a resumed run."""
 
     @property
     def clock(self) -> Clock:
         return self.options.clock
 
     def show(self, tools: Iterable[Tool[Any, Any]], policies: Iterable[ToolPolicy]) -> None:
-        """Make these the tools that can be called from now on, under these policies."""
+        """Set the tools that can be called from now on, and their policies."""
         self.tools = _by_name(tools)
         self.open_tools = {
             name: tool for name, tool in self.tools.items() if tool.handler is not None and not tool.needs
         }
         self.policies = tuple(policies)
         self.secretive = self.secretive or any(tool.secret for tool in self.tools.values())
-
-    def ends(self, call: Attempt) -> None:
-        """Mark an attempt as finished, before its end is published."""
-        del self.live[call]
-        if self.parking is not None:
-            self.parking.ending.add(call)
 
     # Who takes part.
 
@@ -307,7 +307,7 @@ class Frame:
         return tool.run_mode or self.session.run_mode or default
 
     def can_ask(self, tool: Tool[Any, Any]) -> bool:
-        """Return whether this tool may ask somebody."""
+        """Return whether this tool may ask a person."""
         environment = self.people.environment
         return environment is not None and environment.run_mode == "user" and self.mode_of(tool) == "user"
 
@@ -316,7 +316,7 @@ class Frame:
         return self.model.prompt_model is not None and self.mode_of(tool) == "agent"
 
     def offers(self, tool: Tool[Any, Any]) -> bool:
-        """Return whether everything this tool requires is available, so that the model may be offered it."""
+        """Return whether the tool can be offered to the model, because everything it requires is available."""
         needs = tool.needs
         if "worker" in needs and self.worker is None:
             return False
@@ -324,7 +324,7 @@ class Frame:
 
     def _at_work(self) -> Collection[asyncio.Task[Any]]:
         if self.live or self.task is None:
-            return [task for attempt, task in self.live.items() if not attempt.kind.undoes]
+            return [scope.task for attempt, scope in self.live.items() if not attempt.kind.undoes]
         return (self.task,)
 
     @property
@@ -334,7 +334,7 @@ class Frame:
 
     @property
     def parked(self) -> bool:
-        """Whether the run is being parked. Then nothing new begins, and no end is published."""
+        """Whether the run is being parked. If so, nothing new begins and no end is published."""
         return self.parking is not None and self.parking.parked
 
 
@@ -367,19 +367,21 @@ def open_frame(
     adapter: Callable[[Any], BoundAdapter] | None = None,
     prompt_model: Callable[[Any], PromptModel] | None = None,
 ) -> Frame:
-    """Check the options of a run at the root, and open it."""
+    """Open a run at the root. Its options have already been checked."""
     check_kinds(policies=(policies, Iterable, "a list of policies: [CapabilityPolicy()]"))
-    options.check()
     frame = Frame(options, prompt=prompt, log=log, adapter=adapter, prompt_model=prompt_model)
     frame.show(tools, check_policies(policies))
+    check_verdicts(frame.policies, frame.tools.values())
     return frame
 
 
 def check_tool(given: object) -> None:
-    """Raise `DefinitionError` for anything that is not a tool, such as a plain function."""
+    """Raise `DefinitionError` if the argument is not a tool, for example a plain function."""
     if not isinstance(given, Tool):
         name = getattr(given, "__name__", repr(given))
-        raise DefinitionError(f"{name} is not a tool. Put `@tool` on the function, or make a `Tool` of it.")
+        raise DefinitionError(
+            f"{name} is not a tool. Decorate the function with `@tool`, or wrap it in a `Tool`."
+        )
 
 
 def _by_name(tools: Iterable[Tool[Any, Any]]) -> Mapping[str, Tool[Any, Any]]:
@@ -388,7 +390,7 @@ def _by_name(tools: Iterable[Tool[Any, Any]]) -> Mapping[str, Tool[Any, Any]]:
         check_tool(tool)
         tool.check_complete()
         if tool.name in found and found[tool.name] is not tool:
-            raise DefinitionError(f"two tools are called {tool.name!r}. Rename one of them.")
+            raise DefinitionError(f"two tools are named {tool.name!r}. Rename one of them.")
         found[tool.name] = tool
     return found
 
@@ -405,6 +407,6 @@ def check_policies(policies: Iterable[ToolPolicy]) -> tuple[ToolPolicy, ...]:
     for name in names:
         if names.count(name) > 1:
             raise DefinitionError(
-                f"two policies are called {name!r}, and their state would be mixed. Give one another name."
+                f"two policies are named {name!r} and would share their state. Rename one of them."
             )
     return found

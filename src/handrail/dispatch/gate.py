@@ -1,13 +1,13 @@
 """The gate: every call, no matter who makes it, takes the same eleven steps in this order.
 
-    1  look the name up                     7   open the transaction
+    1  look up the name                     7   open the transaction
     2  parse the arguments                  8   run the handler, under its timeout and the deadline
-    3  policies, all must allow             9   success: on_result, commit; failure: roll back
-    4  approval where one is needed         10  publish ToolInvoked
-    5  deadline and budget                  11  return the result
+    3  check the policies; all must allow   9   commit a success after `on_result`; roll back a failure
+    4  ask for approval if required         10  publish ToolInvoked
+    5  check deadline and budget            11  return the result
     6  build the context
 
-`Gate.carry` takes these steps from top to bottom. If a call can be undone completely and a preview can be
+`Gate.pass_through` takes these steps from top to bottom. If a call can be undone completely and a preview can be
 shown, step 4 comes after step 8: the approval is for the changes in the call's fork.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ from handrail.cancellation import CancelScope, begin_foreign, open_scope, shield
 from handrail.context import Approval, ToolContext
 from handrail.dispatch.approvals import ask_approval, diff_of, runs_first
 from handrail.dispatch.attempt import Attempt
-from handrail.dispatch.call import Call, new_call
+from handrail.dispatch.call import Call, check_name, new_call
 from handrail.dispatch.effects import compensate
 from handrail.dispatch.failures import (
     Refused,
@@ -43,16 +43,19 @@ from handrail.dispatch.handlers import (
     context_in_worker,
     look_up,
     refuse_misfit,
+    start_timers,
+    stop_timers,
 )
 from handrail.dispatch.policies import (
     check_policies,
     close_policy_context,
     close_resources,
+    reason_to_ask,
     tell_policies,
 )
 from handrail.dispatch.tickets import answer_for_tickets, take_up_tickets
 from handrail.dispatch.transaction import Transaction, commit_lock_of, key_of, new_transaction
-from handrail.errors import Conflict, DefinitionError, RunBusy, TransientError
+from handrail.errors import Conflict, RunBusy, TransientError
 from handrail.events import CallStatus, ToolInvoked, ToolRolledBack, ToolStarted
 from handrail.limits import Reservation
 from handrail.operation import Operation
@@ -72,20 +75,20 @@ Arguments = str | bytes | Mapping[str, Any]
 _RETRIES = 2
 """How many times a call is retried after a transient failure."""
 _RERUNS = 2
-"""How many times a call is rerun because something it read has changed meanwhile."""
+"""How many times a call runs again because something that it read was changed meanwhile."""
 _TOKEN = object()
-"""The token that a call needs to start a handler. Only step 7 gives it out."""
+"""Token without which no handler starts. Only step 7 issues it."""
 
 
 class Passage(msgspec.Struct, eq=False):
-    """One call on its way through the gate: the state its attempts share, and its outcome."""
+    """One call on its way through the gate: the state that its attempts share, and its outcome."""
 
     call: Call
     attempt: Attempt
     """The newest attempt."""
     approved: Approval | None = None
     reservation: Reservation | None = None
-    """The part of the budget reserved for the call."""
+    """The budget that is reserved for the call; None if nothing is reserved."""
     reruns: int = 0
     left: tuple[str, ...] = ()
     """Effects of earlier attempts that could not be undone."""
@@ -93,11 +96,11 @@ class Passage(msgspec.Struct, eq=False):
     result: ToolResult[Any] | None = None
     error: BaseException | None = None
     recorded: bool = False
-    """Whether the call's end is in the journal."""
+    """Whether the end of the call is in the journal."""
 
 
 class Gate:
-    """The gate of one run. It holds the frame and no state of its own."""
+    """The gate of one run. It holds the run's frame and no state of its own."""
 
     __slots__ = ("frame",)
 
@@ -108,88 +111,80 @@ class Gate:
         self, name: str, arguments: Arguments = "{}", *, call_id: str | None = None
     ) -> Operation[ToolResult[Any]]:
         """Call a tool by name, with its arguments as JSON text or a mapping, as a model would."""
-        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
-            named = getattr(name, "name", "...")
-            raise DefinitionError(
-                f"invoke takes the name of a tool, not a {type(name).__name__}. Write invoke({named!r}, ...)."
-            )
+        check_name(name)
         return Operation(lambda: self.pass_through(new_call(self, name, arguments, call_id)), "invoke")
 
     def cancel(self, reason: str = "cancelled") -> None:
-        """Stop every call of this run and of the runs below it, children first. Call this on the loop's thread."""
+        """Stop all calls of this run and of the runs nested in it, innermost first. Call this on the loop's thread."""
         self.frame.cancellation.cancel(reason)
 
     async def close(self) -> None:
-        """End the run and close its resources, last made first."""
+        """End the run and close its resources, in reverse order of creation."""
         self.frame.cancellation.close()
         await self.frame.world.resources.close()
 
-    def pass_through(self, call: Call) -> Coroutine[Any, Any, ToolResult[Any]]:
-        """Pass a call through the gate and return its result."""
-        return self.carry(Passage(call, Attempt(call, self.frame, 1, 0, call.has_secret)))
-
     def open(self, call: Call) -> Passage:
-        """Return a passage for a call that has not passed the gate yet, with its first attempt."""
+        """Return the passage of a call that has not passed the gate yet, with its first attempt."""
         return Passage(call, Attempt(call, self.frame, 1, 0, call.has_secret))
 
-    async def carry(self, passage: Passage) -> ToolResult[Any]:
-        """Take a call through the eleven steps. It ends in exactly one `ToolInvoked`, and `passage` holds its result."""
-        frame, call, attempt = self.frame, passage.call, passage.attempt
-        if frame.log.resumed and (before := await self._replay(passage)) is not None:
+    async def pass_through(self, call: Call, passage: Passage | None = None) -> ToolResult[Any]:
+        """Take a call through the eleven steps, ending in one `ToolInvoked`. `passage` tells more than the result."""
+        frame = self.frame
+        passage = passage or Passage(call, Attempt(call, frame, 1, 0, call.has_secret))
+        attempt, kind, record = passage.attempt, call.kind, frame.log
+        if record.resumed and (before := await self._replay(passage)) is not None:
             return before
-        started = attempt.started = frame.monotonic() - frame.began
-        kind = call.kind
-        scope = attempt.scope = open_scope(None if kind.undoes else frame.cancellation, call.loop)
+        attempt.started = started = frame.monotonic() - frame.began
+        scope = open_scope(None if kind.undoes else frame.cancellation, call.loop)
         if frame.told.get(ToolStarted, True):  # somebody listens, or it is not known yet whether anybody does
             frame.publish(ToolStarted(call.id, call.name, call.path, started, frame.run_context))
-        frame.live[attempt] = scope.task
-        ending: BaseException | None = None
+        frame.live[attempt] = scope
         if frame.deadline is not None and not kind.undoes:
             scope.start_deadline(frame.deadline)
+        ending: BaseException | None = None
         try:
             tool = frame.open_tools.get(call.name) or look_up(attempt)  # 1
-            call.resolve(tool)
+            if tool is not call.tool:
+                call.resolve(tool)
             if call.parent is not None:
                 check_nesting(call, call.parent)
             policies = () if kind.is_part else frame.policies
             if policies and type(call.arguments) is not str and type(call.arguments) is not bytes:
                 call.settle(clear_json(call.arguments))  # a copy: what is checked is what runs
-            if frame.log.resumed:
+            if record.resumed:
                 await decide_interrupted(attempt)
             attempt.params = tool.parse(call.arguments)  # 2
             while True:
-                # Opened here and used from step 7 on: what policies read counts as read by the call.
+                # Opened here and used from step 7 on, so that what the policies read counts as read by the call.
                 attempt.transaction = new_transaction(attempt, tool)
                 if policies:
-                    asked = await check_policies(attempt)  # 3
-                    if asked is not None and passage.approved is None:
-                        await self._approve_first(passage, asked)  # 4
+                    if (waiting := check_policies(attempt)) is not None:  # 3
+                        await waiting
+                    if attempt.decision != "allow" and passage.approved is None:
+                        await self._approve_first(passage)  # 4
                 if frame.limited or frame.cancellation.cancelled:
                     self._check_limits(passage)  # 5
                 context_type = tool.context_type if frame.worker is None else context_in_worker(tool)
                 context = context_type(attempt)  # 6
-                if frame.log.is_kept:
+                if record.is_kept:
                     await mark_begun(attempt)
                 attempt.token = _TOKEN  # 7
                 try:
-                    handler = begin_foreign(self._run_handler(attempt, tool, context, scope))  # 8
-                    if handler is not None:
-                        await handler
-                    result = attempt.finished
+                    waiting = begin_foreign(self._run_handler(attempt, tool, context, scope))  # 8
+                    if waiting is not None:
+                        await waiting
                     if attempt.preview is not None:  # 4, for the changes it made
                         await self._approve(passage, attempt.preview, diff_of(attempt.open_transaction))
-                    if policies:
-                        await tell_policies(attempt, result)
-                    if frame.journal is None:
-                        done = self._commit(passage, result)  # 9, success
+                    if policies and (waiting := tell_policies(attempt, attempt.finished)) is not None:
+                        await waiting
+                    if frame.journal is None:  # 9, success
+                        done = self._commit(passage)
                     else:
-                        done = await self._commit_journaled(passage, result)  # 9, with a record
+                        done = await self._commit_journaled(passage)
                     if done:
                         break
-                except Conflict:
-                    if attempt.preview is None or passage.reruns >= _RERUNS:
-                        raise
-                    passage.reruns += 1  # the approved changes no longer fit: run again and ask again
+                except Conflict as error:
+                    self._count_rerun(passage, error)
                 except TransientError as error:
                     await self._wait_to_retry(attempt, error)
                 attempt = await self._again(passage, scope)
@@ -198,37 +193,40 @@ class Gate:
             raise
         except BaseException as error:
             attempt = passage.attempt
-            error = scope.explain(error, f"{call.name} was done")
-            ending = await self._roll_back(passage, error, scope.stopped)  # 9, failure
-        frame.ends(attempt)
+            ending = await self._roll_back(passage, error, scope)  # 9, failure
+        del frame.live[attempt]
+        if frame.parking is not None:
+            frame.parking.ending.add(attempt)
         if attempt.made_resources is not None or attempt.policies_made_resources:
             await close_resources(attempt)
-        if frame.log.is_kept and not passage.recorded:
+        if record.is_kept and not passage.recorded:
             ending = await self._record_end(passage) or ending
         result = self._end(passage)  # 10
-        interrupted = scope.close()
+        if scope.close() and ending is None:
+            ending = asyncio.CancelledError()  # it came while something was shielded from it
         if ending is not None:
             raise ending
-        if interrupted:
-            raise asyncio.CancelledError  # it came while something was shielded from it
         return result  # 11
 
     async def _replay(self, passage: Passage) -> ToolResult[Any] | None:
-        """Return the recorded result of a call that has ended; otherwise continue with the interrupted attempt."""
+        """Return the recorded result of a call that has ended; None if the call has to continue at the
+        interrupted attempt.
+        """
         passage.left = resume_attempt(passage.attempt)
         passage.result = await replay_call(passage.attempt)
         return passage.result
 
     # 4
 
-    async def _approve_first(self, passage: Passage, reason: str) -> None:
+    async def _approve_first(self, passage: Passage) -> None:
         """Ask for the call's approval before it runs, unless it can run first and have its changes approved."""
-        attempt = passage.attempt
+        attempt, reason = passage.attempt, reason_to_ask(passage.attempt)
         if runs_first(attempt):
             attempt.preview = reason
             return
         await self._approve(passage, reason)
-        await check_policies(attempt)  # what was true before the question may no longer be true
+        if (waiting := check_policies(attempt)) is not None:
+            await waiting  # what was true before the question may no longer be true
 
     async def _approve(self, passage: Passage, reason: str, diff: str = "") -> None:
         name = passage.call.name
@@ -259,16 +257,14 @@ class Gate:
         context: ToolContext,
         scope: CancelScope,
     ) -> None:
-        """Run the handler in this task, or in a thread if it is not async. Sets `attempt.finished` to its result."""
+        """Run the handler, in a thread if it is not async, and store its result in `attempt.finished`."""
         handler: Any = tool.handler
         if attempt.token is not _TOKEN or handler is None:
-            raise SignatureMismatch("it was not let through the gate")
+            raise SignatureMismatch("it did not pass the gate")
         params = attempt.params
-        leased = self.frame.lease is not None
-        if leased:
-            attempt.heartbeat.keep(attempt.call.loop)
-        if tool.timeout is not None:
-            scope.start_timeout(tool.timeout)
+        is_timed = tool.timeout is not None or self.frame.lease is not None
+        if is_timed:
+            start_timers(attempt, scope)
         try:
             if tool.is_async:
                 try:
@@ -281,11 +277,9 @@ class Gate:
                 result = await run_in_thread(lambda: begin(handler, params, context))
             attempt.finished = result
         finally:
-            if leased:
-                attempt.heartbeat.stop()
-            if tool.timeout is not None:
-                scope.stop_timeout()
-        if scope.stopped:
+            if is_timed:
+                stop_timers(attempt, scope)
+        if scope.is_stopped():
             await cancelled_after_all()
         check_result(tool, result)
         if not result.success:
@@ -296,15 +290,15 @@ class Gate:
 
     # 9
 
-    def _commit(self, passage: Passage, result: ToolResult[Any]) -> bool:
+    def _commit(self, passage: Passage) -> bool:
         """Apply the call's changes to what its forks were made from. Returns False if the call must run again."""
         call, attempt = passage.call, passage.attempt
         transaction: Any = attempt.transaction
         if call.parent is not None and call.parent.ended and not call.kind.is_auxiliary:
-            raise Refused("cancelled", f"{call.name} was not applied: the call around it is over.")
+            raise Refused("cancelled", f"{call.name} was not applied: its outer call is over.")
         if transaction.touched:
             lock = self.frame.session.lock
-            lock.acquire()  # nobody else may change anything from the version check to the last change
+            lock.acquire()  # no other commit may happen between the version check and the last change
             try:
                 if self._must_run_again(passage, transaction):
                     return False
@@ -317,20 +311,20 @@ class Gate:
                 lock.release()
             transaction.publish()
         if transaction.parent is not None and not call.kind.is_auxiliary:
-            # If the outer call fails, it must undo or report what its inner calls did to the world.
+            # If the outer call fails, it must undo or report the effects of its inner calls on the world.
             transaction.parent.inherit(transaction)
-            self._remember(attempt, transaction.parent)
-        passage.result = result
+            attempt.settle_effect(transaction.parent)
+        passage.result = attempt.finished
         return True
 
-    async def _commit_journaled(self, passage: Passage, result: ToolResult[Any]) -> bool:
+    async def _commit_journaled(self, passage: Passage) -> bool:
         """Commit a call in a run with a journal: check, record and apply, with no other commit in between."""
-        attempt = passage.attempt
+        attempt, result = passage.attempt, passage.attempt.finished
         journal, log, transaction = self.frame.journal, self.frame.log, attempt.open_transaction
         if journal is None or transaction.parent is not None:
-            # It becomes part of the outer call's record; its result is kept in case the outer handler is entered again.
+            # The call becomes part of the outer call's record. Its result is kept in case the outer handler is re-entered.
             inner = inner_call(attempt, result) if log.is_kept else None
-            done = self._commit(passage, result)
+            done = self._commit(passage)
             if done and log.is_kept:
                 passage.recorded = await shielded(log.note("inner call", passage.call.place, inner))
             return done
@@ -346,7 +340,11 @@ class Gate:
         return True
 
     def _must_run_again(self, passage: Passage, transaction: Transaction) -> bool:
-        """Return whether something the call read has changed and the call, which can be undone completely, must run again."""
+        """Return whether the call must run again, because something that it read was changed and it can be
+        undone completely.
+
+        Raises `Conflict` if it may not run again.
+        """
         stale, tool = transaction.stale(), passage.call.tool
         if stale and EFFECTS[tool.effect].transactional:
             if passage.reruns >= _RERUNS or tool.reenters:
@@ -356,21 +354,18 @@ class Gate:
         passage.attempt.stale = stale
         return False
 
-    def _remember(self, attempt: Attempt, transaction: Transaction) -> None:
-        """Note the effect of a finished call on the world, to be compensated or reported if it is rolled back."""
-        done = attempt.own_effect(attempt.finished)
-        if done is not None:
-            transaction.settle(done)
-
-    async def _roll_back(self, passage: Passage, error: BaseException, stopped: bool) -> BaseException | None:
+    async def _roll_back(
+        self, passage: Passage, error: BaseException, scope: CancelScope
+    ) -> BaseException | None:
         """Undo the call and settle its outcome. Returns the error that ends the run, if any."""
         attempt, name = passage.attempt, passage.call.name
+        error = scope.explain(error, f"{name} was done")
         if isinstance(error, AlreadyDone):
             passage.result = error.result
             return None
         if isinstance(error, RunBusy):
             self.frame.log.close()  # another process has the run, and decides what to undo
-        failure = failure_of(attempt, error, stopped)
+        failure = failure_of(attempt, error, scope.is_stopped())
         if failure.status in ("cancelled", "timed out"):
             attempt.stop()
         passage.status, passage.error, passage.result = failure.status, error, failure.result
@@ -379,13 +374,13 @@ class Gate:
         undone: tuple[str, ...] = ()
         try:
             undone = await self._undo(attempt, failure.result.message)
-        except Exception:  # whatever happens here, the call must get its end
+        except Exception:  # the call must get its end whatever happens here
             log.exception("undoing %s failed", name)
         passage.result = failure.told(tuple(dict.fromkeys((*passage.left, *undone))))
         return failure.reraise
 
     def _abandon(self, passage: Passage, error: BaseException) -> None:
-        """End a call whose coroutine was closed from outside, when nothing can be awaited any more."""
+        """End a call whose coroutine was closed from outside, so that nothing can be awaited any more."""
         attempt = passage.attempt
         attempt.close()
         if attempt.transaction is not None:
@@ -396,7 +391,10 @@ class Gate:
         self._end(passage)
 
     async def _undo(self, attempt: Attempt, reason: str) -> tuple[str, ...]:
-        """Drop the attempt's forks and compensate inner calls, last first. Returns what could not be undone."""
+        """Drop the attempt's forks and compensate its effects, last first.
+
+        Returns the effects that could not be undone.
+        """
         attempt.close()
         transaction = attempt.transaction
         if transaction is None:
@@ -404,7 +402,7 @@ class Gate:
         transaction.drop()
         if self.frame.left_to_the_record:
             return ()  # parked, or taken over: the process that continues the run decides
-        self._remember(attempt, transaction)
+        attempt.settle_effect(transaction)
         if attempt.tickets is not None:
             await shielded(answer_for_tickets(attempt, transaction))
         compensated, left = tuple[str, ...](), tuple[str, ...]()
@@ -421,10 +419,10 @@ class Gate:
         return left
 
     async def _again(self, passage: Passage, scope: CancelScope) -> Attempt:
-        """Undo this attempt and begin the next."""
+        """Undo this attempt and start the next one."""
         frame, attempt = self.frame, passage.attempt
         passage.left = (*passage.left, *await self._undo(attempt, "it is run again"))
-        attempt.transaction = None  # already undone, so not to be undone again
+        attempt.transaction = None  # already undone
         another = attempt.next()
         await note_attempt(another, passage.left)
         if scope.interrupted:
@@ -433,9 +431,15 @@ class Gate:
             passage.approved = None
         another.params = passage.call.tool.parse(passage.call.arguments)
         del frame.live[attempt]
-        frame.live[another] = scope.task
+        frame.live[another] = scope
         passage.attempt = another
         return another
+
+    def _count_rerun(self, passage: Passage, error: Conflict) -> None:
+        """Count another run of a call whose approved changes no longer fit, or raise the error if none is left."""
+        if passage.attempt.preview is None or passage.reruns >= _RERUNS:
+            raise error
+        passage.reruns += 1
 
     async def _wait_to_retry(self, attempt: Attempt, error: TransientError) -> None:
         """Wait before the next retry, or raise the error if no retry is left."""
@@ -452,7 +456,7 @@ class Gate:
     # 10
 
     async def _record_end(self, passage: Passage) -> Exception | None:
-        """Record a call that changed nothing. Returns the error if that fails."""
+        """Record the end of a call that is not recorded yet. Returns the error if that fails."""
         if passage.result is None:
             return None
         try:
@@ -468,10 +472,11 @@ class Gate:
             close_policy_context(attempt)
         if passage.reservation is not None:
             passage.reservation.settle()
-        attempt.made_resources = None  # breaks a reference cycle with the attempt
+        if attempt.made_resources is not None:
+            attempt.made_resources = None  # breaks a reference cycle with the attempt
         result: Any = passage.result
         shown, parking = call.tool.shown, frame.parking
-        if parking is None or not parking.parked or passage.recorded:  # else it has not ended
+        if parking is None or not parking.parked or passage.recorded:  # otherwise the call has not ended
             frame.record(
                 ToolInvoked(
                     call.id,

@@ -6,6 +6,7 @@ import asyncio
 import difflib
 from typing import Any
 
+from handrail.cancellation import CancelScope
 from handrail.context import ToolContext, WorkerContext
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import Call
@@ -18,7 +19,7 @@ from handrail.tools.effect import refusal
 
 
 def look_up(attempt: Attempt) -> Tool[Any, Any]:
-    """Return the tool that a call names. Raises `Refused`, with a hint, if no such tool can be called."""
+    """Look up the tool that a call names. Raises `Refused`, with a hint, if there is no such tool."""
     call, tools, workers = attempt.call, attempt.frame.tools, attempt.frame.workers
     tool = call.tool if call.kind.is_part else tools.get(call.name)
     if tool is None and workers is not None:
@@ -36,7 +37,7 @@ def look_up(attempt: Attempt) -> Tool[Any, Any]:
 
 
 def check_nesting(call: Call, outer: Attempt) -> None:
-    """Check that a nested call is within the depth limit and that the outer call's effect allows its effect."""
+    """Check a nested call: the depth limit, and whether the outer call's effect allows its effect."""
     limit = call.frame.options.depth_limit
     if call.depth > limit:
         raise DepthExceededError(call.path, limit)
@@ -48,22 +49,26 @@ def check_nesting(call: Call, outer: Attempt) -> None:
 
 def check_needs(attempt: Attempt, tool: Tool[Any, Any]) -> None:
     if "user" in tool.needs and attempt.wait_for is None:
-        raise CapabilityMissing(tool.name, "wait_for", "Run it where somebody can be asked.")
+        raise CapabilityMissing(
+            tool.name, "wait_for", "Run it with an environment in which a person can be asked."
+        )
     if "model" in tool.needs and attempt.prompt_model is None:
-        raise CapabilityMissing(tool.name, "prompt_model", "Run it where a model stands in for the user.")
+        raise CapabilityMissing(
+            tool.name, "prompt_model", "Run it with an environment in which a model stands in for the user."
+        )
     if "worker" in tool.needs and attempt.worker is None:
         raise CapabilityMissing(
-            tool.name, "a worker", "Run it from one: list it under `tools:` in the worker's file."
+            tool.name, "a worker", "Run it from a worker: list it under `tools:` in the worker's file."
         )
 
 
 def context_in_worker(tool: Tool[Any, Any]) -> type[ToolContext]:
-    """Return the type of context a handler gets in a worker: `WorkerContext`, unless it requires a person or a model."""
+    """Return the context type of a handler in a worker: `WorkerContext`, unless it requires a person or a model."""
     return WorkerContext if tool.context_type is ToolContext else tool.context_type
 
 
 def begin(handler: Any, params: Any, context: ToolContext) -> Any:
-    """Call a synchronous handler. Runs in a thread."""
+    """Call a synchronous handler. This runs in a thread."""
     try:
         return handler(params, context=context)
     except TypeError as error:
@@ -72,14 +77,30 @@ def begin(handler: Any, params: Any, context: ToolContext) -> Any:
 
 
 def refuse_misfit(error: TypeError) -> None:
-    """Raise `SignatureMismatch` if a `TypeError` came from the call itself and not from inside the handler."""
+    """Raise `SignatureMismatch` if a `TypeError` came from the call to the handler and not from inside it."""
     traceback = error.__traceback__
     if traceback is not None and traceback.tb_next is None:
         raise SignatureMismatch(str(error)) from error
 
 
+def start_timers(attempt: Attempt, scope: CancelScope) -> None:
+    """Start the tool's timeout and keep the lease of its job alive, if it has any."""
+    if attempt.frame.lease is not None:
+        attempt.heartbeat.keep(attempt.call.loop)
+    timeout = attempt.tool.timeout
+    if timeout is not None:
+        scope.start_timeout(timeout)
+
+
+def stop_timers(attempt: Attempt, scope: CancelScope) -> None:
+    """Stop what `start_timers` started. Raises `TimedOut` if the timeout ended the handler."""
+    if attempt.frame.lease is not None:
+        attempt.heartbeat.stop()
+    scope.stop_timeout()
+
+
 async def cancelled_after_all() -> None:
-    """Raise the cancellation that a handler swallowed, so that nothing is committed."""
+    """Raise the cancellation that a handler suppressed, so that nothing is committed."""
     import anyio.lowlevel
 
     await anyio.lowlevel.checkpoint_if_cancelled()
@@ -91,7 +112,8 @@ _SIMPLE = (str, int, float, bool, type(None))
 
 def check_result(tool: Tool[Any, Any], result: Any) -> None:
     """Check that a handler's result has the declared type and can be shown."""
-    if not issubclass(type(result), ToolResult):
+    given: type[Any] = type(result)  # pyright: ignore[reportUnknownVariableType]  # whatever it returned
+    if given is not ToolResult and not issubclass(given, ToolResult):
         raise SignatureMismatch(f"its handler returned a {type(result).__name__} instead of a ToolResult")
     value = result.value
     kind = tool.result_class
@@ -105,11 +127,11 @@ def check_result(tool: Tool[Any, Any], result: Any) -> None:
             try:
                 to_json(value)
             except ToolValidationError as error:
-                raise WrongResult(f"what it returned {error}") from None
+                raise WrongResult(f"its return value {error}") from None
 
 
 def _described(value: Any) -> str:
     if isinstance(value, Operation):
-        value.close()  # the error says enough, so no warning is needed
+        value.close()  # the error says enough, so a warning is not needed
         return f"the operation {value.name}, which has not run: its `await` or `.wait()` is missing,"
     return "None" if value is None else f"a {type(value).__name__}"

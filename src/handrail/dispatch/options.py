@@ -1,8 +1,8 @@
-"""`RunOptions`: everything a run is given, from the public call to the gate."""
+"""`RunOptions`: the options of a run, passed from the public call to the gate."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -34,43 +34,43 @@ class SharedArguments(TypedDict, total=False):
     resources: Iterable[Binding[Any]]
     """The resources that tools find with `context.resources.get(...)`."""
     environment: Environment | None
-    """Who takes part and can be asked; None for nobody."""
+    """The environment of the run, in which people can be asked; None for nobody."""
     approvals: ApprovalMode | ApprovalBroker | None
-    """Who decides about approvals; None for the person in the environment, if there is one."""
+    """The broker that decides about approvals; None for the person in the environment, if there is one."""
 
 
 class ResumeArguments(SharedArguments, total=False):
-    """Arguments of `resume` and `resume_stream`. They replace the adapter's own."""
+    """Arguments of `resume` and `resume_stream`. They take precedence over the adapter's own."""
 
     session: Session | None
-    """An empty session with the old id, for slices with rules of their own."""
+    """An empty session with the id of the run's session, for slices that need rules of their own."""
     bus: EventBus | None
     """Receives every event of the run."""
     journal: Journal | None
     """Where the run is recorded."""
     tools: Sequence[Tool[Any, Any]]
-    """Tools added to the prompt's for this run only, under the prompt's policies."""
+    """Tools that this run has in addition to the prompt's, under the prompt's policies."""
 
 
 class RunArguments(ResumeArguments, total=False):
-    """Arguments of `evaluate`, `stream` and `run`. They replace the adapter's own."""
+    """Arguments of `evaluate`, `stream` and `run`. They take precedence over the adapter's own."""
 
     history: Iterable[Message]
     """Earlier messages, placed before the new one."""
     opened: Sequence[str]
-    """Paths of sections that are shown in full from the start."""
+    """Paths of the sections that are shown in full from the start."""
     deadline: Deadline | None
     budget: Budget | BudgetTracker | None
     temperature: float | None
     max_tokens: int | None
-    """Maximum number of tokens in each of the model's answers."""
+    """Maximum number of tokens in each answer of the model."""
     run_id: str | None
     app: str
-    """Where a resumed run finds its prompt, as `module:name`."""
+    """Reference of the form `module:name` to the prompt, from which a resumed run loads it."""
 
 
 class GuardArguments(SharedArguments, total=False):
-    """Arguments of everything that limits how long its tools may wait and how deep they may nest."""
+    """Arguments that limit how long approvals may take and how deep calls may nest."""
 
     approval_seconds: float | None
     """How long an approval may take, in seconds; None for no limit."""
@@ -96,7 +96,7 @@ class GateArguments(HostArguments, total=False):
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The options of one run. They are frozen: `updated`, `tightened` and `nested` return new ones."""
+    """The options of one run. They are frozen: `updated`, `tightened` and `nested` return new options."""
 
     session: Session | None = None
     bus: EventBus | None = None
@@ -116,7 +116,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     clock: Clock = SYSTEM_CLOCK
     new_id: NewId = random_id
 
-    # For this run only: nested runs do not inherit these.
+    # For this run only. Nested runs do not inherit these.
     run_id: str | None = None
     app: str = ""
     params: object = None
@@ -128,27 +128,19 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     max_tokens: int | None = None
 
     def updated(self, verb: str, kind: type, arguments: Mapping[str, Any]) -> RunOptions:
-        """Return these options with the arguments of a call. None means the same as leaving an argument out.
+        """Return these options updated with the arguments of a call. An argument that is None is ignored.
 
-        `kind` is the `TypedDict` with the arguments that `verb` takes. Any other argument raises a `TypeError`
-        that names it. Resources are added to the existing ones.
+        `kind` is the `TypedDict` of the arguments that `verb` takes. Any other argument raises a `TypeError`
+        that names it, and an invalid value raises a `DefinitionError`. Resources are added to the existing
+        ones.
         """
         if not arguments:
             return self
-        known: Mapping[str, Any] = kind.__annotations__
+        check_names(verb, kind, arguments)
         given: dict[str, Any] = {}
         for name, value in arguments.items():
-            if name not in known:
-                import difflib
-
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else f" It takes {', '.join(sorted(known))}."
-                raise TypeError(f"{verb} takes no argument {name!r}.{hint}")
-            if name == "journal" and isinstance(value, str | Path):
-                raise DefinitionError(
-                    f"journal is a {type(value).__name__}. Open it: journal=SqliteJournal({str(value)!r})."
-                )
             if value is not None:
+                check_value(name, value)
                 given[name] = _frozen(name, value)
         if "resources" in given:
             given["resources"] = (*self.resources, *given["resources"])
@@ -163,9 +155,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def tightened(
         self, *, deadline: Deadline | None = None, budget: Budget | None = None, levels: int | None = None
     ) -> RunOptions:
-        """Return these options with further limits. Of two limits the tighter one applies.
+        """Return these options with further limits. The tighter of two limits applies.
 
-        `levels` is how deep calls may nest below a run at the root.
+        `levels` limits how deep calls may nest below a run at the root.
         """
         return self.replace(
             deadline=_earlier(self.deadline, deadline),
@@ -176,15 +168,15 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def nested(
         self, given: RunOptions, tracker: BudgetTracker, depth: int, levels: int | None = None
     ) -> RunOptions:
-        """Return the options of a run nested inside one of this run's calls.
+        """Return the options of a run that is nested in one of this run's calls.
 
-        It inherits session, people, files, resources, journal, lease and clock. Its limits can only be
+        It inherits the session, people, files, resources, journal, lease and clock. Its limits can only be
         tighter: the earlier deadline, a share of what this run may spend (`tracker`), and at most
-        `levels` below `depth`, the depth of its calls. `given` has the nested run's own options, such as its workers.
+        `levels` below `depth`, the depth of its calls. `given` holds the nested run's own options, such as its workers.
         """
         budget = given.budget
         if isinstance(budget, BudgetTracker):
-            raise DefinitionError("budget is a BudgetTracker. Give a run inside a call a Budget of its own.")
+            raise DefinitionError("budget is a BudgetTracker. Pass a Budget to a run inside a call.")
         limited = budget is not None or self.budget is not None
         return given.replace(
             session=self.session,
@@ -202,52 +194,78 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             new_id=self.new_id,
         )
 
-    # Checks, for callers without a type checker.
 
-    def check(self) -> None:
-        """Raise `DefinitionError` for the first option that can't be used."""
-        check_kinds(
-            session=(self.session, Session, "a Session"),
-            filesystem=(self.filesystem, Filesystem, _A_FILESYSTEM),
-            deadline=(self.deadline, Deadline, "a Deadline, for example Deadline.after(60)"),
-            budget=(self.budget, (Budget, BudgetTracker), "a Budget, for example Budget(tool_calls=100)"),
+# --- checks, for callers without a type checker -------------------------------------------------------
+
+
+def check_names(verb: str, kind: type, arguments: Iterable[str]) -> None:
+    """Raise `TypeError` for the first argument that is not in `kind`, the `TypedDict` of the arguments that `verb` takes."""
+    known: Mapping[str, Any] = kind.__annotations__
+    for name in arguments:
+        if name not in known:
+            import difflib
+
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" It takes {', '.join(sorted(known))}."
+            raise TypeError(f"{verb} takes no argument {name!r}.{hint}")
+
+
+_WANTED: Mapping[str, tuple[Any, str]] = {
+    "approvals": ((str, ApprovalBroker), "'interactive', 'approve_all' or 'strict', or an ApprovalBroker"),
+    "app": (str, "a string such as 'module:name'"),
+    "budget": ((Budget, BudgetTracker), "a Budget, for example Budget(tool_calls=100)"),
+    "bus": (EventBus, "an EventBus, with `publish` and `subscribe`"),
+    "clock": (Clock, "a Clock, with `now` and `monotonic`"),
+    "deadline": (Deadline, "a Deadline, for example Deadline.after(60)"),
+    "environment": (
+        Environment,
+        "an instance of Environment or of a subclass; in tests, Person(approve=True)",
+    ),
+    "filesystem": (Filesystem, "a Filesystem: DirectoryFilesystem('folder') or MemoryFilesystem()"),
+    "history": (Iterable, "a list of messages"),
+    "journal": (Journal, "a Journal: SqliteJournal('runs.db') or MemoryJournal()"),
+    "lease": (Lease, "a Lease, with `interval` and `extend`"),
+    "message": (str, "the user's message as a string; values for templates go into `params=`"),
+    "new_id": (Callable, "a function that returns a new id"),
+    "opened": ((str, Iterable), "a list of paths of sections"),
+    "resources": (Iterable, "a list of bindings: [Binding(Database, connect)]"),
+    "run_id": (str, "a string"),
+    "session": (Session, "a Session"),
+    "tools": (Iterable, "a list of tools: [weather]"),
+}
+"""The type that each argument must have, and its description for error messages."""
+
+
+def check_value(name: str, value: Any) -> None:
+    """Raise `DefinitionError` if this value is invalid for the argument of this name."""
+    if name in _WANTED:
+        kind, wanted = _WANTED[name]
+        if isinstance(value, type) and kind is not Callable:
+            raise DefinitionError(
+                f"{name} is the class {value.__name__}. Pass an instance: {value.__name__}()."
+            )
+        if name == "journal" and isinstance(value, str | Path):
+            wanted = f"the journal in it: SqliteJournal({str(value)!r})"
+        check_kinds(**{name: (value, kind, wanted)})
+    elif name == "depth_limit" and (type(value) is not int or value < 0):
+        raise DefinitionError(f"the depth limit {value!r} is invalid. Pass a whole number of at least 0.")
+    elif name == "approval_seconds" and not is_span(value):
+        raise DefinitionError(
+            f"approval_seconds is {value!r}. "
+            "Pass a positive number of seconds after which the approval expires, or None for no limit."
         )
-        _check_environment(self.environment)
-        if type(self.depth_limit) is not int or self.depth_limit < 0:
-            raise DefinitionError(
-                f"a depth limit of {self.depth_limit!r} is not possible. Give a whole number of at least 0."
-            )
-        if self.approval_seconds is not None and not is_span(self.approval_seconds):
-            raise DefinitionError(
-                f"approval_seconds is {self.approval_seconds!r}. "
-                "Give a positive number of seconds after which nobody may approve any more, or None to wait."
-            )
-
-
-_A_FILESYSTEM = "a Filesystem: DirectoryFilesystem('folder') or MemoryFilesystem()"
 
 
 def check_kinds(**given: tuple[object, Any, str]) -> None:
     """Raise `DefinitionError` for the first value of the wrong type. None is always allowed."""
     for name, (value, kind, wanted) in given.items():
-        if value is not None and (isinstance(value, str | bytes) or not isinstance(value, kind)):
-            raise DefinitionError(f"{name} is a {type(value).__name__}. Give {wanted}.")
-
-
-def _check_environment(environment: Any) -> None:
-    if isinstance(environment, type):
-        raise DefinitionError(
-            f"environment is the class {environment.__name__}. Make one: {environment.__name__}()."
-        )
-    if environment is not None and not isinstance(environment, Environment):
-        raise DefinitionError(
-            f"environment is a {type(environment).__name__}, and nobody can be asked through it. "
-            "Give an Environment, a class of your own derived from it; in tests, Person(approve=True)."
-        )
+        is_letters = kind is Iterable and isinstance(value, str | bytes)
+        if value is not None and (is_letters or not isinstance(value, kind)):
+            raise DefinitionError(f"{name} is a {type(value).__name__}. Pass {wanted}.")
 
 
 def _frozen(name: str, value: Any) -> Any:
-    """Return an argument as the options hold it: iterables become tuples."""
+    """Return an argument in the form in which the options hold it. Iterables become tuples."""
     if name == "opened" and isinstance(value, str):
         return (value,)
     return tuple(value) if name in ("resources", "history", "opened", "tools") else value

@@ -1,8 +1,9 @@
-"""Policies: how they check a call, and the context they get."""
+"""Policies: how they check a call, and the context that they get."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,7 +16,7 @@ from handrail.dispatch.views import CallSession, reserved
 from handrail.errors import ContextExpired, EventRefused
 from handrail.events import Fact
 from handrail.operation import Home
-from handrail.protocols import Filesystem, Forkable, PolicyDecision, Slice
+from handrail.protocols import Filesystem, Forkable, PolicyDecision, Slice, ToolPolicy
 from handrail.resources.bindings import CallResources
 from handrail.tools import ToolResult
 
@@ -27,8 +28,8 @@ log = logging.getLogger("handrail.gate")
 class PolicySession(CallSession):
     """The session as a policy sees it.
 
-    Before the handler runs, a policy reads the state that the call will start from and may only log; after
-    it, a policy reads and writes the call's fork, whatever the tool's own effect.
+    Before the handler runs, a policy reads the state from which the call will start, and may only append to
+    logs. Afterwards it reads and writes the call's fork, whatever the tool's own effect.
     """
 
     __slots__ = ()
@@ -51,16 +52,18 @@ class PolicySession(CallSession):
         session = attempt.frame.session
         if not all(target.is_log for target in session.targets_of(event)):
             raise EventRefused(
-                event, "a policy's `check` may only log", "Keep what it counts in a slice of kind 'log'."
+                event,
+                "a policy's `check` may only append to a log",
+                "Keep the policy's counts in a slice of kind 'log'.",
             )
         session.dispatch(event)
 
 
 class PolicyCall(msgspec.Struct, eq=False):
-    """The source of the context that policies get.
+    """The source of the policies' context.
 
-    Before the handler it shows the state that the call will start from; afterwards, the call's changes.
-    Policies may write state even if the tool's effect is only to read.
+    Before the handler runs, it shows the state from which the call will start; afterwards, the call's changes.
+    Policies may write state even if the tool itself may only read.
     """
 
     _attempt: Attempt
@@ -76,7 +79,10 @@ class PolicyCall(msgspec.Struct, eq=False):
         return self._home
 
     def check(self) -> None:
-        """Raise `ContextExpired` once the call is over. That is later than for the handler, since policies see the result."""
+        """Raise `ContextExpired` once the call is over.
+
+        The handler's context expires earlier, since policies see the result.
+        """
         if self._ended:
             raise ContextExpired(self._attempt.id)
 
@@ -84,7 +90,7 @@ class PolicyCall(msgspec.Struct, eq=False):
         return self._attempt.fork(protocol, resource)
 
     def close(self) -> None:
-        """Close the policies' context, because the call is over."""
+        """Close the policies' context when the call is over."""
         self._ended = True
         if self._home is not None:
             self._home.close()
@@ -119,7 +125,7 @@ def close_policy_context(attempt: Attempt) -> None:
 
 
 def policy_resources(attempt: Attempt) -> CallResources | None:
-    """Return the resources that policies made for this attempt, if any."""
+    """Return the resources that the policies created for this attempt; None if there are none."""
     if attempt.policy_context is None:
         return None
     behind: Any = attempt.policy_context._source  # pyright: ignore[reportPrivateUsage]  # made here
@@ -127,54 +133,123 @@ def policy_resources(attempt: Attempt) -> CallResources | None:
 
 
 async def close_resources(attempt: Attempt) -> None:
-    """Close the resources that an attempt and its policies made for themselves."""
+    """Close the resources that an attempt and its policies created for themselves."""
     for resources in (attempt.made_resources, policy_resources(attempt)):
         if resources is not None and not resources.untouched:
             for error in await shielded(resources.close()):
                 log.error("closing a resource of %s raised", attempt.name, exc_info=error)
 
 
-async def check_policies(attempt: Attempt) -> str | None:
-    """Check a call with every policy. All must allow it; one that raises denies. Returns the reason to ask, if any."""
-    asked: str | None = None
-    call, seen = attempt.call, attempt.seen
-    tool, name = call.tool, call.name
+# Most policies decide at once. Both functions below return None then; otherwise they return a coroutine to await.
+
+
+def check_policies(
+    attempt: Attempt, rest: Iterator[ToolPolicy] | None = None, asked: str | None = None
+) -> Coroutine[Any, Any, None] | None:
+    """Check a call with every policy, or with the `rest` of them, and set `attempt.decision`.
+
+    All must allow the call; one that raises denies it. `asked` is the first reason so far to ask for approval.
+    """
+    call, seen, context = attempt.call, attempt.seen, attempt.policy_context
+    tool = call.tool
     if seen is None:  # a copy, so that no policy can change what the handler gets
         seen = attempt.seen = tool.parse_again(attempt.params, call.arguments)
-    attempt.decision = "deny"
-    context = attempt.policy_context
     if context is None:
-        behind: Any = PolicyCall(attempt)  # members that it lacks come from the attempt
+        behind: Any = PolicyCall(attempt)  # members that it does not have come from the attempt
         context = attempt.policy_context = ToolContext(behind)
-    for policy in attempt.frame.policies:
+    rest = rest or iter(attempt.frame.policies)
+    for policy in rest:
         try:
             decision = policy.check(tool, seen, context=context)
-            if not isinstance(decision, PolicyDecision):
-                decision = await await_foreign(decision)
-            kind = decision.kind
         except Exception as error:
-            log.exception("the policy %r raised, or returned no PolicyDecision, on %s", policy.name, name)
-            raise Refused(
-                "denied", f"The policy {policy.name!r} could not decide and so denies {name}."
-            ) from error
-        if kind == "ask":
-            asked = asked or decision.reason or f"{policy.name} asks"
-        elif kind != "allow":  # anything but the three kinds is denied, too
-            raise Refused("denied", f"{name} is not allowed: {decision.reason}")
-    attempt.decision = "allow" if asked is None else f"ask: {asked}"
-    return asked
+            raise _undecided(attempt, policy) from error
+        if not isinstance(decision, PolicyDecision):
+            return _check_waiting(attempt, policy, decision, rest, asked)
+        if decision.kind != "allow":
+            asked = _reason_to_ask(attempt, policy, decision, asked)
+    attempt.decision = "allow" if asked is None else f"{_ASK}{asked}"
+    return None
 
 
-async def tell_policies(attempt: Attempt, result: ToolResult[Any]) -> None:
-    """Tell every policy about a success before it is committed. A policy that raises fails the call."""
+async def _check_waiting(
+    attempt: Attempt,
+    policy: ToolPolicy,
+    waiting: Awaitable[PolicyDecision],
+    rest: Iterator[ToolPolicy],
+    asked: str | None,
+) -> None:
+    """Await the decision of a policy, then check the call with the rest of them."""
+    attempt.decision = "deny"  # unless all of them decide
+    try:
+        decision = await await_foreign(waiting)
+        kind = decision.kind
+    except Exception as error:
+        raise _undecided(attempt, policy) from error
+    if kind != "allow":
+        asked = _reason_to_ask(attempt, policy, decision, asked)
+    waiting_again = check_policies(attempt, rest, asked)
+    if waiting_again is not None:
+        await waiting_again
+
+
+_ASK = "ask: "
+
+
+def reason_to_ask(attempt: Attempt) -> str:
+    """Return why the call needs approval, if the policies neither allow nor deny it."""
+    return attempt.decision.removeprefix(_ASK)
+
+
+def _reason_to_ask(attempt: Attempt, policy: ToolPolicy, decision: PolicyDecision, asked: str | None) -> str:
+    """Return the first reason to ask for approval. Raises `Refused` if the policy denies the call."""
+    if decision.kind != "ask":  # anything but the three kinds is denied, too
+        attempt.decision = "deny"
+        raise Refused("denied", f"{attempt.name} is not allowed: {decision.reason}")
+    return asked or decision.reason or f"{policy.name} asks"
+
+
+def _undecided(attempt: Attempt, policy: ToolPolicy) -> Refused:
+    attempt.decision = "deny"
+    log.exception("the policy %r raised, or returned no PolicyDecision, on %s", policy.name, attempt.name)
+    return Refused("denied", f"The policy {policy.name!r} could not decide and so denies {attempt.name}.")
+
+
+def tell_policies(
+    attempt: Attempt, result: ToolResult[Any], rest: Iterator[ToolPolicy] | None = None
+) -> Coroutine[Any, Any, None] | None:
+    """Tell every policy, or the `rest` of them, about a success before it is committed.
+
+    A policy that raises fails the call.
+    """
     context: Any = attempt.policy_context
-    tool = attempt.call.tool
-    for policy in attempt.frame.policies:
+    tool, seen = attempt.call.tool, attempt.seen
+    rest = rest or iter(attempt.frame.policies)
+    for policy in rest:
         try:
-            told = policy.on_result(tool, attempt.seen, result, context=context)
-            if told is not None:
-                await told
+            told = policy.on_result(tool, seen, result, context=context)
         except Exception as error:
-            raise Refused(
-                "denied", f"The policy {policy.name!r} refused what {attempt.name} did: {error}"
-            ) from error
+            raise _refusing(attempt, policy, error) from error
+        if told is not None:
+            return _tell_waiting(attempt, result, policy, told, rest)
+    return None
+
+
+async def _tell_waiting(
+    attempt: Attempt,
+    result: ToolResult[Any],
+    policy: ToolPolicy,
+    waiting: Awaitable[None],
+    rest: Iterator[ToolPolicy],
+) -> None:
+    """Wait until a policy has taken in the success, then tell the rest of them."""
+    try:
+        await waiting
+    except Exception as error:
+        raise _refusing(attempt, policy, error) from error
+    waiting_again = tell_policies(attempt, result, rest)
+    if waiting_again is not None:
+        await waiting_again
+
+
+def _refusing(attempt: Attempt, policy: ToolPolicy, error: Exception) -> Refused:
+    return Refused("denied", f"The policy {policy.name!r} rejected the result of {attempt.name}: {error}")

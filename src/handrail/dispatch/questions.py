@@ -42,13 +42,13 @@ _HAS_SECRET = (
 
 
 def wait_for(attempt: Attempt) -> WaitFor:
-    """Return the verb `wait_for` of one call."""
+    """Return the `wait_for` verb of one call."""
 
     def verb(kind: str, payload: object, schema: Any, *, timeout: float | None = None) -> Operation[Any]:
         attempt.home.check()
         if timeout is not None and not is_span(timeout):
             raise DefinitionError(
-                f"wait_for({kind!r}): the timeout is {timeout!r}. Give a positive number of seconds, or None to wait."
+                f"wait_for({kind!r}): the timeout is {timeout!r}. Pass a positive number of seconds, or None for no timeout."
             )
         number = attempt.next_verb(f"wait_for {kind}")
         return Operation(
@@ -79,7 +79,7 @@ async def ask_value(
     wanted: Schema[Any],
     timeout: float | None = None,
 ) -> Any:
-    """Ask somebody for a value, and accept only an answer that fits the schema."""
+    """Ask a person for a value. Only an answer that matches the schema is accepted."""
     question = question_of(
         attempt, attempt.question_id(number), of, kind, message, payload, wanted.json_schema, timeout
     )
@@ -115,7 +115,7 @@ async def put(attempt: Attempt, question: Question, wanted: Schema[Any]) -> Answ
 
 @contextmanager
 def waiting_for_a_person(asks: Attempt) -> Generator[None]:
-    """Pause the call's timeout, and every deadline that pauses, while a person decides."""
+    """Pause the call's timeout, and every deadline that can pause, while a person decides."""
     parking = asks.frame.parking
     if parking is not None:
         parking.asks()
@@ -123,11 +123,12 @@ def waiting_for_a_person(asks: Attempt) -> Generator[None]:
     deadlines: list[Deadline] = []
     attempt: Attempt | None = asks
     while attempt is not None:
-        if attempt.scope is not None:
-            resume.append(attempt.scope.pause())
+        scope = attempt.frame.live.get(attempt)
+        if scope is not None:
+            resume.append(scope.pause())
         deadline = attempt.frame.deadline
         if deadline is not None and deadline not in deadlines:
-            deadlines.append(deadline)  # deadlines of outer runs pause as well
+            deadlines.append(deadline)  # the deadlines of outer runs pause as well
         attempt = attempt.parent
     for deadline in deadlines:
         deadline.pause()
@@ -146,7 +147,7 @@ def waiting_for_a_person(asks: Attempt) -> Generator[None]:
 
 
 class CallAsker:
-    """Asks an environment on behalf of one call. If a question stays open, the call waits and its run may be parked."""
+    """Asks an environment on behalf of one call. While a question is open the call waits, and its run may be parked."""
 
     __slots__ = ("_attempt", "_environment")
 
@@ -155,7 +156,10 @@ class CallAsker:
         self._environment = environment
 
     async def ask(self, question: Question, /) -> Answer:
-        """Return the environment's answer. If it leaves the question open, wait until it is answered or the run ends."""
+        """Return the environment's answer.
+
+        If it leaves the question open, wait until the question is answered or the run ends.
+        """
         answer = await self._environment.ask(question)
         if answer is not None:
             return answer
@@ -164,7 +168,7 @@ class CallAsker:
         attempt = self._attempt
         parking = attempt.frame.parking
         if parking is None:
-            raise QuestionCancelled(question.name)  # without a journal, nobody can answer later
+            raise QuestionCancelled(question.name)  # without a journal nobody can answer later
         attempt.waiting += 1
         try:
             parking.consider()
@@ -173,7 +177,7 @@ class CallAsker:
             attempt.waiting -= 1
 
     def _is_held_by_secret(self) -> bool:
-        """Return whether the call, or one around it, was given a secret, and so can't be parked."""
+        """Return whether the call can't be parked, because it or an outer call was given a secret."""
         attempt: Attempt | None = self._attempt
         while attempt is not None and not was_given_secret(attempt):
             attempt = attempt.parent
@@ -181,7 +185,7 @@ class CallAsker:
 
 
 async def note_verb(attempt: Attempt, number: int, verb: str) -> None:
-    """Record which verb a handler uses, before the verb's value is known."""
+    """Record which verb a handler uses, before the verb has a value."""
     await attempt.frame.log.note_verb(attempt.place.child(number), verb)
 
 
@@ -207,13 +211,13 @@ def question_of(
     timeout: float | None,
     decision_keys: DecisionKeys | None = None,
 ) -> Question:
-    """Return an attempt's question. Its digest binds the answer to everything the question is about."""
+    """Create an attempt's question. Its digest binds the answer to everything that the question is about."""
     frame = attempt.frame
     now = frame.clock.now()
     try:
         shown = to_json(payload)
     except ToolValidationError as error:
-        raise ToolError(f"what {attempt.name} wants to ask can't be shown: {error}") from None
+        raise ToolError(f"the question of {attempt.name} can't be shown: {error}") from None
     payload = pydantic_core.from_json(shown)
     rows = [[row.name, row.whole] for row in rows_of_payload(kind, payload)]
     message = exact(message)  # it may quote what a model wrote
@@ -245,7 +249,10 @@ def question_of(
 
 
 def _text(arguments: Any) -> str:
-    """Return the arguments including secrets. They only go into the digest, which does not reveal them."""
+    """Return the arguments as text, including secrets.
+
+    The text is used only for the digest, which does not reveal them.
+    """
     return arguments.decode() if isinstance(arguments, bytes) else str(arguments)
 
 

@@ -1,6 +1,6 @@
-"""Tickets: signed texts with which another process can run a call's tool, within a share of its budget.
+"""Tickets: signed texts with which another process can run a call's tool, within a share of the call's budget.
 
-Work done under a call's tickets is deposited in the journal and applied when the call ends.
+Work done under a ticket is deposited in the journal and applied when the call ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SMALLEST = Decimal("0.000001")
 
 
 class GivenTicket:
-    """A ticket that a call issued, and the share of the budget reserved for it."""
+    """A ticket that a call has issued, with the share of the budget reserved for it."""
 
     __slots__ = ("number", "place", "reserved", "share")
 
@@ -50,10 +50,10 @@ def give_ticket(attempt: Attempt) -> str:
     run_log = frame.log
     if not run_log.is_kept:
         raise NotSupported(
-            "ticket", "Give the run a journal that other processes can reach: Adapter(model, journal=...)."
+            "ticket", "Give the run a journal that other processes can open: Adapter(model, journal=...)."
         )
     if attempt.kind.undoes or not attempt.let_through:
-        raise NotSupported("ticket", "Only the handler of a tool can give one out.")
+        raise NotSupported("ticket", "Only a tool's handler can issue a ticket.")
     attempt.check()
     number = attempt.next_verb("ticket")
     given = GivenTicket(number, attempt.place.child(number))
@@ -75,7 +75,7 @@ def give_ticket(attempt: Attempt) -> str:
     if attempt.tickets is None:
         attempt.tickets = []
     attempt.tickets.append(given)
-    if first != text:  # the handler was entered before, and the first ticket's share may be in use
+    if first != text:  # the handler was entered before, and the share of the first ticket may be in use
         ticket = msgspec.structs.replace(ticket, budget=Ticket.open(first, frame.people.key).budget)
         text = ticket.seal(frame.people.key)
     if frame.budget is not None:
@@ -93,7 +93,7 @@ def share_of(ticket: Ticket) -> dict[str, Any]:
 
 
 def _half_of(budget: BudgetTracker) -> dict[str, float]:
-    """Return half of what remains of every limited unit, rounded down."""
+    """Return half of the remaining amount of every limited unit, rounded down."""
     found: dict[str, float] = {}
     for unit, left in budget.left().items():
         half = max(left, 0) // 2 if isinstance(left, int) else max(left, Decimal(0)) / 2
@@ -107,15 +107,17 @@ def _half_of(budget: BudgetTracker) -> dict[str, float]:
 async def take_up_tickets(attempt: Attempt) -> None:
     """Close the tickets of a call whose handler has succeeded, and apply the work done under them.
 
-    Each deposit is applied as an inner call that has just finished, in the order the tickets were issued. If
-    one no longer fits, this raises, and the call must undo or report all of them.
+    Each deposit is applied as if it were an inner call that has just finished, in the order in which the
+    tickets were issued. If a deposit conflicts with newer changes, this raises, and the call must undo or
+    report all of them.
     """
     found = await shielded(_close(attempt))
     transaction = attempt.open_transaction
     for number, (given, deposit) in enumerate(found):
         if deposit is None:
             log.warning(
-                "a ticket of %s was being redeemed when its call ended, and counts for nothing", attempt.id
+                "a ticket of %s was still being redeemed when its call ended, so its work is discarded",
+                attempt.id,
             )
             _name_unknown(attempt, transaction)
             continue
@@ -130,10 +132,10 @@ async def take_up_tickets(attempt: Attempt) -> None:
 
 
 async def answer_for_tickets(attempt: Attempt, transaction: Transaction) -> None:
-    """Close the tickets of a failed call, and undo or report everything that was done under them."""
+    """Close the tickets of a failed call, and undo or report the work done under them."""
     try:
         _settle_all(attempt, transaction, await _close(attempt))
-    except Exception:  # everything else is still undone
+    except Exception:  # the rest is still undone
         log.exception("the tickets of %s could not be closed", attempt.id)
 
 
@@ -170,14 +172,14 @@ def _settle_all(
 
 
 def _name_unknown(attempt: Attempt, transaction: Transaction) -> None:
-    """Report a redemption that never finished, if its effects can't be rolled back."""
+    """Report a redemption that never finished, unless its effects can be rolled back."""
     if not EFFECTS[attempt.tool.effect].transactional:
         what = f"{attempt.name} (under a ticket: it is not known whether it was done)"
         transaction.settle(Settled(what, attempt.id))
 
 
 def _inner_of(attempt: Attempt, given: GivenTicket) -> Attempt:
-    """Return a call that was made elsewhere under a ticket, as an inner call of this one."""
+    """Return a call that was made elsewhere under a ticket as an inner call of this one."""
     call = attempt.call
     inner = Call(
         call.gate,

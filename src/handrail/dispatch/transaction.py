@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Settled:
-    """A call's effect on the world, which a rollback must compensate or report."""
+    """An effect of a call on the world, which a rollback must compensate or report."""
 
     __slots__ = ("call_id", "params", "place", "tool", "value", "what")
 
@@ -44,28 +44,28 @@ class Settled:
         self.params = params
         self.value = value
         self.place = place
-        """Place in the run of the call to be compensated."""
+        """The place in the run of the call that is compensated."""
 
 
 NOTHING: list[Fork] = []
 
 
 class Transaction(msgspec.Struct, eq=False):
-    """The forks that one call works on. They are made on first use, so a call that uses none costs nothing.
+    """The forks that one call works on. They are created on first use, so a call that needs none has no cost.
 
-    Inside another call's transaction, forks are made of that call's forks and are committed into them.
+    Inside another call's transaction, forks are made from that call's forks and are committed into them.
     """
 
     _root: Session
     owner: str
-    """The name of the tool, for the forks' errors."""
+    """The name of the tool, for error messages of the forks."""
     writable: bool
     parent: Transaction | None = None
     settled: list[Settled] | None = None
     touched: list[Fork] = NOTHING
-    """The forks made so far, with everything the call has read or changed. A rollback drops them."""
+    """The forks created so far, with everything that the call has read or changed. A rollback drops them."""
     durable: list[DurableFork] | None = None
-    """The forks that outlive the process. They are applied first, since they may still refuse."""
+    """The forks that outlive the process. They are applied first, because applying them may still fail."""
     closed: bool = False
     _session: SessionFork | None = None
     _forks: dict[int, Any] | None = None
@@ -111,11 +111,14 @@ class Transaction(msgspec.Struct, eq=False):
         return [] if self._session is None else self._session.events
 
     def reads(self) -> list[str]:
-        """Return the slices and paths the call read, by name. They decide whether an earlier call can be undone."""
+        """Return the names of the slices and paths that the call read.
+
+        They decide whether an earlier call can be undone.
+        """
         return [place for fork in self.touched for place in fork.read_places()]
 
     def writes(self) -> list[str]:
-        """Return the slices and paths the call changed, by name."""
+        """Return the names of the slices and paths that the call changed."""
         return [place for fork in self.touched for place in fork.written_places()]
 
     def file_diff(self) -> str:
@@ -123,7 +126,7 @@ class Transaction(msgspec.Struct, eq=False):
         return "".join(fork.diff() or "" for fork in self.durable or ())
 
     def stale(self) -> tuple[str, ...]:
-        """Return what the call read that has been changed by somebody else since."""
+        """Return what the call has read that was changed by others since."""
         found: tuple[str, ...] = ()
         for fork in self.touched:
             places = fork.stale()
@@ -132,7 +135,7 @@ class Transaction(msgspec.Struct, eq=False):
         return found
 
     def seal(self) -> None:
-        """Refuse further changes in every fork, so that exactly what is shown now is applied later."""
+        """Make every fork refuse further changes, so that exactly what is shown now is applied later."""
         for fork in self.touched:
             fork.seal()
 
@@ -143,7 +146,7 @@ class Transaction(msgspec.Struct, eq=False):
             fork.prepare()
 
     def apply(self) -> None:
-        """Apply every fork, without failing or waiting. If there are durable forks, use `apply_all`."""
+        """Apply every fork. This neither fails nor waits. If there are durable forks, use `apply_all`."""
         for fork in self.touched:
             fork.apply()
 
@@ -159,7 +162,7 @@ class Transaction(msgspec.Struct, eq=False):
         return [manifest for manifest in staged if manifest is not None]
 
     def apply_durable(self, synced: bool = False) -> None:
-        """Apply the durable forks. If this raises, none is applied."""
+        """Apply the durable forks. If this raises, none of them is applied."""
         done: list[DurableFork] = []
         try:
             for fork in self.durable or ():
@@ -187,7 +190,7 @@ class Transaction(msgspec.Struct, eq=False):
             fork.revert()
 
     def publish(self) -> None:
-        """Publish the call's state events. Called once they are part of the session itself."""
+        """Publish the call's state events, once they are part of the session itself."""
         if self._session is not None:
             self._session.publish()
 
@@ -203,7 +206,7 @@ class Transaction(msgspec.Struct, eq=False):
             raise ContextExpired(self.owner)
 
     def settle(self, done: Settled) -> None:
-        """Remember an inner call's effect on the world."""
+        """Record an inner call's effect on the world, for a rollback of this transaction."""
         if self.settled is None:
             self.settled = []
         self.settled.append(done)
@@ -215,7 +218,7 @@ class Transaction(msgspec.Struct, eq=False):
 
 
 def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
-    """Return the transaction of one attempt at a call, inside the outer call's transaction if there is one."""
+    """Create the transaction of one attempt at a call, inside the outer call's transaction if there is one."""
     call, writable = attempt.call, EFFECTS[tool.effect].writes
     parent = None if call.parent is None else call.parent.transaction
     return Transaction(attempt.frame.session, call.name, writable, parent)
@@ -230,11 +233,14 @@ def key_of(attempt: Attempt, journal: str = "") -> CallKey:
 # --- one commit at a time ----------------------------------------------------------------------------
 
 _WAIT = 0.001
-"""Seconds between two attempts to take a lock that another event loop holds."""
+"""Seconds to wait before trying again to take a lock that another event loop holds."""
 
 
 class CommitLock:
-    """Allows one commit at a time to a session. Fair among the tasks of a loop, exclusive among loops."""
+    """A lock that allows one commit at a time to a session.
+
+    It is fair among the tasks of a loop and exclusive among loops.
+    """
 
     def __init__(self) -> None:
         self._between_loops = threading.Lock()
@@ -265,7 +271,7 @@ _locks: WeakKeyDictionary[Session, CommitLock] = WeakKeyDictionary()
 
 
 def commit_lock_of(session: Session) -> CommitLock:
-    """Return the session's commit lock, the same for every caller."""
+    """Return the session's commit lock. All callers share one object."""
     lock = _locks.get(session)
     if lock is None:
         lock = _locks.setdefault(session, CommitLock())

@@ -1,4 +1,4 @@
-"""Turns: the calls of one model answer, run concurrently, except tools that run alone."""
+"""Turns: the calls of one model answer. They run concurrently, except those of tools that must run alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class OpenTurn:
-    """The calls of a turn. Each has exactly one result, no matter how `run()` ends."""
+    """The calls of one turn. Each gets exactly one result, no matter how `run()` ends."""
 
     __slots__ = ("_calls", "_gate")
 
@@ -44,7 +44,7 @@ class OpenTurn:
         ]
 
     def run(self) -> Coroutine[Any, Any, BaseException | None]:
-        """Run all calls. Returns the error that ends the run, if any."""
+        """Run all calls. Returns the error that ends the run; None if there is none."""
         if len(self._calls) == 1:
             return _run_one(self._gate, self._calls[0])
         return self._run_groups()
@@ -67,9 +67,9 @@ class OpenTurn:
 
 
 async def run_turn(gate: Gate, calls: Sequence[ToolCall], message_id: str | None = None) -> Turn:
-    """Run the calls of one turn. Whatever happens, each of them has exactly one result.
+    """Run the calls of one turn. Each gets exactly one result, whatever happens.
 
-    A call that ends the run cancels its siblings; each of them still gets its result.
+    A call that ends the run cancels the other calls of the turn, which still get their results.
     """
     turn = OpenTurn(gate, calls, message_id)
     ending = await turn.run()
@@ -77,7 +77,7 @@ async def run_turn(gate: Gate, calls: Sequence[ToolCall], message_id: str | None
 
 
 def _groups(gate: Gate, calls: list[Passage]) -> Iterator[list[Passage]]:
-    """Yield groups of neighbouring calls that run together. A call that runs alone is its own group."""
+    """Yield groups of consecutive calls that run together. A call that must run alone is a group of its own."""
     group: list[Passage] = []
     for each in calls:
         tool = gate.frame.tools.get(each.call.name)
@@ -94,7 +94,7 @@ def _groups(gate: Gate, calls: list[Passage]) -> Iterator[list[Passage]]:
 
 async def _run_one(gate: Gate, passage: Passage) -> BaseException | None:
     try:
-        await gate.carry(passage)
+        await gate.pass_through(passage.call, passage)
     except asyncio.CancelledError:
         raise
     except BaseException as error:
@@ -106,7 +106,7 @@ async def _run_group(gate: Gate, group: list[Passage]) -> BaseException | None:
     if len(group) == 1:
         return await _run_one(gate, group[0])
     loop = asyncio.get_running_loop()
-    tasks = [loop.create_task(gate.carry(each)) for each in group]
+    tasks = [loop.create_task(gate.pass_through(each.call, each)) for each in group]
     waiting = set(tasks)
     try:
         while waiting:
@@ -125,5 +125,5 @@ async def _run_group(gate: Gate, group: list[Passage]) -> BaseException | None:
 
 def _result_of(each: Passage) -> ToolResult[Any]:
     if each.result is None:
-        return ToolResult.error(f"{each.call.name} was not run: the turn was stopped before it.")
+        return ToolResult.error(f"{each.call.name} did not run: the turn was stopped first.")
     return each.result

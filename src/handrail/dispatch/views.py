@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class CallBus:
-    """The event bus as a tool sees it. A tool can only publish its own events."""
+    """The event bus as a tool sees it. A tool can publish only its own events."""
 
     __slots__ = ("_attempt",)
 
@@ -34,13 +34,16 @@ class CallBus:
         self._attempt.emit(event)
 
     def subscribe(self, kind: type[T], listener: Callable[[T], None], /) -> Callable[[], None]:
-        """Subscribe to events of one type, even beyond the end of the call. Returns a function that unsubscribes."""
+        """Subscribe to events of one type.
+
+        Returns a function that unsubscribes; the subscription may outlive the call.
+        """
         self._attempt.home.check()
         return self._attempt.frame.session.dispatcher.subscribe(kind, listener)
 
 
 class CallSession:
-    """The session as a tool sees it: reads and dispatches go to the call's fork."""
+    """The session as a tool sees it. Reads and dispatches go to the call's fork."""
 
     __slots__ = ("_attempt",)
 
@@ -79,13 +82,13 @@ class CallSession:
             raise EffectRefused(
                 attempt.name,
                 attempt.tool.effect,
-                f"it may not dispatch {type(event).__name__}: that takes effect='staged'",
+                f"it may not dispatch {type(event).__name__}, which requires effect='staged'",
             )
         transaction.session.dispatch(event)
 
 
 class CallApprovals:
-    """The run's approvals as a tool sees them: read-only."""
+    """The run's approvals as a tool sees them, read-only."""
 
     __slots__ = ("_attempt",)
 
@@ -97,7 +100,7 @@ class CallApprovals:
         return self._attempt.frame.people.mode
 
     def list(self) -> tuple[ApprovalRemembered, ...]:
-        """Return the remembered decisions of this session that were not revoked."""
+        """Return the remembered decisions of this session that have not been revoked."""
         self._attempt.check()
         return remembered_in(self._attempt.frame.session)
 
@@ -112,7 +115,7 @@ class CallSignal:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the call must stop. It stays true after the call, for a thread that outlives it."""
+        """Whether the call must stop. It stays true after the call, for a thread that outlives the call."""
         return self._attempt.stopped or self._attempt.frame.cancellation.cancelled
 
     def wait(self) -> Operation[None]:

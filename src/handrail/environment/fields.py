@@ -181,7 +181,7 @@ def _parse_null(schema: JsonSchema, typed: str) -> None:
 
 
 def _parse_any(schema: JsonSchema, typed: str) -> Any:
-    """Parse a line as JSON, or else take it as text."""
+    """Parse a line as JSON; if it is not JSON, return it as text."""
     try:
         return json.loads(typed, parse_constant=_refuse_constant)
     except ValueError:

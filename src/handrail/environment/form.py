@@ -1,6 +1,6 @@
-"""Forms made from a JSON Schema and filled in line by line.
+"""Forms built from a JSON Schema and filled in line by line.
 
-The form for approving a call shows the call, what it would change, and the choices. A choice is a key and
+The form for approving a call shows the call, its changes, and the choices. A choice is a key followed by
 Enter. Enter alone decides nothing, so nothing is approved by accident.
 """
 
@@ -52,7 +52,7 @@ class Dialog(Protocol):
 
 
 class _Nothing:
-    """Marks the absence of a value. Null is a value."""
+    """Marks the absence of a value, since null is a value."""
 
 
 NOTHING = _Nothing()
@@ -290,7 +290,7 @@ MESSAGE_LINES = 20
 
 
 class Choice(NamedTuple):
-    """A choice: its key, and the answer it gives."""
+    """A choice: its key, and the answer that it stands for."""
 
     key: str
     words: str
@@ -299,7 +299,7 @@ class Choice(NamedTuple):
 
 
 def list_choices(question: Question) -> list[Choice]:
-    """Return the possible answers to an approval. Each scope on offer has its own number."""
+    """Return the possible answers to an approval request. Each offered scope has its own number."""
     payload = _payload(question)
     found = [Choice("y", "yes, once", {"approved": True})]
     remembers = "scopes" in payload or "remember" in cast(

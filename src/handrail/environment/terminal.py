@@ -32,7 +32,7 @@ class Keyboard:
         self._typed = b""
 
     async def line(self) -> str | None:
-        """Read the next line without its line end, or return None for Ctrl-D.
+        """Read the next line without its line end. Returns None for Ctrl-D.
 
         Only Enter sends what was typed.
         """
@@ -56,7 +56,7 @@ class Keyboard:
         return typed.decode("utf-8", "replace").rstrip("\r")
 
     def clear(self) -> None:
-        """Discard everything typed so far, because it can't be meant for a question that is not shown yet."""
+        """Discard everything typed so far, because it can't be meant for a question that has not been shown yet."""
         import termios
 
         self._typed = b""

@@ -1,4 +1,4 @@
-"""Text for a terminal: escapes what a reader would not see, and styles Handrail's own text.
+"""Text for a terminal: escapes characters that a reader would not see, and styles Handrail's own text.
 
 All text from a model, a tool or a file is escaped here before it is shown, so it can neither move the
 cursor nor change colours. Control characters, escape sequences, invisible characters and marks that change

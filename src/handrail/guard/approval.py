@@ -1,4 +1,4 @@
-"""The approval broker, which decides, at the root of a run, the requests that policies make."""
+"""The approval broker, which decides the requests that policies make, at the root of a run."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Broker:
             answer = await self._ask(request, environment)
             if answer is not None:
                 return decision(answer, request)
-            await self._questions.withdraw(request.question.id)  # nothing waits for its answer any more
+            await self._questions.withdraw(request.question.id)  # nothing is waiting for its answer any more
 
     async def _ask(self, request: ApprovalRequest, environment: Environment) -> Answer | None:
         """Return the answer to a request; None if the request was withdrawn because a new decision covers it."""
@@ -160,7 +160,7 @@ def _checked(value: Any, request: ApprovalRequest) -> ApprovalAnswer:
 
 
 def decision(answer: Answer, request: ApprovalRequest) -> Approval:
-    """Return the approval that an answer means. It is remembered if the answer says so."""
+    """Return the approval that an answer stands for. It is remembered if the answer says so."""
     if answer.outcome != "answered":
         outcomes: dict[str, ApprovalOutcome] = {"declined": "denied", "timed out": "timed out"}
         return Approval(False, answer.reason, answer.by, outcomes.get(answer.outcome, "cancelled"))

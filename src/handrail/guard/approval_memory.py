@@ -31,7 +31,7 @@ from handrail.session.serialization import decode_item, said_in
 from handrail.tools import Tool
 
 Asks = Literal["call", "message", "permission"]
-"""What asks: a policy about a call, `request_approval`, or `request_permission`."""
+"""What makes a request: a policy about a call, `request_approval`, or `request_permission`."""
 
 NEVER_REMEMBERED = frozenset({"worker.create"})
 """Capabilities that are asked about every time. No answer applies to a second call."""
@@ -44,7 +44,7 @@ _PLAIN = re.compile(r"[\w.@+-]+(/[\w.@+-]+)*", re.ASCII)
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """A set of calls that a person can agree to, described by a text, and its key."""
+    """A set of calls that a person can agree to, with its description and its key."""
 
     words: str
     key: str
@@ -88,8 +88,8 @@ def coverage_of(
     """Return the keys of a request.
 
     `whose` is the session's id and principal; `arguments` are those that were sent and `shown` what a person
-    sees of them; `paths` are the normalised paths it names, None if they are not known; `spelled` maps each
-    path as it was written to its normal form; `secret` keys the digests of arguments that are not shown in
+    sees of them; `paths` are the normalised paths that the call names, None if they are not known; `spelled` maps
+    each path as it was written to its normal form; `secret` keys the digests of arguments that are not shown in
     full, so that nobody can guess them from the keys.
     """
     secret = _KEY if secret is None else secret
@@ -160,7 +160,7 @@ def _common(folders: Sequence[str]) -> str:
 
 
 def _said(text: str, end: str = "") -> str:
-    """Return a name from a call as it appears in our text: quoted unless it is plain."""
+    """Return a name from a call in the form in which our texts show it: quoted unless it is plain."""
     return f"{text}{end}" if _PLAIN.fullmatch(text) else json.dumps(f"{text}{end}")
 
 
@@ -222,7 +222,7 @@ class ApprovalMemory:
         if not isinstance(session, Session):  # pyright: ignore[reportUnnecessaryIsInstance]  # a tool's view is none
             raise DefinitionError(
                 f"approvals are remembered by a Session, and this is a {type(session).__name__}. "
-                "Give the session of the run; a tool's view of it can't change them."
+                "Pass the session of the run; a tool's view of it can't change them."
             )
         self._session = session
         self._clock = clock
@@ -279,7 +279,7 @@ def _record(session: Session, fact: ApprovalRemembered | ApprovalRevoked) -> Non
 class Recall:
     """What a session remembers about one request, and how an answer to it is remembered.
 
-    `cover` returns the keys of the request for a session id: this session's, or that of a denial's origin.
+    `cover` returns the keys of the request for a session id, which is this session's or that of a denial's origin.
     """
 
     __slots__ = ("_clock", "_cover", "_question", "_session", "is_open", "used")
@@ -292,7 +292,7 @@ class Recall:
         self._cover = cover
         self._clock = clock
         self.is_open = False
-        """Whether somebody was asked before and may still be looking at the request. If so, only they decide."""
+        """Whether a person was asked before and may still be looking at the request. If so, only they decide."""
         self.used: ApprovalRemembered | None = None
         """The remembered decision that decided the request, if one did."""
 
@@ -330,7 +330,7 @@ class Recall:
 
 
 class RecordedDecisions:
-    """One session's decisions in one journal."""
+    """The decisions of one session in one journal."""
 
     __slots__ = ("_journal", "_session")
 
@@ -345,7 +345,7 @@ class RecordedDecisions:
         self._journal.decisions.write(written(decision, session.id, session.principal), run_id=made_in)
 
     async def read(self) -> None:
-        """Add the decisions that only the journal has to the session."""
+        """Load the decisions that only the journal has into the session."""
         session = self._session
         recorded = await self._journal.decisions.read(session.id, session.principal)
         known = _known(session)

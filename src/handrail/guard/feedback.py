@@ -57,11 +57,11 @@ class Trigger:
 
     def __post_init__(self) -> None:
         if self.calls is None and self.seconds is None and self.event is None:
-            raise DefinitionError("a trigger without a condition never fires. Give calls, seconds, or event.")
+            raise DefinitionError("a trigger without a condition never fires. Pass calls, seconds, or event.")
         if self.calls is not None and self.calls < 1:
-            raise DefinitionError(f"every {self.calls!r} calls is never. Give a whole number of at least 1.")
+            raise DefinitionError(f"every {self.calls!r} calls is never. Pass a whole number of at least 1.")
         if self.seconds is not None and not is_span(self.seconds):
-            raise DefinitionError(f"every {self.seconds!r} seconds is not a time. Give a positive number.")
+            raise DefinitionError(f"every {self.seconds!r} seconds is not a time. Pass a positive number.")
 
 
 class FeedbackProvider(Protocol):
@@ -147,7 +147,7 @@ class FilesThere:
 
     def __init__(self, *paths: str, cap: int = CAP, name: str = "files") -> None:
         if not paths:
-            raise DefinitionError("FilesThere() names no file. Give at least one.")
+            raise DefinitionError("FilesThere() names no file. Pass at least one.")
         self.paths, self.cap, self.name = paths, cap, name
 
     def missing(self, state: RunState, /) -> str | None:
@@ -166,7 +166,7 @@ class OutputFilled:
 
     def __init__(self, *fields: str, cap: int = CAP, name: str = "output") -> None:
         if not fields:
-            raise DefinitionError("OutputFilled() names no field. Give at least one.")
+            raise DefinitionError("OutputFilled() names no field. Pass at least one.")
         self.fields, self.cap, self.name = fields, cap, name
 
     def missing(self, state: RunState, /) -> str | None:
@@ -191,7 +191,7 @@ class CommandPassing:
     def __init__(self, shell: Shell, *argv: str, cap: int = CAP, name: str = "command") -> None:
         if not argv:
             raise DefinitionError(
-                "CommandPassing(shell) runs nothing. Give the command: CommandPassing(shell, 'make')."
+                "CommandPassing(shell) runs nothing. Pass the command: CommandPassing(shell, 'make')."
             )
         shell.rules.check(argv)
         self._shell = shell
@@ -220,7 +220,7 @@ class _Composed:
 
     def __init__(self, checkers: tuple[CompletionChecker, ...], cap: int, how: str) -> None:
         if not checkers:
-            raise DefinitionError(f"{how}_of() has nothing to check. Give at least one checker.")
+            raise DefinitionError(f"{how}_of() has nothing to check. Pass at least one checker.")
         self.checkers = checkers
         self.cap = cap
         self.name = f"{how} of ({', '.join(checker.name for checker in checkers)})"
@@ -251,5 +251,5 @@ def any_of(*checkers: CompletionChecker, cap: int = CAP) -> CompletionChecker:
 
 
 async def answer_of(answer: Any) -> str | None:
-    """Return the answer of a provider or checker, and await it if necessary."""
+    """Return the answer of a provider or checker, after awaiting it if necessary."""
     return await answer if inspect.isawaitable(answer) else answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Awaitable, Collection, Hashable, Mapping
+from collections.abc import Awaitable, Collection, Hashable, Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -30,7 +30,7 @@ def _policy_key(note: Any) -> Hashable:
 
 @kept(key=_policy_key)
 class PolicyNote(msgspec.Struct, frozen=True):
-    """Something a policy remembers. It is undone with the call that led to it."""
+    """A note that a policy keeps. It is undone with the call that led to it."""
 
     policy: str
     key: str
@@ -38,7 +38,7 @@ class PolicyNote(msgspec.Struct, frozen=True):
 
 
 class CallCounted(msgspec.Struct, frozen=True):
-    """A call counts towards a rate, whatever its result."""
+    """A call that counts towards a rate, whatever its result."""
 
     policy: str
     call: str
@@ -48,7 +48,10 @@ class CallCounted(msgspec.Struct, frozen=True):
 
 
 def _within(window: float, at: float, now: float) -> bool:
-    """Return whether `at` lies in the window. A time far ahead comes from another machine's clock."""
+    """Return whether `at` lies within the window of `now`.
+
+    A time far in the future comes from another machine's clock.
+    """
     return abs(now - at) < window
 
 
@@ -95,7 +98,7 @@ class SequentialDependencyPolicy:
         for tool, others in needs.items():
             if isinstance(others, str):
                 raise DefinitionError(
-                    f"policy {name!r}: {tool!r} needs a text, {others!r}. Give a set of tool names: {{{others!r}}}."
+                    f"policy {name!r}: {tool!r} needs a set, not the string {others!r}. Pass a set of tool names: {{{others!r}}}."
                 )
             if tool in others:
                 raise DefinitionError(
@@ -242,12 +245,29 @@ class CapabilityPolicy(_CheckOnly):
                 )
         if isinstance(scope, str):
             raise DefinitionError(
-                f"policy {name!r}: the scope is a text. Give a list of folders: [{scope!r}]."
+                f"policy {name!r}: the scope is a string. Pass a list of folders: [{scope!r}]."
             )
         self.name = name
         self._verdicts: dict[str, Verdict] = dict(verdicts or {})
         self._effects: dict[Effect, Verdict] = dict(effects or {})
         self._scope = tuple(parse_path(folder).path for folder in scope)
+
+    def check_tools(self, tools: Iterable[Tool[Any, Any]]) -> None:
+        """Raise `DefinitionError` for a misspelt capability, once the tools are known.
+
+        It matches none of them, while one has a capability that is spelt almost the same and is not named.
+        """
+        used = {word for tool in tools for word in tool.capabilities}
+        for word in sorted(self._verdicts.keys() - used):
+            start = word[: word.rfind(".") + 2]  # typing errors are rare in a word's first letter
+            alike = [other for other in sorted(used - self._verdicts.keys()) if other.startswith(start)]
+            if alike and not word.endswith("*"):
+                import difflib
+
+                for near in difflib.get_close_matches(word, alike, n=1, cutoff=0.8):
+                    raise DefinitionError(
+                        f"policy {self.name!r}: no tool has the capability {word!r}. Did you mean {near!r}?"
+                    )
 
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
         decision = self._by_capability(tool) or self._by_effect(tool)
@@ -305,7 +325,7 @@ class CapabilityPolicy(_CheckOnly):
 
 
 class RateLimitPolicy(_CheckOnly):
-    """Allows at most `most` calls in `per_seconds` seconds, of all tools or of some. Failed calls count, too.
+    """Allows at most `most` calls in `per_seconds` seconds, of all tools or of some. Failed calls count too.
 
     A call counts once, even if it is retried. A call that this policy denied does not count.
     """
@@ -321,10 +341,10 @@ class RateLimitPolicy(_CheckOnly):
     ) -> None:
         if type(most) is not int or most < 1 or not 0 < per_seconds < math.inf:
             raise DefinitionError(
-                f"policy {name!r}: {most} calls in {per_seconds} seconds is not a rate. Give at least 1 call and a positive time."
+                f"policy {name!r}: {most} calls in {per_seconds} seconds is not a rate. Pass at least 1 call and a positive time."
             )
         if isinstance(tools, str):
-            raise DefinitionError(f"policy {name!r}: tools is a text. Give a set of names: {{{tools!r}}}.")
+            raise DefinitionError(f"policy {name!r}: tools is a string. Pass a set of names: {{{tools!r}}}.")
         self.name = name
         self._most = most
         self._window = per_seconds
@@ -358,7 +378,7 @@ class RateLimitPolicy(_CheckOnly):
 
 
 class Scoped:
-    """A section's policy. It decides about the section's tools, and is told the results of all tools."""
+    """A section's policy. It decides on the section's tools, and is notified of the results of all tools."""
 
     __slots__ = ("_policy", "_tools", "name")
 
@@ -383,3 +403,10 @@ class Scoped:
 def within_scope(policy: ToolPolicy, tools: frozenset[str] | None) -> ToolPolicy:
     """Return the policy limited to these tools; None means all tools."""
     return policy if tools is None else Scoped(policy, tools)
+
+
+def check_verdicts(policies: Iterable[ToolPolicy], tools: Collection[Tool[Any, Any]]) -> None:
+    """Raise `DefinitionError` if a policy names a misspelt capability that none of these tools has."""
+    for policy in policies:
+        if isinstance(policy, CapabilityPolicy):
+            policy.check_tools(tools)

@@ -50,7 +50,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class Parked(Generic[PrivateT, PublicT]):
-    """What `before` returns to hand over.
+    """The value that `before` returns to hand over.
 
     `private` goes to `after` and nowhere else; `public` is all that the other side sees. Both are
     plain data (dataclasses, pydantic models, JSON values), since a handoff may wait for days.
@@ -82,7 +82,7 @@ class Act:
 
 
 def read_act(handoff: str, function: Callable[..., Any], act: str, form: str, params: Any) -> Act:
-    """Read the function of an act. Raises `ToolDefinitionError` if it can't be one."""
+    """Read the function of an act. Raises `ToolDefinitionError` if its signature is invalid."""
     what = f"`{act}`"
     signature = read(handoff, function, caller_namespace(), what)
     context_type = context_parameter(handoff, signature, what)
@@ -120,7 +120,7 @@ def always_parks(act: Act) -> bool:
 
 
 def schema_for(handoff: str, what: str, annotation: Any, namespace: Mapping[str, Any]) -> Schema[Any]:
-    """Return the schema with which one part of a handoff is recorded."""
+    """Create the schema with which one part of a handoff is recorded."""
     try:
         return Schema[Any](annotation, namespace)
     except DefinitionError as error:
@@ -132,7 +132,7 @@ def schema_for(handoff: str, what: str, annotation: Any, namespace: Mapping[str,
 
 
 def check_fit(handoff: str, what: str, given: Any, whose: str, wanted: Any) -> None:
-    """Refuse a class that is unrelated to the class wanted. Finer checks are left to a type checker."""
+    """Raise `ToolDefinitionError` for a class that is unrelated to the expected one. Type checkers check the rest."""
     given, wanted = (type(None) if each is None else each for each in (given, wanted))
     if any(each in (Any, MISSING) or not isinstance(each, type) for each in (given, wanted)):
         return
@@ -174,9 +174,9 @@ _TOLD = (
 class ActRunner:
     """Runs the acts of one call, in order.
 
-    Each act passes the gate as an inner call of a given tool. So an act is isolated, commits into the call it
+    Each act passes the gate as an inner call of a given tool. So an act is isolated, commits into the call that it
     is part of, and has its own events and its place in the path. It needs no approval and is not counted as
-    another call, because the call around it was approved and counted.
+    another call, because the outer call was already approved and counted.
     """
 
     __slots__ = ("_attempt", "_ids")
@@ -195,7 +195,7 @@ class ActRunner:
         return await attempt.gate.pass_through(part)
 
     def done(self) -> None:
-        """End the acts: from now on the call as a whole is responsible for their effects."""
+        """End the acts. From now on, the call as a whole is responsible for their effects."""
         transaction = self._attempt.open_transaction
         if transaction.settled is not None:
             transaction.settled = [
@@ -219,7 +219,7 @@ class Acts:
     ends: Tool[Any, Any]
 
     async def play(self, context: ToolContext) -> ToolResult[Any]:
-        """Run one call of the handoff. It has no effects outside its acts, so it may be rerun."""
+        """Run one call of the handoff. It has no effects outside its acts, so it may be run again."""
         runner = ActRunner(context)
         begun = await runner.run(_with(self.begins, self.before, None, self._begun, without_words))
         if not begun.success:
@@ -239,7 +239,9 @@ class Acts:
         return ended
 
     def asking(self, public: Any) -> Tool[Any, Any]:
-        """Return the `client` act for this public part: its function, or a question to the environment."""
+        """Return the tool for the `client` act on this public part: the act's function, or a question to the
+        environment.
+        """
         if self.client is not None:
             return _with(self.asks, self.client, (public,), self._answered, None)
 
@@ -265,7 +267,7 @@ class Acts:
         )
 
     def _begun(self, value: Any) -> ToolResult[Any]:
-        """Check the result of `before` at once, since `after` may run days later."""
+        """Check the result of `before` immediately, since `after` may run days later."""
         if isinstance(value, ToolResult):
             done = cast("ToolResult[Any]", value)
             if not done.success:
@@ -315,7 +317,7 @@ def _attempt_of(context: ToolContext) -> Attempt:
 def act_tool(
     handoff: Tool[Any, Any], name: Literal["before", "client", "after"], act: Act | None, result: Any
 ) -> Tool[Any, Any]:
-    """Return the tool for one act, without the data it works on."""
+    """Create the tool for one act, without the data that it works on."""
 
     async def begun_later(params: Any, *, context: ToolContext) -> Any: ...
     def begun_in_thread(params: Any, *, context: ToolContext) -> Any: ...
@@ -422,7 +424,7 @@ def _with(
 
 
 def without_words(error: Exception) -> Exception:
-    """Replace an act's error by one without its message, which may contain private data."""
+    """Replace an act's error with one that has no message, since the message may contain private data."""
     if isinstance(error, _TOLD) or _concerns_the_run(error):
         return error
     if isinstance(error, TransientError):
@@ -441,7 +443,7 @@ def _concerns_the_run(error: BaseException) -> bool:
 
 
 def _recorded(what: str, schema: Schema[Any], value: Any) -> Any:
-    """Return the value as it will be read back. An error names only the place of an invalid part."""
+    """Return the value as it will be read back from the record. An error names only the place of an invalid part."""
     places = ""
     try:
         return schema.parse_value(value)

@@ -126,7 +126,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     def client(
         self, function: Callable[Concatenate[PublicT, P], ClientT], /
     ) -> Callable[Concatenate[PublicT, P], ClientT]:
-        """Define the second act, which decides, with a person, with a model, or without either."""
+        """Define the second act, which decides, with the help of a person or a model, or without either."""
         act = self._read("client", function)
         if ToolResult in (act.returns, get_origin(act.returns)):
             raise ToolDefinitionError(
@@ -153,7 +153,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         """Raise `ToolDefinitionError` if an act is missing or the acts do not fit together."""
         _ = self.acts
 
-    # Defining.
+    # Definition.
 
     def _read(self, name: ActName, function: Callable[..., Any]) -> Act:
         if self._acts is not None:
@@ -170,7 +170,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         return read_act(self.name, function, name, _FORMS[name], self.params)
 
     def _define(self, name: ActName, act: Act, function: Callable[..., Any]) -> Any:
-        """Add an act that fits the others. Returns the function unchanged."""
+        """Add an act that matches the others. Returns the function unchanged."""
         self._check_between({**self._defined, name: act})
         self._defined[name] = act
         return function

@@ -23,7 +23,9 @@ from handrail.schema.secrets import MASK, is_masked
 
 
 def check_answer(question: Question, answer: Answer, now: datetime) -> None:
-    """Refuse an answer to another question, from somebody else, too late, or that does not fit: `AnswerRefused`."""
+    """Raise `AnswerRefused` for an answer to another question, from the wrong person, too late, or with an
+    invalid value.
+    """
     check_sender(question, answer)
     check_in_time(question, answer, now)
     wrong = (
@@ -32,19 +34,19 @@ def check_answer(question: Question, answer: Answer, now: datetime) -> None:
     if wrong:
         raise AnswerRefused(
             question.id,
-            f"it does not fit: {'; '.join(map(str, wrong))}",
-            "Give what the schema says.",
+            f"it does not match the schema: {'; '.join(map(str, wrong))}",
+            "Answer with a value that matches the schema.",
             problems=[Problem(each.where, each.what) for each in wrong],
         )
 
 
 def check_sender(question: Question, answer: Answer) -> None:
-    """Raise `AnswerRefused` for an answer to another question, or from somebody who was not asked."""
+    """Raise `AnswerRefused` for an answer to another question, or from a person who was not asked."""
     if not hmac.compare_digest(_bytes(answer.digest), _bytes(question.digest)):
         raise AnswerRefused(
             question.id,
-            "its digest is not this question's",
-            "Answer what was asked: read the question again.",
+            "its digest does not match this question's",
+            "Read the question again, and answer that version of it.",
         )
     if answer.by != question.principal:
         raise AnswerRefused(
@@ -55,11 +57,11 @@ def check_sender(question: Question, answer: Answer) -> None:
 def check_in_time(question: Question, answer: Answer, now: datetime) -> None:
     """Raise `AnswerRefused` for an answer to an expired question, or with an unknown outcome."""
     if question.expires_at is not None and now >= question.expires_at:
-        raise AnswerRefused(question.id, "it has expired", "Ask again to get a new question.")
+        raise AnswerRefused(question.id, "the question has expired", "Ask again to get a new question.")
     if answer.outcome not in get_args(AnswerOutcome):
         raise AnswerRefused(
             question.id,
-            f"{answer.outcome!r} is no outcome",
+            f"{answer.outcome!r} is not a valid outcome",
             f"Use one of {', '.join(map(repr, get_args(AnswerOutcome)))}.",
         )
 
@@ -73,14 +75,14 @@ def check_value(question: Question, answer: Answer, check: Check | None) -> None
     except ToolValidationError as error:
         raise AnswerRefused(
             question.id,
-            f"it does not fit: {str(error).removesuffix('.')}",
-            "Give what the schema says.",
+            f"it does not match the schema: {str(error).removesuffix('.')}",
+            "Answer with a value that matches the schema.",
             problems=error.problems or (Problem("", str(error)),),
         ) from None
 
 
 def still_fits(answer: Answer, check: Check | None) -> bool:
-    """Return whether a recorded answer can be used. It may have been given where nothing could check it."""
+    """Return whether a recorded answer can be used. It may have been given in a process that could not check it."""
     if answer.seal:
         return False  # its secret was not recorded, so it has to be given again
     if answer.outcome != "answered" or check is None:
@@ -93,7 +95,7 @@ def still_fits(answer: Answer, check: Check | None) -> bool:
 
 
 def seal(question: Question, answer: Answer, mask: Mask | None, key: bytes) -> Answer:
-    """Return the answer in the form in which it may be recorded and shown; unchanged if nothing in it is secret.
+    """Return the answer in the form that may be recorded and shown. An answer without secrets is returned unchanged.
 
     Without a mask, the whole value is treated as secret.
     """
@@ -106,7 +108,10 @@ def seal(question: Question, answer: Answer, mask: Mask | None, key: bytes) -> A
 
 
 def check_repeat(question: Question, answer: Answer, before: Answer | None, key: bytes) -> None:
-    """Check a possibly secret answer that nobody here waits for. It is accepted only if it repeats the recorded one."""
+    """Check an answer that may be secret and that nobody here waits for.
+
+    Only a repeat of the recorded answer is accepted.
+    """
     if before is None:
         raise secret_refused(question)
     if before.seal:
@@ -122,11 +127,11 @@ def check_repeat(question: Question, answer: Answer, before: Answer | None, key:
 
 
 def secret_refused(question: Question) -> AnswerRefused:
-    """Return the error for a secret answer that nothing in this process waits for."""
+    """Create the error for a secret answer that nothing in this process waits for."""
     return AnswerRefused(
         question.id,
-        "there can be a secret in it, which is not recorded, and whoever asked does not wait here to hear it",
-        f"Answer where the run {question.run_id} lives: on the page of its server, or in a terminal, after "
+        "it may contain a secret, secrets are not recorded, and the asker is not waiting in this process",
+        f"Answer in the process of the run {question.run_id}: on its server's page, or in a terminal after "
         "`handrail runs resume`, which asks again.",
     )
 
@@ -136,11 +141,11 @@ def answered_already(question_id: str) -> AnswerRefused:
 
 
 def _plain(question: Question, value: object) -> Any:
-    """Return the value including its secrets. It goes only into a digest, which does not reveal them."""
+    """Return the value including its secrets. It is used only for a digest, which does not reveal them."""
     try:
         return pydantic_core.from_json(clear_json(value))
     except ToolValidationError:
-        raise AnswerRefused(question.id, "it can't be written as JSON", "Give plain data.") from None
+        raise AnswerRefused(question.id, "it can't be written as JSON", "Pass plain data.") from None
 
 
 def _bytes(text: str) -> bytes:

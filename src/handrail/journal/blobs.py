@@ -13,7 +13,7 @@ from handrail.journal.verification import is_intact
 
 
 class SqliteBlobs:
-    """Blobs in a database. Each is kept as long as a run refers to it."""
+    """Blobs in a database. A blob is kept as long as a run refers to it."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -44,7 +44,7 @@ class SqliteBlobs:
 
 
 def put_blob(connection: sqlite3.Connection, data: bytes, run_id: str) -> str:
-    """Store bytes, unless they are stored already, and add a reference from a run. Returns their digest."""
+    """Store bytes, unless they are already stored, and add a reference from a run. Returns their digest."""
     digest = hashlib.sha256(data).hexdigest()
     connection.execute("INSERT OR IGNORE INTO blobs VALUES (?, ?)", (digest, data))
     connection.execute("INSERT OR IGNORE INTO blob_runs VALUES (?, ?)", (run_id, digest))

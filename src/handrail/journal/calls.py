@@ -39,7 +39,7 @@ class SqliteCalls:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._applying: set[str] = set()
-        """The calls whose files this process is changing now."""
+        """The calls whose files this process is changing at the moment."""
 
     async def commit(self, unit: CommitUnit, /) -> None:
         database = self._database
@@ -60,7 +60,7 @@ class SqliteCalls:
 
     async def applied(self, unit: CommitUnit, /) -> None:
         self._applying.discard(unit.call_id)
-        await self._settle(unit, "applied", synced=False)  # after a power cut, recovery finds it out again
+        await self._settle(unit, "applied", synced=False)  # after a power cut, recovery repeats the check
 
     async def void(self, unit: CommitUnit, /) -> None:
         self._applying.discard(unit.call_id)
@@ -202,7 +202,7 @@ class SqliteSteps:
                 return msgspec.msgpack.decode(row[0])
             try:
                 value = await (function() if row is None or unsettled is None else unsettled())
-                encoded = encode(value, f"step {key!r} gave")
+                encoded = encode(value, f"step {key!r} returned")
             except Exception:  # a cancelled step may have happened, and stays reserved
                 if row is None:  # a step that was already reserved stays so until it is decided
                     with contextlib.suppress(RunBusy):  # the new owner decides

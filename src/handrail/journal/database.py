@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 Work = Callable[[sqlite3.Connection], T]
 Moments = Callable[[Literal["before", "after"], sqlite3.Connection], None]
-"""Called just before each transaction, and again once it is durable but before its caller is told."""
+"""Called before each transaction, and again after it is durable but before its caller is notified."""
 
 MEMORY = ":memory:"
 SCHEMA = 6
@@ -70,19 +70,19 @@ _TABLES: Sequence[str] = (
 
 
 def encode(value: object, what: str) -> bytes:
-    """Encode a value as plain data. `what` names its source in the error if it can't be recorded."""
+    """Encode a value as plain data. `what` introduces the error message if the value can't be recorded."""
     try:
         return msgspec.msgpack.encode(value, enc_hook=pydantic_core.to_jsonable_python)
     except (TypeError, ValueError, OverflowError) as error:
         raise DefinitionError(
-            f"{what} something that can't be recorded: {error}. Give plain data, a dataclass or a model."
+            f"{what} a value that can't be recorded: {error}. Pass plain data, a dataclass or a model."
         ) from error
 
 
 class Database:
-    """Runs pieces of work on the database one after another, each in its own transaction.
+    """Runs jobs on the database one after another, each in its own transaction.
 
-    The work is done in a thread of its own. With `inline` it is done at once in the caller's thread: for databases
+    The jobs run in a thread of their own. With `inline` they run at once in the caller's thread: for databases
     in memory, and for simulations, which need a single order of events. `moments` is also for simulations: it may
     end the process at that point. `find_key` returns the key of the records' MACs, given whether the journal is new.
     """
@@ -111,12 +111,14 @@ class Database:
         self._closed = False
         self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
         self._lock = threading.Lock()
-        """Held to add a job, so that none is added after the one that ends the thread; with `inline`, to run it."""
+        """Held while a job is added, so that none is added after the job that ends the thread; with `inline`,
+        while a job runs.
+        """
         self._connection: sqlite3.Connection | None = None
         self._thread: threading.Thread | None = None
         if inline:
             self._connection = self._open(new_id)
-            if path == MEMORY:  # nobody else can open it, so garbage collection may close it
+            if path == MEMORY:  # no other process can open it, so garbage collection may close it
                 weakref.finalize(self, self._connection.close)
             return
         opened = _Job(lambda connection: None)
@@ -134,7 +136,7 @@ class Database:
         return self._clock.now().timestamp()
 
     def close(self) -> None:
-        """Finish pending work and close the database. Closing it twice is harmless."""
+        """Finish pending jobs and close the database. Closing it twice is harmless."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -154,7 +156,10 @@ class Database:
         return await future
 
     def transact_now(self, work: Work[T]) -> T:
-        """Run `work` in a transaction synchronously, from any thread. Returns its value once that is recorded."""
+        """Run `work` in a transaction synchronously, from any thread.
+
+        Returns its value once the transaction is recorded.
+        """
         job = _Job(work)
         if self._connection is not None:
             return self._run_inline(self._connection, job)
@@ -195,7 +200,7 @@ class Database:
 
     def _open(self, new_id: str) -> sqlite3.Connection:
         if "\0" in self.path:
-            raise JournalError(self.path, "its path contains a zero byte", "Give a path without one.")
+            raise JournalError(self.path, "its path contains a zero byte", "Pass a path without one.")
         try:
             if self.path != MEMORY:
                 create_private_file(self.path)
@@ -215,7 +220,7 @@ class Database:
                 raise
         except (sqlite3.Error, OSError) as error:
             raise JournalError(
-                self.path, f"it can't be opened: {error}", "Give the path of a journal or of a new file."
+                self.path, f"it can't be opened: {error}", "Pass the path of a journal or of a new file."
             ) from error
         return connection
 
@@ -324,11 +329,11 @@ def _check_schema(connection: sqlite3.Connection, path: str) -> None:
         row = None
     if row is None or not str(row[0]).isdecimal():
         raise JournalError(
-            path, "this is a database, but not a journal", "Give the path of a journal or of a new file."
+            path, "this is a database, but not a journal", "Pass the path of a journal or of a new file."
         )
     if int(row[0]) != SCHEMA:
         raise JournalError(
             path,
-            f"its schema is version {row[0]}, and this version of Handrail uses {SCHEMA}",
-            "Use the version that wrote it, or a new file.",
+            f"its schema has version {row[0]}, but this version of Handrail uses {SCHEMA}",
+            "Use the version of Handrail that wrote it, or a new file.",
         )

@@ -24,7 +24,7 @@ def remembered_as(
     """Return the decision to remember, for an offered scope or for exactly this request; None if there is none.
 
     A question has one answer, so the same decision always has the same id. If the subject of a question
-    changes and it is asked again, it is another question.
+    changes and the question is asked again, it counts as a new question.
     """
     kept = question.decision_keys
     if kept is None or (scope is not None and scope not in kept.scopes):
@@ -87,7 +87,7 @@ def decision_in(question: Question, answer: Answer, now: datetime) -> Decision |
 
 
 class SqliteDecisions:
-    """Decisions in a database."""
+    """Remembered decisions in a database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -46,7 +46,9 @@ def key_beside(journal: str, is_new: bool) -> bytes:
     key = path.read_bytes()
     if len(key) != _KEY_BYTES:
         raise JournalError(
-            journal, f"its key {path.name!r} has {len(key)} bytes", "Put back the one it was made with."
+            journal,
+            f"its key {path.name!r} has {len(key)} bytes",
+            "Restore the key that the journal was created with.",
         )
     return key
 

@@ -41,7 +41,7 @@ def is_dead(owner: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _host() -> str:
-    """Return a name for the host within which pids are unique. Containers may share all but its last part."""
+    """Return a name for the host within which pids are unique. Containers on one host differ only in its last part."""
     boot = numbers = ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
@@ -51,7 +51,7 @@ def _host() -> str:
 
 @lru_cache(maxsize=1)
 def _started_here() -> str:
-    """Return when this process started. Cached, because it does not change."""
+    """Return when this process started. The value is cached, because it does not change."""
     return _started(os.getpid())
 
 

@@ -28,18 +28,18 @@ T = TypeVar("T")
 log = logging.getLogger("handrail.questions")
 
 _TRIES = 3
-"""How many times somebody whose answer does not fit is asked."""
+"""How many times a person whose answer is invalid is asked."""
 
 _inside: ContextVar[tuple[tuple[int, str], ...]] = ContextVar("steps under way around this", default=())
 
 
 class LocalSteps:
-    """Steps that each succeed once in this process."""
+    """Steps that each succeed at most once in this process."""
 
     def __init__(self) -> None:
         self._steps: dict[str, asyncio.Future[Any]] = {}
         self._keys: dict[str, dict[str, None]] = {}
-        """The keys of each run. A key's prefix does not identify its run, since run ids may share prefixes."""
+        """The keys of each run. The prefix of a key does not identify its run, since run ids may share prefixes."""
 
     async def run(
         self,
@@ -52,13 +52,13 @@ class LocalSteps:
     ) -> T:
         """Run `function` until it succeeds once for this key; from then on return its value.
 
-        If a key is run twice concurrently, the second waits for the first, and runs its own function if the
-        first fails or is cancelled.
+        If a key is run twice concurrently, the second caller waits for the first, and runs its own function if
+        the first one fails or is cancelled.
         """
         around, me = _inside.get(), (id(self), key)
         if me in around:
             raise DefinitionError(
-                f"step {key!r} needs its own outcome and would wait for itself. Give the inner one another key."
+                f"step {key!r} is run inside itself and would wait for its own outcome. Give the inner step another key."
             )
         while (earlier := self._steps.get(key)) is not None:
             try:
@@ -76,12 +76,10 @@ class LocalSteps:
             if self._steps.get(key) is mine:
                 del self._steps[key]
             mine.set_exception(_Retry())
-            mine.exception()  # marked as retrieved, since nobody else may be waiting
+            mine.exception()  # marks the error as retrieved, since nobody else may be waiting
             raise
         finally:
-            with contextlib.suppress(
-                ValueError
-            ):  # closed in another context, where nothing needs to be reset
+            with contextlib.suppress(ValueError):  # closed in another context, where nothing has to be reset
                 _inside.reset(entered)
         mine.set_result(value)
         return value
@@ -97,7 +95,7 @@ class LocalSteps:
 
 
 class _Retry(Exception):
-    """The step that was waited for has failed, and the waiter must run its own."""
+    """Raised when the step that was waited for has failed, so that the waiter must run its own."""
 
 
 class _Pending:
@@ -118,7 +116,7 @@ class _Pending:
         self.loop = loop
         self.settled: asyncio.Future[Answer] = loop.create_future()
         self.answer: Answer | None = None
-        """The answer in the form in which it may be shown, with its secrets masked."""
+        """The answer in the form that may be shown, with its secrets masked."""
         self.answered_at: float | None = None
 
     @property
@@ -135,7 +133,7 @@ class LocalQuestions:
       the asker's check.
     - A question without an answer ends as declined, timed out or cancelled. It never ends with a made-up
       answer, and it always ends, even if the environment can't be reached.
-    - If a call is run again and asks the same question, it gets the same answer. A question that timed out,
+    - If a call runs again and asks the same question, it gets the same answer. A question that timed out,
       was cancelled, or whose answer contained a secret, is asked again.
     - Only the asker gets the secrets in an answer. Whatever is kept, recorded or shown is masked.
     """
@@ -151,7 +149,7 @@ class LocalQuestions:
         self._key = new_key() if key is None else key
         """The key that seals answers with secrets."""
         self._record = record
-        """Records an answer before the asker is told. It may refuse the answer."""
+        """Records an answer before the asker is notified. It may refuse the answer."""
         self._questions: dict[str, _Pending] = {}
         self._lock = threading.Lock()
 
@@ -163,13 +161,15 @@ class LocalQuestions:
         mask: Mask | None = None,
         /,
     ) -> Answer:
-        """Put a question to the environment and wait for its answer."""
+        """Ask the environment a question, and wait for the answer."""
         loop = asyncio.get_running_loop()
         with self._lock:
             earlier = self._questions.get(question.id)
             if earlier is not None and earlier.question.digest != question.digest:
                 raise AnswerRefused(
-                    question.id, "another question with this id was asked already", "Give each its own id."
+                    question.id,
+                    "another question with this id has already been asked",
+                    "Give each question its own id.",
                 )
             if earlier is None or earlier.can_be_asked_again:
                 earlier = None
@@ -199,10 +199,12 @@ class LocalQuestions:
                 asking.cancel()
 
     def answer(self, answer: Answer, /) -> None:
-        """Accept an answer, or raise `AnswerRefused`. Thread-safe."""
+        """Accept an answer, or raise `AnswerRefused`. This is thread-safe."""
         pending = self._questions.get(answer.question_id)
         if pending is None:
-            raise AnswerRefused(answer.question_id, "there is no such question", "Answer one that is open.")
+            raise AnswerRefused(
+                answer.question_id, "there is no such question", "Answer one of the open questions."
+            )
         check_sender(pending.question, answer)
         if pending.answer is None:
             self._check(pending, answer)
@@ -230,7 +232,7 @@ class LocalQuestions:
         )
 
     async def withdraw(self, question_id: str, /) -> None:
-        """Cancel a question. Harmless if the question is over."""
+        """Cancel a question. Does nothing if the question is over."""
         pending = self._questions.get(question_id)
         if pending is not None:
             self._close(pending, "cancelled")
@@ -242,14 +244,14 @@ class LocalQuestions:
                 self._close(pending, "cancelled")
 
     def is_known(self, question_id: str) -> bool:
-        """Return whether a question waits here for its answer, or was answered here."""
+        """Return whether a question is waiting here for its answer, or was answered here."""
         pending = self._questions.get(question_id)
         return pending is not None and (
             pending.answer is None or pending.answer.outcome not in ("timed out", "cancelled")
         )
 
     def deliver(self, answer: Answer) -> None:
-        """Wake the asker with an answer that was recorded elsewhere, if the answer fits."""
+        """Wake the asker with an answer that was recorded elsewhere, if the answer is valid."""
         pending = self._questions.get(answer.question_id)
         if pending is not None and pending.answer is None and not answer.seal:
             self._check(pending, answer)
@@ -274,7 +276,7 @@ class LocalQuestions:
         return seal(pending.question, answer, pending.mask, self._key)
 
     def _settle(self, pending: _Pending, answer: Answer, recorded: bool = False) -> bool:
-        """Set the question's answer, unless it has one, and return whether it was set. Questions end only here."""
+        """Set the question's answer, unless it has one, and return whether it was set. Every question ends here."""
         with self._lock:
             if pending.answer is not None:
                 return False
@@ -304,7 +306,7 @@ class LocalQuestions:
         )
 
     async def _put(self, pending: _Pending, asker: Asker) -> None:
-        """Ask the asker, and ask again if the answer does not fit."""
+        """Ask the environment, and ask again if the answer is invalid."""
         question = pending.question
         try:
             for _ in range(_TRIES):
@@ -312,7 +314,9 @@ class LocalQuestions:
                 try:
                     if answer.question_id != question.id:
                         raise AnswerRefused(
-                            question.id, f"it answers {answer.question_id!r}", "Answer what was asked."
+                            question.id,
+                            f"it answers {answer.question_id!r}",
+                            "Answer the question that was asked.",
                         )
                     self.answer(answer)
                     return

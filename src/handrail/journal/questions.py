@@ -70,7 +70,7 @@ class SqliteQuestions:
                     database.transact_now(self._withdraw("id = ?", question.id))
                 raise
             finally:
-                self._local.forget(question.id)  # the database has it
+                self._local.forget(question.id)  # the answer is in the database
         if answer.outcome in ("timed out", "cancelled"):
             await database.transact(self._withdraw("id = ?", question.id))
         return answer
@@ -112,7 +112,7 @@ class SqliteQuestions:
         return lambda connection: withdraw(connection, chains, now, where, *values)
 
     def answer(self, answer: Answer, /) -> None:
-        """Accept an answer, even to a question that another process asked or that waits for its run to be resumed."""
+        """Accept an answer, even to a question that another process asked, or whose run has yet to be resumed."""
         if self._local.is_known(answer.question_id):
             self._local.answer(answer)
             return
@@ -152,7 +152,7 @@ class SqliteQuestions:
         await self._database.transact(self._withdraw("substr(id, 1, length(?)) = ?", prefix, prefix))
 
     def _record(self, answer: Answer) -> None:
-        """Record a final answer before the asker is told. Raises `AnswerRefused` if a different one is recorded."""
+        """Record a final answer before the asker is notified. Raises `AnswerRefused` if a different one is recorded."""
         if answer.outcome not in ("answered", "declined"):
             return  # the question may be asked again
         encoded = encode(answer, f"the answer to {answer.question_id!r} is")
@@ -219,13 +219,13 @@ def _asked(found: tuple[bytes, bytes | None, float | None]) -> QuestionRecord:
 
 
 class _Watch:
-    """Calls `look` every few seconds with the id of each question that somebody waits for."""
+    """Calls `look` every few seconds with the id of each question that an asker is waiting for."""
 
     def __init__(self, every: float | None, look: Callable[[str], Awaitable[None]]) -> None:
         self._every = every
         self._look = look
         self._waiting: dict[asyncio.AbstractEventLoop, dict[str, None]] = {}
-        """The questions waited for, by event loop. Each loop looks for its own."""
+        """The questions that are waited for, by event loop. Each loop looks for its own answers."""
         self._tasks: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
 
     @contextlib.contextmanager

@@ -46,7 +46,7 @@ _ROW = """record, status, owner, leased_until, changed_at, outcome, stopping,
 _INSERT = """INSERT INTO runs
     (id, session_id, principal, status, owner, leased_until, began_at, changed_at, record, outcome)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-# The plus keeps SQLite from using the principal's index: a principal has many more runs than a session has.
+# The plus keeps SQLite from using the principal's index, since a principal has many more runs than a session.
 _SESSIONS = f"""WITH found AS (
         SELECT session_id AS session, count(*) AS number, max(changed_at) AS changed
         FROM runs WHERE principal = :principal GROUP BY session_id
@@ -67,7 +67,7 @@ _CHUNK = 500
 
 
 class SqliteRuns:
-    """Runs in a database. `lost` is called with each run whose values in this process may be out of date."""
+    """Runs in a database. `lost` is called with the id of each run whose values in this process may be out of date."""
 
     def __init__(self, database: Database, lost: Callable[[str], None]) -> None:
         self._database = database
@@ -304,8 +304,8 @@ def _check_new(connection: sqlite3.Connection, run_id: str) -> None:
     if connection.execute("SELECT 1 FROM runs WHERE id = ?", (run_id,)).fetchone():
         raise RunError(
             run_id,
-            "the journal has a run of this id already",
-            "Resume that one, or give the new one an id of its own.",
+            "the journal already has a run with this id",
+            "Resume that run, or give the new run another id.",
         )
 
 
@@ -329,7 +329,7 @@ def _insert(
 
 
 def _after(run: RunRecord, last: float | None) -> RunRecord:
-    """Return the run with a start later than its session's last run, even if the clock was set back or stands still."""
+    """Return the run with a later start than its session's last run, even if the clock was set back or stands still."""
     if last is None or run.began_at > last:
         return run
     return msgspec.structs.replace(run, began_at=math.nextafter(last, math.inf))

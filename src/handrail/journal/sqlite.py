@@ -24,8 +24,8 @@ Durability = Literal["process", "power"]
 class SqliteJournal:
     """A journal in one SQLite file.
 
-    What a method has recorded is there for any process that opens the file later: after `kill -9` with
-    `durability="process"`, after a power cut with `"power"`, where each record waits for the disk.
+    Once a method has returned, its record is available to any process that opens the file later: after `kill -9`
+    with `durability="process"`, after a power cut with `"power"`, where each record waits for the disk.
     Values of steps and answers are returned as plain data. Several processes may use one file; each run
     has one owner. Close the journal when it is no longer needed.
 
@@ -47,8 +47,8 @@ class SqliteJournal:
     ) -> None:
         if durability not in ("process", "power"):
             raise DefinitionError(
-                f"durability={durability!r} is not possible. Give 'process', which outlives the process, "
-                "or 'power', which outlives a power cut."
+                f"durability={durability!r} is invalid. Pass 'process', to survive the end of the process, "
+                "or 'power', to survive a power cut."
             )
         self.path = fspath(path)
         self.durability: Durability = durability

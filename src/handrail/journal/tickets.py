@@ -60,8 +60,8 @@ class SqliteTickets:
                 return verified(connection, database.chains, run_id).deposits[place]
             if not is_free(ticket.holder, ticket.held_until, now, by):
                 raise TicketError(
-                    "somebody is redeeming it",
-                    "Redeem it again when that is done, and you get the same result.",
+                    "another process is redeeming it",
+                    "Redeem it again once that has finished, to get the same result.",
                 )
             if ticket.holder not in ("", by) and not again:
                 raise OutcomeUnknown(f"the tool of the ticket {run_id}{place}")
@@ -88,8 +88,8 @@ class SqliteTickets:
             ticket = _get_open(connection, run_id, place)
             if ticket.holder != by:
                 raise TicketError(
-                    "it was held for too long without a sign of life, and somebody else redeems it",
-                    "See to it that the process is not stopped while it works.",
+                    "its claim was not renewed in time, and another process is redeeming it",
+                    "Make sure that the process is not suspended while it works.",
                 )
             _put(connection, run_id, place, msgspec.structs.replace(ticket, deposit=body))
             database.chains.append(connection, outside_chain(run_id), DEPOSIT, place, body, at=now)
@@ -132,14 +132,14 @@ def _get_open(connection: sqlite3.Connection, run_id: str, place: str) -> _Ticke
     ticket = _get(connection, run_id, place)
     if run is None or ticket is None:
         raise TicketError(
-            "this journal knows nothing of it",
-            "Open the journal of the run that gave it out, and not a copy.",
+            "it is not in this journal",
+            "Open the journal of the run that issued it, not a copy of the journal.",
         )
     if run[0] in OVER:
-        raise TicketError(f"its run {run_id!r} is over", "Get one from a run that is at work.")
+        raise TicketError(f"its run {run_id!r} is over", "Get a ticket from a run that is still active.")
     if not ticket.open:
         raise TicketError(
-            "the call it was given out for is over",
-            "A handler that gives out a ticket has to wait until it was redeemed.",
+            "the call that issued it is over",
+            "Let the handler that issues a ticket wait until it has been redeemed.",
         )
     return ticket

@@ -1,4 +1,4 @@
-"""Budgets: spending limits, reservations that are made before a spend and settled after it, and cost totals."""
+"""Budgets: spending limits, reservations that are made before spending and settled afterwards, and cost totals."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Unit = Literal["tokens", "money", "requests", "tool_calls"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
 Amount = int | float | Decimal
 UNKNOWN = None
-"""The amount of a spend with an unknown price: refused if its unit is limited, otherwise not counted."""
+"""An amount whose price is unknown. It is refused if its unit is limited, and otherwise not counted."""
 
 _Exact = int | Decimal
-"""Amounts as they are stored: exact numbers. Integers stay integers, because adding them is fast and exact."""
+"""The stored form of amounts: exact numbers. Integers stay integers, because adding them is fast and exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Budget:
             if limit is not None and not _is_amount(limit):
                 raise DefinitionError(
                     f"a budget of {limit!r} {unit} is not possible. "
-                    "Give a number of at least 0, or None for no bound."
+                    "Pass a number of at least 0, or None for no bound."
                 )
 
     def limits(self) -> dict[Unit, int | Decimal]:
@@ -49,7 +49,7 @@ class Budget:
 
 
 class Reservation:
-    """An upper bound reserved for one spend. Settle it with the actual amount, or release it.
+    """An upper bound that is reserved for one spend. Settle it with the actual amount, or release it.
 
     Used as a context manager, it is released on exit unless it was settled.
     """
@@ -86,7 +86,7 @@ class Reservation:
 
 
 class BudgetTracker:
-    """Tracks what a run has spent and what remains, within its own limits and those of every run above it.
+    """Tracks what a run has spent and what remains, within its own limits and those of every outer run.
 
     A spend is charged to this tracker and all its ancestors at once, under one lock, so concurrent
     reservations never exceed a limit. The actual amount of a spend is always recorded, even if it is more than
@@ -103,7 +103,7 @@ class BudgetTracker:
         self._spent: dict[Unit, _Exact] = {}
 
     def share(self, budget: Budget | None = None) -> BudgetTracker:
-        """Return a tracker for a run below this one, with additional limits."""
+        """Return a tracker for a run nested in this one, with additional limits."""
         return BudgetTracker(budget, parent=self)
 
     def reserve(self, **amounts: Amount | None) -> Reservation:
@@ -122,11 +122,11 @@ class BudgetTracker:
         return Reservation(self, exact)
 
     def remaining(self) -> Mapping[str, float]:
-        """Return what remains of each limited unit: the smallest amount over this run and every run above it."""
+        """Return what remains of each limited unit: the smallest amount over this run and all outer runs."""
         return {unit: float(amount) for unit, amount in self.left().items()}
 
     def left(self) -> Mapping[str, int | Decimal]:
-        """Return what `remaining` does, as exact numbers instead of floats."""
+        """Return the remaining amounts like `remaining`, but as exact numbers instead of floats."""
         left: dict[str, _Exact] = {}
         with self.lock:
             for tracker in (self, *self._above):
@@ -136,7 +136,7 @@ class BudgetTracker:
         return left
 
     def spent(self) -> Mapping[str, Decimal]:
-        """Return what this run and everything below it have actually spent."""
+        """Return what this run and everything nested in it have actually spent."""
         with self.lock:
             return {unit: Decimal(amount) for unit, amount in self._spent.items()}
 
@@ -189,7 +189,7 @@ def _checked(amounts: Mapping[str, Amount | None]) -> dict[Unit, _Exact]:
         elif amount is not None:
             if not _is_amount(amount) or amount == inf:
                 raise DefinitionError(
-                    f"{amount!r} {unit} can't be spent. Give a number of at least 0, or None if it is unknown."
+                    f"{amount!r} {unit} can't be spent. Pass a number of at least 0, or None if it is unknown."
                 )
             exact[unit] = _exact(amount)
     return exact
@@ -212,9 +212,9 @@ _FREE = Decimal(0)
 
 
 class CostTracker:
-    """Running total of model usage and cost. Every addition also counts towards the runs above.
+    """Running total of model usage and cost. Every addition also counts towards the outer runs.
 
-    The cost becomes None as soon as one part of it is unknown: an unknown price is not zero.
+    The cost becomes None as soon as one part of it is unknown, since an unknown price is not zero.
     """
 
     __slots__ = ("_above", "cost", "usage")

@@ -1,10 +1,10 @@
-"""Heartbeats: while a call runs, they extend the lease on the job it belongs to."""
+"""Heartbeats: extend the lease on a job while one of its calls runs."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError
@@ -12,6 +12,7 @@ from handrail.errors import DefinitionError
 log = logging.getLogger("handrail.limits")
 
 
+@runtime_checkable
 class Lease(Protocol):
     """A claim on a job that expires unless it is extended."""
 
@@ -21,7 +22,10 @@ class Lease(Protocol):
         ...
 
     def extend(self) -> None:
-        """Extend the lease. Must be quick and must not block: it runs on the event loop or on a handler's thread."""
+        """Extend the lease.
+
+        This must be quick and must not block: it runs on the event loop or on a handler's thread.
+        """
         ...
 
 
@@ -48,7 +52,7 @@ class Heartbeat:
         self._over = False
 
     def beat(self) -> None:
-        """Record a beat from the handler itself and extend the lease. Raises what the lease raises."""
+        """Record a beat from the handler itself and extend the lease. Raises whatever the lease raises."""
         if not self._over:
             self.beats_itself = True
             self._extend()
@@ -69,7 +73,7 @@ class Heartbeat:
         self._timer = loop.call_later(self._lease.interval, self.keep, loop)
 
     def stop(self) -> None:
-        """Stop sending beats and ignore later ones. Called when the handler has ended."""
+        """Stop sending beats and ignore later ones. This is called when the handler has ended."""
         self._over = True
         if self._timer is not None:
             self._timer.cancel()

@@ -50,8 +50,9 @@ class AnthropicModel:
     """A model of Anthropic, with its key in `ANTHROPIC_API_KEY`, or of any server with the same API.
 
     The stable part of each request (tools, system prompt, conversation so far) is marked for the
-    provider's cache. Thinking blocks are kept and sent back as the API requires. `options` are further
-    fields of the request, such as `{"thinking": {"type": "enabled", "budget_tokens": 2048}}`.
+    provider's cache; `cache=False` leaves the marks out, for a server that refuses them. Thinking blocks
+    are kept and sent back as the API requires. `options` are further fields of the request, such as
+    `{"thinking": {"type": "enabled", "budget_tokens": 2048}}`.
     """
 
     def __init__(
@@ -65,14 +66,13 @@ class AnthropicModel:
         max_tokens: int = 8192,
         cache: bool = True,
         native_output: bool = True,
-        defers_tools: bool = True,
         price: Price | None = None,
         silence: float = 300.0,
         api_key: None = None,
     ) -> None:
         refuse_key(api_key, key_variable)
         self.name = f"anthropic:{name}"
-        self.traits = Traits(price, native_output, defers_tools)
+        self.traits = Traits(price, native_output)
         self._provider = Provider(
             self.name,
             base_url,
@@ -111,9 +111,7 @@ class AnthropicModel:
             marked = b"," + encode(_CACHE)[1:-1] if self._cache else b""
             written["system"] = b'[{"type":"text","text":%s%s}]' % (text_json(request.system), marked)
         if len(request.tools):
-            written["tools"] = b"[%s]" % request.tools.encoded(
-                _tool if self.traits.defers_tools else _plain_tool
-            )
+            written["tools"] = b"[%s]" % request.tools.encoded(_tool)
         return body_of(more, **written)
 
     def __repr__(self) -> str:
@@ -142,14 +140,10 @@ def _held(schema: Any) -> Any:
     }
 
 
-def _plain_tool(offered: Offered) -> bytes:
-    tool = offered.tool
-    return encode({"name": tool.name, "description": tool.description, "input_schema": tool.json_schema})
-
-
 def _tool(offered: Offered) -> bytes:
-    written = _plain_tool(offered)
-    return written[:-1] + b',"defer_loading":true}' if offered.deferred else written
+    tool = offered.tool
+    fields = {"name": tool.name, "description": tool.description, "input_schema": tool.json_schema}
+    return encode({**fields, "defer_loading": True} if offered.deferred else fields)
 
 
 def _message(message: Message) -> bytes:

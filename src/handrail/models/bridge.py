@@ -88,7 +88,7 @@ class BridgedModel:
             self._make = lambda: model
         else:
             raise DefinitionError(
-                f"{model!r} can't be bridged. Give a name like 'google:gemini-3-pro', or a pydantic-ai model."
+                f"{model!r} can't be bridged. Pass a name like 'google:gemini-3-pro', or a pydantic-ai model."
             )
         if native_output is None:
             native_output = bool(profile.get("supports_json_schema_output"))

@@ -74,7 +74,7 @@ class LocalModel:
             ("context", context, 256),
         ):
             if number < least:
-                raise DefinitionError(f"LocalModel: {what} is {number}. Give {least} or more.")
+                raise DefinitionError(f"LocalModel: {what} is {number}. Pass {least} or more.")
         find_weights()  # report missing parts now, not in the middle of a run
         self.name = f"local:{name}"
         self.traits = Traits(Price(Decimal(0), Decimal(0)), native_output=True)
@@ -129,7 +129,7 @@ class LocalModel:
             "Review: lovely\\nSentiment: good\\n\\nReview: broken\\nSentiment: bad\\n\\nReview: a joy\\nSentiment:"
         """
         if isinstance(choices, str) or not choices or not all(choice.strip() for choice in choices):
-            raise DefinitionError(f"choices is {choices!r}. Give a list of words to choose from.")
+            raise DefinitionError(f"choices is {choices!r}. Pass a list of words to choose from.")
         return Operation(lambda: self._complete(text, choices), f"complete({list(choices)!r})")
 
     async def _complete(self, text: str, choices: Sequence[str]) -> str:

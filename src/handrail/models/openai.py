@@ -70,7 +70,7 @@ class OpenAIModel:
     ) -> None:
         refuse_key(api_key, key_variable)
         if api not in ("chat", "responses"):
-            raise DefinitionError(f"OpenAIModel has no API {api!r}. Give 'chat' or 'responses'.")
+            raise DefinitionError(f"OpenAIModel has no API {api!r}. Pass 'chat' or 'responses'.")
         self.name = f"openai:{name}"
         self.traits = Traits(price, native_output)
         self._stream = stream if api == "chat" else responses.stream

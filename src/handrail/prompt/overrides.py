@@ -1,10 +1,10 @@
 """`Overrides`: tuned texts for prompts, kept in files beside the code.
 
-A file replaces texts of one prompt: its sections' bodies and summaries, and its tools' descriptions and
-examples. Each override identifies its original by a hash. If the original has changed since, the override is
-stale: it is reported and not applied.
+A file replaces texts of one prompt: the bodies and summaries of its sections, and the descriptions and
+examples of its tools. Each override identifies its original by a hash. If the original has changed since, the
+override is stale: it is reported and not applied.
 
-The functions that list the texts that can be replaced, read a file, and write one to start from are here too.
+This module also lists the texts that can be replaced, reads a file, and writes a new file to start from.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class OverrideReport:
 
 
 class Overrides:
-    """A folder of overrides, with one file `<prompt's name>.toml` for each prompt that has some.
+    """A folder of overrides, with one file `<prompt's name>.toml` for each prompt that has any.
 
     A file is read when its prompt is defined. `check` reads it again and reports for each override whether it
     is *applied*, *stale* (its original has changed), *unknown* (there is nothing of that name), or *refused*
@@ -80,14 +80,14 @@ class Overrides:
     def apply(self, prompt: Prompt[Any], params_type: Any) -> TunedWords:
         """Return the prompt's texts with its overrides applied.
 
-        Raises an error for an override that does not fit.
+        Raises `PromptDefinitionError` if the file is invalid.
         """
         return TunedWords(self.file_of(prompt), tuple(originals(prompt)), params_type)
 
     def write_starter(self, prompt: Prompt[Any]) -> Path:
-        """Write a file with every text that can be overridden, to be edited.
+        """Write a file with every text that can be overridden, as a starting point for editing.
 
-        Raises `FileInTheWay` if it exists.
+        Raises `FileInTheWay` if the file exists.
         """
         file = self.file_of(prompt)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -239,7 +239,7 @@ class Override:
 
 
 def read_overrides(file: Path) -> tuple[Override, ...]:
-    """Return every override in a file, or none if the file does not exist."""
+    """Read every override in a file. Returns an empty tuple if the file does not exist."""
     import tomllib  # imported only when overrides are used
 
     try:
@@ -333,7 +333,7 @@ _HEAD = """\
 
 
 def starter(prompt: str, known: Iterable[Original]) -> str:
-    """Return the content of a new file of overrides, in which every text is still the one in the code."""
+    """Return the content of a new overrides file, in which every text is the one in the code."""
     blocks = [_HEAD.format(prompt=prompt)]
     written: set[tuple[str, str]] = set()
     for original in known:
@@ -374,7 +374,7 @@ def toml_key(*parts: str) -> str:
 
 
 def toml_string(text: str) -> str:
-    """Format a text as a TOML string. A text of several lines stays on several lines."""
+    """Format a text as a TOML string. Line breaks are kept."""
     if "\n" not in text:
         return f"'{text}'" if _LITERAL.match(text) else _quoted(text)
     return f'"""\n{_ESCAPED_LONG.sub(_escape, text)}"""'

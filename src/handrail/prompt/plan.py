@@ -1,4 +1,4 @@
-"""Plans: a prompt's tree with its templates parsed and its overrides applied, made once at definition."""
+"""Plans: a prompt's tree with its templates parsed and its overrides applied, built once when the prompt is defined."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AnyTool = Tool[Any, Any]
 
 
 class Node(msgspec.Struct, frozen=True):
-    """One enabled section with all values filled in, for one rendering."""
+    """One enabled section with all placeholders filled in, for one rendering."""
 
     path: str
     title: str
@@ -50,7 +50,7 @@ class Planned(msgspec.Struct, frozen=True):
     children: tuple[Planned, ...]
 
     def resolve(self, prompt: str, values: Mapping[str, Any], given: Mapping[str, Any]) -> Node | None:
-        """Fill these values in. Returns None if the section is disabled for these params and session."""
+        """Fill in these values. Returns None if the section is disabled for these params and session."""
         section = self.section
         if not self.enabled.evaluate(prompt, self.path, given):
             return None
@@ -85,7 +85,7 @@ class Words:
 def plan(
     sections: Sequence[Section[Any]], words: Words, above: str = "", depth: int = 0
 ) -> tuple[Planned, ...]:
-    """Plan a tree of sections: parse its templates, with the texts that `words` gives."""
+    """Plan a tree of sections: parse its templates, using the texts from `words`."""
     made: list[Planned] = []
     for section in sections:
         path = f"{above}{section.key}"
@@ -111,7 +111,7 @@ def plan(
 def resolved(
     prompt: str, plans: Sequence[Planned], values: Mapping[str, Any], given: Mapping[str, Any]
 ) -> tuple[Node, ...]:
-    """Return the enabled sections of a plan, with all values filled in."""
+    """Return the enabled sections of a plan, with all placeholders filled in."""
     nodes = (one.resolve(prompt, values, given) for one in plans)
     return tuple(node for node in nodes if node is not None)
 

@@ -1,4 +1,4 @@
-"""`Prompt`: instructions, tools and policies in one tree, as a frozen value checked when it is made."""
+"""`Prompt`: instructions, tools and policies in one tree, as a frozen value that is checked when it is created."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Prompt(Generic[OutputT]):
 
     `Prompt("guide", "Answer briefly.", tools=[weather])` has one section without a heading. Texts and sections
     can be mixed: `Prompt("guide", ["Answer briefly.", FileTools()])`. With `output=Report` it is a
-    `Prompt[Report]`, and the model's answer is a `Report`. A wrong definition raises `PromptDefinitionError`
+    `Prompt[Report]`, and the model's answer is a `Report`. An invalid definition raises `PromptDefinitionError`
     at once. Policies of the prompt decide on every tool; those of a section decide on the tools of
     the section and of its children.
     """
@@ -164,9 +164,9 @@ class Prompt(Generic[OutputT]):
     ) -> RenderedPrompt[OutputT]:
         """Render the prompt for a model.
 
-        `params` is an instance of the sections' params type, or a mapping with its fields. `opened` are paths
-        of summaries to show in full, with the sections around them; paths that are disabled, or not summaries
-        at the moment, are ignored. A prompt that depends on neither params nor session is rendered only once.
+        `params` is an instance of the sections' params type, or a mapping with its fields. `opened` lists the paths
+        of summaries to show in full, together with the sections that contain them; paths that are disabled, or not
+        currently summaries, are ignored. A prompt that depends on neither params nor session is rendered only once.
         """
         checked = self._checked
         opened = (opened,) if isinstance(opened, str) else opened
@@ -203,7 +203,7 @@ class Prompt(Generic[OutputT]):
 
 
 def _check(prompt: Prompt[Any]) -> Checked:
-    """Check a new prompt and convert its lists to tuples. An error says how to correct the definition."""
+    """Check a new prompt and convert its lists to tuples. Errors say how to correct the definition."""
     check = _Check(prompt)
     check.name()
     check.parts()
@@ -252,16 +252,16 @@ class _Check:
         prompt, place = self.prompt, self.place
         sections: Any = prompt.sections
         if isinstance(sections, Section):
-            raise self.error("sections is one section", "Give a list of sections, or a text.")
+            raise self.error("sections is one section", "Pass a list of sections, or a string.")
         if not sections:
-            raise self.error("it says nothing", "Give a text, or at least one section.")
+            raise self.error("it says nothing", "Pass a string, or at least one section.")
         parts = {
             "sections": check_sections(place, "sections", sections),
             "tools": check_tools(place, prompt.tools),
             "policies": check_policies(place, prompt.policies),
-            "feedback": self.having("feedback", "advise", "Give feedback providers; see FeedbackProvider."),
-            "completion": self.having("completion", "missing", "Give checkers; see CompletionChecker."),
-            "resources": self.having("resources", "provide", "Give Binding(Protocol, provider)."),
+            "feedback": self.having("feedback", "advise", "Pass feedback providers; see FeedbackProvider."),
+            "completion": self.having("completion", "missing", "Pass checkers; see CompletionChecker."),
+            "resources": self.having("resources", "provide", "Pass Binding(Protocol, provider)."),
         }
         for field, value in parts.items():
             object.__setattr__(prompt, field, value)
@@ -291,7 +291,7 @@ class _Check:
         return found
 
     def texts(self, params_type: Any) -> tuple[Planned, ...]:
-        """Plan the sections. Raises unless every placeholder has a field and every field is used."""
+        """Plan the sections. Raises an error unless every placeholder has a field and every field is used."""
         plans = plan(self.prompt.sections, Words())
         fields = fields_of(params_type)
         for one in all_of(plans):
@@ -339,7 +339,7 @@ class _Check:
         if not is_record(output):
             raise self.error(
                 f"output is {describe(output) if isinstance(output, type) or get_args(output) else shown(output)}",
-                "Give a dataclass or a pydantic model, the class itself; a plain value can be a field of one.",
+                "Pass a dataclass or a pydantic model, the class itself; a plain value can be a field of one.",
             )
         try:
             return Schema(output, self.namespace)
@@ -348,14 +348,14 @@ class _Check:
             raise self.error(f"its output: {problem}", hint) from error.__cause__
 
     def overrides(self, params_type: Any) -> Words | None:
-        """Return the prompt's texts with overrides, or None if it has none.
+        """Return the prompt's texts with overrides applied; None if it has no overrides.
 
         Overrides that are not applied are logged.
         """
         if self.prompt.overrides is None:
             return None
         if not hasattr(self.prompt.overrides, "apply"):
-            raise self.error(f"overrides is {shown(self.prompt.overrides)}", 'Give Overrides("folder").')
+            raise self.error(f"overrides is {shown(self.prompt.overrides)}", 'Pass Overrides("folder").')
         words = self.prompt.overrides.apply(self.prompt, params_type)
         unapplied = [report for report in words.reports if report.state != "applied"]
         if unapplied:

@@ -1,4 +1,4 @@
-"""`RenderedPrompt`: a prompt as a model is shown it, and how sections shown as summaries are opened."""
+"""`RenderedPrompt`: a prompt as a model sees it, and how sections that are shown as summaries are opened."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OutputT = TypeVar("OutputT", default=Any)
 
 
 class ScopedPolicy(msgspec.Struct, frozen=True):
-    """A policy and the tools it decides on; None means every tool of the prompt.
+    """A policy and the tools on which it decides; None means every tool of the prompt.
 
     Whatever its scope, a policy receives the results of every tool. The scope includes the tools of sections
     that are still closed, so opening a section changes no policy.
@@ -42,9 +42,19 @@ class ClosedSection(msgspec.Struct, frozen=True):
 
 
 class Tree:
-    """All that is enabled in one rendering of a prompt, shown or not."""
+    """Everything that is enabled in one rendering of a prompt, shown or not."""
 
-    __slots__ = ("_by_path", "examples", "nodes", "output_schema", "policies", "prompt", "secretive", "tools")
+    __slots__ = (
+        "_by_path",
+        "every_tool",
+        "examples",
+        "nodes",
+        "output_schema",
+        "policies",
+        "prompt",
+        "secretive",
+        "tools",
+    )
 
     def __init__(
         self,
@@ -67,9 +77,9 @@ class Tree:
             + [(f"section {node.path!r}", node.tools) for node in _all_of(nodes)],
         )
         self.policies = self._scoped(policies)
-        shown = (tool for node in self._by_path.values() for tool in node.tools)
+        self.every_tool = (*self.tools, *(tool for node in self._by_path.values() for tool in node.tools))
         answers = output_schema is not None and output_schema.secret
-        self.secretive = answers or any(tool.secret for tool in (*self.tools, *shown))
+        self.secretive = answers or any(tool.secret for tool in self.every_tool)
 
     def _scoped(self, policies: Sequence[ToolPolicy]) -> tuple[ScopedPolicy, ...]:
         """Return each policy once, with the tools of all sections that declare it."""
@@ -85,7 +95,9 @@ class Tree:
         return tuple(ScopedPolicy(policy, scope) for policy, scope in scopes.values())
 
     def summaries(self, paths: Iterable[str]) -> frozenset[str]:
-        """Return the summaries to open, at and around these paths, to show these sections in full."""
+        """Return the summaries that must be opened to show these sections in full, including those that
+        contain them.
+        """
         wanted = {prefix for path in paths for prefix in _prefixes(path)}
         return frozenset(path for path in wanted if path in self._by_path and self._by_path[path].is_summary)
 
@@ -107,7 +119,7 @@ class Tree:
             raise ToolValidationError(said, [*problems, Problem("", hint)])
 
     def outermost(self, paths: frozenset[str]) -> list[Node]:
-        """Return those of these sections that are in none of the others, in order."""
+        """Return the sections among these that no other of them contains, in order."""
         return [
             node
             for path, node in self._by_path.items()
@@ -137,7 +149,7 @@ class Tree:
 
 @dataclasses.dataclass(frozen=True)  # no slots: a subscripted call sets an attribute
 class RenderedPrompt(Generic[OutputT]):
-    """A prompt as a model is shown it. It is immutable: opening a section returns a new one."""
+    """A prompt as a model sees it. It is immutable: opening a section returns a new one."""
 
     text: str
     tools: tuple[AnyTool, ...]
@@ -149,16 +161,21 @@ class RenderedPrompt(Generic[OutputT]):
     closed: tuple[ClosedSection, ...]
     """The sections shown as summaries."""
     opened: frozenset[str]
-    """The paths of the opened summaries. `render(opened=...)` with these gives the same prompt again."""
+    """The paths of the opened summaries. `render(opened=...)` with these returns the same prompt again."""
     _tree: Tree = dataclasses.field(repr=False, compare=False)
 
     @property
     def secretive(self) -> bool:
-        """Whether any tool, shown or not, takes secrets, or the output can contain some."""
+        """Whether any tool, shown or not, takes secrets, or whether the output can contain a secret."""
         return self._tree.secretive
 
+    @property
+    def every_tool(self) -> tuple[AnyTool, ...]:
+        """The tools of all enabled sections, shown or not."""
+        return self._tree.every_tool
+
     def open(self, paths: Sequence[str]) -> Opening[OutputT]:
-        """Show these sections in full, and those around them that are still closed.
+        """Show these sections in full, together with any closed sections that contain them.
 
         Their children keep their own visibility. Conditions are not evaluated again, because this continues
         the same rendering. A path that is unknown or already open raises a `ToolValidationError` that tells
@@ -187,7 +204,7 @@ class Opening(msgspec.Struct, Generic[OutputT], frozen=True):
 
 
 def text_of(node: Node, opened: frozenset[str]) -> str:
-    """Return the text of a section: all of it, or its summary with how to open it."""
+    """Return the text of a section: in full, or as its summary with a note on how to open it."""
     if _is_open(node, opened):
         examples = f"Examples:\n\n{node.examples}" if node.examples else ""
         blocks = [node.heading, node.body, examples, *(text_of(child, opened) for child in node.children)]
@@ -198,7 +215,7 @@ def text_of(node: Node, opened: frozenset[str]) -> str:
 
 
 def check_tool_names(prompt: str, places: Iterable[tuple[str, Sequence[AnyTool]]]) -> None:
-    """Raise an error if two tools have the same name."""
+    """Raise `PromptDefinitionError` if two tools have the same name."""
     seen: dict[str, str] = {}
     for place, tools in places:
         for tool in tools:
@@ -208,7 +225,7 @@ def check_tool_names(prompt: str, places: Iterable[tuple[str, Sequence[AnyTool]]
 
 
 def check_policy_names(prompt: str, policies: Iterable[ToolPolicy]) -> None:
-    """Raise an error if two policies have the same name.
+    """Raise `PromptDefinitionError` if two different policies have the same name.
 
     The same policy may be declared in several places.
     """
@@ -217,8 +234,8 @@ def check_policy_names(prompt: str, policies: Iterable[ToolPolicy]) -> None:
         if seen.setdefault(policy.name, policy) is not policy:
             raise PromptDefinitionError(
                 f"prompt {prompt!r}",
-                f"two policies are called {policy.name!r}, and their state would be mixed",
-                "Give one another name, or declare the same one in both places.",
+                f"two policies are named {policy.name!r}, so they would share their state",
+                "Rename one of them, or declare the same one in both places.",
             )
 
 

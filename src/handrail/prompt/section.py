@@ -1,4 +1,4 @@
-"""`Section` and `MarkdownSection`: a part of a prompt's text with the tools and policies that belong to it.
+"""`Section` and `MarkdownSection`: a part of a prompt's text, with the tools and policies that belong to it.
 
 A section's conditions, `enabled` and `visibility`, are plain values or functions called at every rendering.
 """
@@ -48,7 +48,7 @@ class Condition:
         elif type(given) is not type(allowed[0]) or given not in allowed:
             words = ", ".join(map(repr, allowed))
             raise PromptDefinitionError(
-                what, f"is {given!r}", f"Give {words}, or a function that returns one of them."
+                what, f"is {given!r}", f"Pass {words}, or a function that returns one of them."
             )
 
     def _read(self, function: Callable[..., Any]) -> None:
@@ -99,7 +99,7 @@ class Condition:
         where = f"`{self._what}` of section {path!r}"
         if "session" in self._takes and given["session"] is None:
             raise PromptRenderError(
-                prompt, f"{where} asks for the session, and there is none", "Give `session=`."
+                prompt, f"{where} asks for the session, and there is none", "Pass `session=`."
             )
         try:
             found = function(**(given if self._takes_all else {name: given[name] for name in self._takes}))
@@ -135,7 +135,7 @@ class _OfSession(Protocol[Answer_co]):
 
 @dataclasses.dataclass(frozen=True)
 class Section(Generic[ParamsT], abc.ABC):
-    """One node of a prompt: text, tools, policies, and the sections below it.
+    """One node of a prompt: text, tools, policies, and child sections.
 
     `Section[Params]` is a class that knows the type of its params; a section without it takes the params of
     its prompt. `enabled` and `visibility` may be functions of `params`, of `session`, of both or of neither,
@@ -181,7 +181,7 @@ class Section(Generic[ParamsT], abc.ABC):
             raise PromptDefinitionError(
                 f"{cls.__name__}[{describe(params)}]",
                 f"{describe(params)} has no named fields for placeholders",
-                "Give a dataclass or a pydantic model, the class itself.",
+                "Pass a dataclass or a pydantic model, the class itself.",
             )
         made = _TYPED.get((cls, params))
         if made is None:
@@ -193,7 +193,7 @@ class Section(Generic[ParamsT], abc.ABC):
 
     @abc.abstractmethod
     def heading(self, depth: int) -> str:
-        """Return the line above the section's text, `depth` sections deep (0 at the top), or "" for none."""
+        """Return the line above the section's text; "" for none. `depth` is the section's level, 0 at the top."""
 
 
 _TYPED: dict[tuple[type, Any], type] = {}
@@ -201,7 +201,7 @@ _TYPED: dict[tuple[type, Any], type] = {}
 
 
 def _is_open(params: Any) -> bool:
-    """Return whether this is a type variable, or contains one, as in `class Mine(MarkdownSection[T])`."""
+    """Return whether this is a type variable or contains one, as in `class Mine(MarkdownSection[T])`."""
     if isinstance(params, TypeVar):
         return True
     return not isinstance(params, type) and bool(getattr(params, "__parameters__", ()))
@@ -219,14 +219,14 @@ class MarkdownSection(Section[ParamsT], Generic[ParamsT]):
 
 
 class PlainSection(MarkdownSection[Any]):
-    """A section made of a plain text: it has no heading."""
+    """A section made from a plain string. It has no heading."""
 
     def heading(self, depth: int) -> str:
         return ""
 
 
 def as_sections(given: Any) -> Any:
-    """Return the sections of a prompt, with each plain text replaced by a section."""
+    """Return the sections of a prompt, with each plain string replaced by a section."""
     if isinstance(given, str):
         given = [given] if given.strip() else ()
     if not isinstance(given, list | tuple):
@@ -240,7 +240,7 @@ def as_sections(given: Any) -> Any:
 
 
 def plain_section(text: str, number: int) -> Section[Any]:
-    """Create the section for a plain text in a prompt. `number` makes its key unique."""
+    """Create the section for a plain string in a prompt. `number` makes its key unique."""
     key = "instructions" if number == 1 else f"instructions-{number}"
     return cast("Section[Any]", PlainSection("Instructions", key, text))
 
@@ -258,7 +258,7 @@ def walk(sections: Sequence[Section[Any]], above: str = "") -> list[tuple[str, S
 
 
 def _check(section: Section[Any]) -> None:
-    """Refuse an invalid section, and convert its lists to tuples."""
+    """Raise `PromptDefinitionError` for an invalid section, and convert its lists to tuples."""
     key: Any = section.key
     title: Any = section.title
     if not isinstance(key, str) or not _KEY.match(key):
@@ -269,13 +269,13 @@ def _check(section: Section[Any]) -> None:
         )
     place = f"section {key!r}"
     if not isinstance(title, str) or not title.strip() or not title.isprintable():
-        raise PromptDefinitionError(place, f"the title is {title!r}", "Give one line of text.")
+        raise PromptDefinitionError(place, f"the title is {title!r}", "Pass one line of text.")
     fields = None if section.params_type is None else fields_of(section.params_type)
     texts: dict[str, Any] = {"template": section.template, "summary": section.summary}
     for what, text in texts.items():
         if what == "template" or text is not None:
             if not isinstance(text, str):
-                raise PromptDefinitionError(place, f"the {what} is {shown(text)}", "Give a text.")
+                raise PromptDefinitionError(place, f"the {what} is {shown(text)}", "Pass a string.")
             check_placeholders(place, what, read_template(place, what, text), fields, section.params_type)
     for what in ("enabled", "visibility"):
         try:
@@ -284,7 +284,7 @@ def _check(section: Section[Any]) -> None:
             raise PromptDefinitionError(place, f"{what} {error.problem}", error.hint) from None
     if section.visibility != "full" and section.summary is None:
         raise PromptDefinitionError(
-            place, "it may be shown as a summary and has none", "Give `summary=`, one or two sentences."
+            place, "it may be shown as a summary and has none", "Pass `summary=`, one or two sentences."
         )
     parts = {
         "tools": check_tools(place, section.tools),
@@ -303,7 +303,7 @@ def condition_of(section: Section[Any], what: str) -> Condition:
 
 
 def read_template(place: str, what: str, text: str) -> Template:
-    """Parse the template or summary of a section. An error names the place."""
+    """Parse the template or summary of a section. Errors name the place."""
     if what == "summary" and not text.strip():
         raise PromptDefinitionError(
             place, "the summary is empty", "Say in a sentence what the section holds."
@@ -321,7 +321,7 @@ def read_template(place: str, what: str, text: str) -> Template:
 def check_placeholders(
     place: str, what: str, template: Template, fields: frozenset[str] | None, params: Any
 ) -> None:
-    """Refuse a placeholder without a field. `fields` is None if they are not known yet."""
+    """Raise `PromptDefinitionError` for a placeholder without a field. `fields` is None if they are not known yet."""
     for name in sorted(template.names - (template.names if fields is None else fields)):
         if params is None:
             problem = f"its {what} uses ${name}, and no section says what the params are"
@@ -334,15 +334,15 @@ def check_placeholders(
 
 
 def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
-    """Return these tools as a tuple. A function without `@tool` is refused by name."""
+    """Check that these are tools, and return them as a tuple. The error names a function without `@tool`."""
     if isinstance(given, Tool):
-        raise PromptDefinitionError(place, "tools is one tool", f"Give a list of tools: [{given.name}].")
-    found: tuple[Any, ...] = tuple(given)
+        raise PromptDefinitionError(place, "tools is one tool", f"Pass a list of tools: [{given.name}].")
+    found: tuple[Any, ...] = _listed(place, "tools", given)
     for index, one in enumerate(found):
         if isinstance(one, Tool):
             cast("Tool[Any, Any]", one).check_complete()
             continue
-        hint = "Give tools, made by @tool or Tool(...)."
+        hint = "Pass tools, made by @tool or Tool(...)."
         if isinstance(one, Section):
             hint = "It is a section: put it among the sections, Prompt(name, [...])."
         elif hasattr(one, "as_tool"):
@@ -354,8 +354,8 @@ def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
 
 
 def check_policies(place: str, given: Iterable[Any]) -> tuple[Any, ...]:
-    """Return these policies as a tuple. A class in place of an instance is refused."""
-    found = tuple(given)
+    """Check that these are policies, and return them as a tuple. A class instead of an instance is refused."""
+    found = _listed(place, "policies", given)
     for index, one in enumerate(found):
         if isinstance(one, type) or not all(hasattr(one, part) for part in ("name", "check", "on_result")):
             hint = "A policy has a `name`, `check` and `on_result`; see ToolPolicy."
@@ -365,13 +365,13 @@ def check_policies(place: str, given: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def check_sections(place: str, what: str, given: Iterable[Any]) -> tuple[Section[Any], ...]:
-    """Return these sections as a tuple. Two sections with the same key are refused."""
+    """Check that these are sections with unique keys, and return them as a tuple."""
     found = tuple(given)
     places: dict[str, int] = {}
     for index, one in enumerate(found):
         if not isinstance(one, Section):
             kind: Any = one
-            hint = "Give MarkdownSection(title, key, template)."
+            hint = "Pass MarkdownSection(title, key, template)."
             if isinstance(kind, type) and issubclass(kind, Section):
                 hint = f"Make one: {kind.__name__}(...)."
             raise PromptDefinitionError(place, f"{what}[{index}] is {shown(one)}", hint)
@@ -385,8 +385,14 @@ def check_sections(place: str, what: str, given: Iterable[Any]) -> tuple[Section
     return found
 
 
+def _listed(place: str, what: str, given: Any) -> tuple[Any, ...]:
+    if not isinstance(given, Iterable):
+        raise PromptDefinitionError(place, f"{what} is {shown(given)}", f"Pass a list of {what}.")
+    return tuple(cast("Iterable[Any]", given))
+
+
 def shown(given: object) -> str:
-    """Describe a wrong argument for an error message."""
+    """Describe an invalid argument for an error message."""
     if isinstance(given, type):
         return f"the class {given.__name__}"
     if callable(given):

@@ -38,8 +38,8 @@ class Template(msgspec.Struct, frozen=True):
 def template_of(text: str) -> Template:
     """Parse a template. Raises `PromptDefinitionError` for a `$` that is neither a placeholder nor `$$`.
 
-    Common indentation and empty lines around the text are dropped, so that a template can be indented like
-    the code around it.
+    Common indentation and surrounding empty lines are dropped, so that a template can be indented like the code
+    in which it is written.
     """
     whole = textwrap.dedent(text).rstrip()
     text = whole.lstrip("\n")
@@ -86,7 +86,7 @@ def fields_of(kind: Any) -> frozenset[str]:
 
 
 class ParamsReader:
-    """Checks the params that a prompt is rendered with."""
+    """Checks the params with which a prompt is rendered."""
 
     __slots__ = ("_kind", "_namespace", "_prompt", "_schema")
 
@@ -97,7 +97,7 @@ class ParamsReader:
         self._schema: Schema[Any] | None = None
 
     def read(self, given: object) -> Any:
-        """Return an instance of the params type. Raises `PromptRenderError` if the params do not fit."""
+        """Return an instance of the params type. Raises `PromptRenderError` if the params are invalid."""
         kind = self._kind
         if kind is None:
             if given is not None:
@@ -105,7 +105,7 @@ class ParamsReader:
                 raise self._error(problem, "Leave them out, or write MarkdownSection[Params](...).")
             return None
         name = describe(kind)
-        hint = f"Give `{name}(...)`, or a mapping with its fields."
+        hint = f"Pass `{name}(...)`, or a mapping with its fields."
         if given is None:
             raise self._error("it has no params", hint)
         if isinstance(given, get_origin(kind) or kind):
@@ -119,7 +119,7 @@ class ParamsReader:
         except ToolValidationError as error:
             raise self._error(f"its params do not fit {name}: {error}", "Correct the mapping.") from None
         except DefinitionError as error:
-            raise self._error(f"a mapping can't be checked: {error}", f"Give `{name}(...)` itself.") from None
+            raise self._error(f"a mapping can't be checked: {error}", f"Pass `{name}(...)` itself.") from None
 
     def _error(self, problem: str, hint: str) -> PromptRenderError:
         return PromptRenderError(self._prompt, problem.rstrip("."), hint)

@@ -1,10 +1,10 @@
 """Record and replay: what a journal keeps of a run, and how a resumed run uses it.
 
 log               the records of one run, found by place
-records           results, inner calls and deposits in their recorded form
-commits           how a finished call is written, together with its files
-finished_calls    a finished call comes from its record
-interrupted_calls an interrupted call runs again, is undone, or its outcome is unknown
-marks             calls that must not run twice are marked before they begin
-parked_run        a run that waits only for answers is left to its journal
+records           the recorded form of results, inner calls and deposits
+commits           writes a finished call to the journal, together with its files
+finished_calls    takes a finished call from its record
+interrupted_calls decides whether an interrupted call runs again, is undone or has an unknown outcome
+marks             marks the calls that must not run twice before they begin
+parked_run        leaves a run that waits only for answers to its journal
 """

@@ -23,7 +23,7 @@ log = logging.getLogger("handrail.gate")
 async def record_end(attempt: Attempt, result: ToolResult[Any], status: CallStatus, charged: bool) -> bool:
     """Record the end of a call that changed nothing, unless it ended because the whole run is ending.
 
-    Returns whether it is recorded.
+    Returns whether the end was recorded.
     """
     log = attempt.frame.log
     if not log.is_kept or log.closed:

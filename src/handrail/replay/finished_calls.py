@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from handrail.dispatch.tickets import GivenTicket
 
 CALL_AGAIN = "Call it again if it is still wanted."
-"""The model's advice about a call that was undone."""
+"""Advice to the model about a call that was undone."""
 
 
 async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
@@ -62,7 +62,7 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
         await bill_tickets(attempt, log)
     except Conflict as error:
         if attempt.has_secret:
-            raise  # and its secret is no longer available
+            raise  # the call's secret is no longer available
         if EFFECTS[attempt.tool.effect].transactional:
             return None  # its files or state have changed since, and it can simply run again
         raise OutcomeUnknown(f"{attempt.name} ({error})") from error
@@ -73,7 +73,7 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
 
 
 def _replay_unit(attempt: Attempt, unit: CommitUnit) -> ToolResult[Any]:
-    """Replay a call of the run itself. Its changes are already in the session."""
+    """Replay one of the run's own calls, whose changes are already in the session."""
     frame = attempt.frame
     attempt.call.resolve(frame.tools.get(attempt.name, attempt.tool))
     if unit.charged and frame.budget is not None:
@@ -83,21 +83,23 @@ def _replay_unit(attempt: Attempt, unit: CommitUnit) -> ToolResult[Any]:
 
 
 async def _replay_undone(attempt: Attempt, inner: InnerCall, log: RunLog) -> ToolResult[Any]:
-    """Replay a call that was being undone because its outer call had failed: finish undoing it, and say so."""
+    """Replay a call that was being undone because its outer call had failed. Finishes undoing it, and reports that."""
     pending = [done for done in settled_by(attempt, inner) if not log.was_undone(done.place)]
     assert attempt.parent is not None
     _, left = await compensate(attempt.parent, pending)
     if left:
         raise OutcomeUnknown(f"{attempt.name} (could not be undone: {', '.join(left)})")
     bill_nested(attempt)
-    result = ToolResult.error(f"{attempt.name} was undone when the process ended. {CALL_AGAIN}")
+    result = ToolResult.error(
+        f"{attempt.name} was being undone when the process ended, and has been undone since. {CALL_AGAIN}"
+    )
     return end_as_recorded(attempt, "error", write_result(result), inner.seconds)
 
 
 def _is_asked_again(attempt: Attempt, log: RunLog) -> bool:
     """Return whether a handoff must ask again for a secret that was not recorded.
 
-    It does not if `after` has finished, because its result comes from the record. If `after` had begun with
+    It need not if `after` has finished, because the result of `after` is in the record. If `after` had begun with
     the secret and may have had a lasting effect, the outcome is unknown.
     """
     handoff = attempt.parent
@@ -108,7 +110,7 @@ def _is_asked_again(attempt: Attempt, log: RunLog) -> bool:
     tried = log.find("call tried", after, Tried)
     begun = log.has("call begun", after.attempt(1 if tried is None else tried.number))
     if begun and not EFFECTS[handoff.tool.effect].transactional:
-        raise OutcomeUnknown(handoff.name, f"{NOT_KEPT}Find out what stands before you do it again.")
+        raise OutcomeUnknown(handoff.name, f"{NOT_KEPT}Find out what it changed before you do it again.")
     return True
 
 
@@ -139,7 +141,7 @@ def end_as_recorded(attempt: Attempt, status: Any, written: bytes, seconds: floa
 
 
 def apply_inner(attempt: Attempt, inner: InnerCall) -> None:
-    """Apply an inner call's changes to its outer call, from the record or a deposit."""
+    """Apply an inner call's changes to its outer call, from a record or a deposit."""
     transaction = attempt.transaction = new_transaction(attempt, attempt.tool)
     transaction.writable = True
     for event in inner.events:

@@ -1,4 +1,4 @@
-"""Interrupted calls: decides, by its effect, what happens to a call that had begun when its process ended."""
+"""Interrupted calls: the effect of a call that had begun when its process ended decides what happens to it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class AlreadyDone(Exception):
-    """The call happened before the process ended. Carries its result."""
+    """Raised when a call has already happened before the process ended. It carries the call's result."""
 
     def __init__(self, result: ToolResult[Any]) -> None:
         self.result = result
 
 
 def resume_attempt(attempt: Attempt) -> tuple[str, ...]:
-    """Turn the first attempt at a call into the interrupted one. Returns the lasting effects of earlier attempts."""
+    """Continue at the attempt that was interrupted. Returns the lasting effects of earlier attempts."""
     log = attempt.frame.log
     if attempt.kind.undoes or attempt.number > 1:
         return ()
@@ -48,8 +48,8 @@ async def decide_interrupted(attempt: Attempt) -> None:
     """Decide the outcome of a call that had begun when the process ended and must not run again.
 
     Returns if the call can run after all. `AlreadyDone` and `Unsuccessful` carry its result. A call with a
-    secret can't run again: in arguments from a model, the record has a mask, which parsing refuses; a person
-    would have to be asked for the secret again after the call may have used the first answer.
+    secret can't run again: in arguments from a model, the record has a mask, which parsing rejects; a secret
+    from a person would have to be requested again, although the call may have used the first answer already.
     """
     if attempt.kind.is_auxiliary:
         return
@@ -70,7 +70,7 @@ async def decide_interrupted(attempt: Attempt) -> None:
         raise Unsuccessful(ToolResult.error(_undone(attempt)))
     happened = None if lost else await probe(attempt)
     if happened is False:
-        return  # it never happened, so nothing is repeated
+        return  # the call never happened, so nothing is repeated
     bill_nested(attempt)
     if happened:
         raise AlreadyDone(
@@ -88,7 +88,7 @@ async def decide_interrupted(attempt: Attempt) -> None:
         )
         raise Unsuccessful(
             ToolResult.error(
-                f"{attempt.name} was interrupted when the process ended, and nothing of it stands. {why}"
+                f"{attempt.name} was interrupted when the process ended, and none of its effects remain. {why}"
                 f"Call it again, {hint}.{left}"
             )
         )
@@ -97,7 +97,7 @@ async def decide_interrupted(attempt: Attempt) -> None:
         undone, _ = await compensate(attempt, [own])
         if undone:
             raise Unsuccessful(ToolResult.error(f"{_undone(attempt)}{left}"))
-    raise OutcomeUnknown(attempt.name, f"{why}Find out what stands before you do it again.{left}")
+    raise OutcomeUnknown(attempt.name, f"{why}Find out what it changed before you do it again.{left}")
 
 
 def _undone(attempt: Attempt) -> str:
@@ -108,12 +108,12 @@ def _undone(attempt: Attempt) -> str:
 
 
 async def _withdraw(attempt: Attempt, log: RunLog) -> None:
-    """Withdraw the questions that this call asked and the questions about it."""
+    """Withdraw the questions that this call asked, and the questions about it."""
     await log.journal.questions.withdraw_all(attempt.call.place.prefix(log.run_id))
 
 
 def _left_by(attempt: Attempt, deposited: Mapping[str, bytes]) -> str:
-    """Return the effects on the world of an interrupted call's inner calls and of work under its tickets."""
+    """Describe the effects on the world of an interrupted call's inner calls and of work under its tickets."""
     log = attempt.frame.log
     inner = [msgspec.msgpack.decode(body, type=InnerCall) for body in log.under(attempt.call.place)]
     inner += [msgspec.msgpack.decode(body, type=Deposit).inner for body in deposited.values() if body]

@@ -25,10 +25,10 @@ class _Ended(msgspec.Struct):
 
 
 class RunLog:
-    """The records of a run, found by place, and the records it adds.
+    """The records of a run, found by place, and the records that the run adds.
 
-    Places are counted, so a resumed run finds its records under the same places. A run whose verb finds
-    another verb's record at its place has diverged.
+    Places are numbered, so a resumed run finds its records under the same places. If a verb finds the record of
+    another verb at its place, the run has diverged.
     """
 
     __slots__ = (
@@ -61,7 +61,7 @@ class RunLog:
         self.run_id = run_id
         self.resumed = resumed
         self.is_kept = True
-        """Whether there is a journal. Runs without one use `NO_LOG`."""
+        """Whether there is a journal. Runs without a journal use `NO_LOG`."""
         self._closed = False
         self.untold: Mapping[str, Any] = {}
         """The session's undone calls that its model has not been told about."""
@@ -78,7 +78,7 @@ class RunLog:
             if kind in ("verb", "inner call")
         }
         self._inside: dict[Place | None, list[tuple[EntryKind | Literal["ticket"], Place, bytes]]] = {}
-        """Records made inside calls, by the run's own call that each is under."""
+        """Records made inside calls, grouped by the run's own call that contains them."""
         for (kind, key), body in self._found.items():
             if kind in ("model answer", "inner call"):
                 self._put(kind, Place.parse(key), body)
@@ -88,7 +88,7 @@ class RunLog:
 
     @property
     def closed(self) -> bool:
-        """Whether recording has stopped, because the run is parked or another process has it."""
+        """Whether recording has stopped, because the run is parked or another process has taken it over."""
         return self._closed
 
     def close(self) -> None:
@@ -112,12 +112,12 @@ class RunLog:
                 yield body
 
     def find(self, kind: EntryKind, place: Place, type: type[T]) -> T | None:
-        """Return what was recorded at this place, or None."""
+        """Return the value recorded at this place; None if there is none."""
         body = self._found.get((kind, str(place)))
         return None if body is None else msgspec.msgpack.decode(body, type=type)
 
     def has(self, kind: EntryKind, place: Place) -> bool:
-        """Return whether something was recorded at this place."""
+        """Return whether a value of this kind was recorded at this place."""
         return (kind, str(place)) in self._found
 
     def has_begun(self, run: Place) -> bool:
@@ -139,11 +139,11 @@ class RunLog:
         return ended is not None and ended.status == "ok"
 
     def finished(self, call: Place) -> CommitUnit | None:
-        """Return the record of one of the run's own calls, or None if it is not over."""
+        """Return the record of one of the run's own calls; None if the call is not over."""
         return self._finished.get(str(call))
 
     def under(self, call: Place) -> list[bytes]:
-        """Return the finished inner calls of a call and of the runs nested in it."""
+        """Return the records of the finished inner calls of a call and of the runs nested in it."""
         return [body for _, _, body in self._under("inner call", call)]
 
     def tickets_under(self, call: Place) -> list[str]:
@@ -151,7 +151,7 @@ class RunLog:
         return [str(place) for _, place, _ in self._under("ticket", call)]
 
     async def note(self, kind: EntryKind, place: Place, value: Any) -> bool:
-        """Record a value and return once it is durable. Returns False, and records nothing, if the log is closed."""
+        """Record a value, and wait until it is durable. Returns False and records nothing if the log is closed."""
         if self._closed:
             return False
         await self._add(kind, str(place), msgspec.msgpack.encode(value))
@@ -182,7 +182,7 @@ class RunLog:
 
 
 class NoRunLog(RunLog):
-    """The log of runs without a journal. It finds nothing, records nothing and is never closed."""
+    """The log of a run without a journal. It finds nothing, records nothing and is never closed."""
 
     __slots__ = ()
 

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
 
 GIVEN_SECRET = "given a secret"
-"""Mark of a call that was given a secret in an answer. Other marked calls have their names as the mark."""
+"""The mark of a call that was given a secret in an answer. Other marked calls are marked with their names."""
 
 NOT_KEPT = "It was given a secret, and these are not kept, so it is not run again. "
 """Tells the model why a call that was given a secret does not run again."""
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """An attempt after the first, as it is recorded when it begins."""
+    """The record of an attempt after the first, written when the attempt begins."""
 
     number: int
     retries: int
@@ -36,7 +36,7 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 async def note_attempt(attempt: Attempt, left: tuple[str, ...]) -> None:
-    """Record that another attempt begins, so that records of earlier attempts no longer count."""
+    """Record that another attempt begins, so that the records of earlier attempts no longer count."""
     tried = Tried(attempt.number, attempt.retries, left)
     await attempt.frame.log.note("call tried", attempt.call.place, tried)
 
@@ -44,14 +44,14 @@ async def note_attempt(attempt: Attempt, left: tuple[str, ...]) -> None:
 async def mark_begun(attempt: Attempt) -> None:
     """Record that the handler of a call that must not run twice is about to begin.
 
-    A compensation is marked although it may run twice: a call that was being undone is not replayed.
+    A compensation is marked although it may run twice, because a call that was being undone is not replayed.
     """
     if attempt.call.place.kind == "compensation" or not can_reenter(attempt):
         await _mark(attempt, attempt.name)
 
 
 async def mark_given(attempt: Attempt) -> None:
-    """Mark a handler that is about to get a secret in an answer. From then on it is not run again."""
+    """Mark a handler that is about to receive a secret in an answer. From then on it is not run again."""
     attempt.has_secret = True
     if not attempt.kind.only_asks:
         await _mark(attempt, GIVEN_SECRET)
@@ -61,7 +61,7 @@ async def _mark(attempt: Attempt, what: str) -> None:
     """Record that a call that must not run twice has begun, before it continues."""
     log = attempt.frame.log
     if log.is_kept:
-        if log.closed:  # nothing can be marked any more, so a call that must be marked may not continue
+        if log.closed:  # nothing can be marked any more, so a call that must be marked must not continue
             raise (
                 CancelledError if attempt.frame.cancellation.cancelled else RunBusy(log.run_id, "another one")
             )
@@ -71,9 +71,9 @@ async def _mark(attempt: Attempt, what: str) -> None:
 def can_reenter(attempt: Attempt) -> bool:
     """Return whether an interrupted handler may be run again from the start.
 
-    It may not if it was given a secret, which is not recorded and so can't be given again. Only an act of a
-    handoff can have been given a secret before it begins other than as an argument: in an answer. That
-    answer is asked for again if the act can be undone completely.
+    It may not if it was given a secret, which is not recorded and so can't be given again. Before it begins, a
+    handler gets secrets only as arguments; the exception is an act of a handoff, which may get one in an answer.
+    That answer is requested again if the act can be undone completely.
     """
     tool = attempt.tool
     if attempt.has_secret and not EFFECTS[tool.effect].transactional:

@@ -1,4 +1,4 @@
-"""Parked runs: a run that waits only for answers is left to its journal."""
+"""Parked runs: a run that waits only for answers leaves memory and is kept in its journal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail.dispatch")
 
 _GRACE = 0.1
-"""Seconds a handler has to continue, after one of several answers or an inner call, before it counts as waiting."""
+"""Seconds after an answer or an inner call within which a handler must continue. After that it counts as waiting."""
 
 
 class Parking:
@@ -40,7 +40,7 @@ class Parking:
         self._environment = environment
         self._frames: WeakSet[Frame] = WeakSet((root,))
         self._told = False
-        """Whether the environment has been told that the run is quiet this time."""
+        """Whether the environment has been notified that the run is quiet this time."""
         self.ending: set[Attempt] = set()
         """The attempts that are over but whose end has not been published."""
         self.parked = False
@@ -51,7 +51,7 @@ class Parking:
 
     @property
     def quiet(self) -> bool:
-        """Whether everything in the run waits for answers."""
+        """Whether everything in the run is waiting for answers."""
         live, around = self._at_work()
         if not live or self._asks_a_model() or self.ending:
             return False
@@ -63,7 +63,7 @@ class Parking:
         return self.quiet and all(_enters_again(attempt) for attempt in self._at_work()[0])
 
     def park(self, *, by_force: bool = False) -> bool:
-        """Park the run now, if it may be parked. Returns whether it is parked. Call this on the run's loop.
+        """Park the run now if it may be parked, and return whether it is parked. Call this on the run's loop.
 
         With `by_force`, the run is parked even if calls are active, as if its process ended now. When it is
         resumed, each interrupted call is treated according to its effect.
@@ -82,7 +82,7 @@ class Parking:
     # Called by the run.
 
     def begin(self) -> None:
-        """Tell the environment that the run is about to begin or continue."""
+        """Notify the environment that the run is about to begin or continue."""
         self._environment.run_started(self)
 
     def add(self, frame: Frame) -> None:
@@ -90,13 +90,16 @@ class Parking:
         self._frames.add(frame)
 
     def asks(self) -> None:
-        """Note that a question is about to be asked. Raises `CancelledError` in a parked run, which asks nobody."""
+        """Note that a question is about to be asked.
+
+        Raises `CancelledError` in a parked run, where nobody may be asked.
+        """
         if self.parked:
             raise asyncio.CancelledError
         self._told = False
 
     def consider(self) -> None:
-        """Check whether the run has become quiet, after something began to wait or ended."""
+        """Check whether the run has become quiet. Called after something began to wait or ended."""
         if self.parked or not self.quiet:
             return
         if not self._told:
@@ -116,7 +119,7 @@ class Parking:
             self.start_grace(attempt.parent)
 
     def start_grace(self, attempt: Attempt) -> None:
-        """Give a handler time to continue, after one of the things its call waited for has ended."""
+        """Give a handler time to continue after one of the things that its call waited for has ended."""
 
         def over() -> None:
             attempt.grace = None
@@ -145,15 +148,15 @@ def end_grace(attempt: Attempt) -> None:
 
 
 def _rests(attempt: Attempt, is_around: bool) -> bool:
-    """Return whether this call waits, and only for what can't arrive without an answer from outside."""
+    """Return whether this call only waits for answers from outside."""
     if not attempt.waiting and not is_around:
         return False
-    # Otherwise another of its questions has an answer or may get one, and that may be enough.
+    # Otherwise another question has been or may be answered, and the handler may continue with that answer.
     return attempt.asking <= attempt.waiting and attempt.grace is None
 
 
 def _enters_again(attempt: Attempt) -> bool:
-    """Return whether this call can be re-entered. If its handler has not begun, it waits for its approval.
+    """Return whether this call can be re-entered. If its handler has not begun, it is waiting for its approval.
 
     A call that was given a secret can't, since the record has a mask in place of the secret.
     """

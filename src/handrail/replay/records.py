@@ -1,4 +1,4 @@
-"""Records: the form in which a journal keeps results, inner calls and deposits."""
+"""Records: the form in which a journal stores results, inner calls and deposits."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ if TYPE_CHECKING:
 NO_USAGE = Usage()
 
 _LONGEST_DIFF = 64 * 1024
-"""Maximum length of a recorded diff, in characters. The files themselves are kept in full."""
+"""Maximum length of a recorded diff, in characters. The files themselves are recorded in full."""
 
 
 # --- results ------------------------------------------------------------------------------------------
 
 
 class RecordedResult(ToolResult[Any], frozen=True):
-    """A result read from the record, with the text that the model was given."""
+    """A result read from the record, with the text that the model was shown."""
 
     text: str = ""
 
     def render(self) -> str:
-        return self.text or super().render()  # an act's result has no text, and may become the handoff's
+        # An act's result has no text of its own, and may become the result of its handoff.
+        return self.text or super().render()
 
 
 class _Written(msgspec.Struct, frozen=True):
@@ -54,7 +55,7 @@ class _Written(msgspec.Struct, frozen=True):
 
 
 def write_result(result: ToolResult[Any], text: str | None = None) -> bytes:
-    """Encode a result, with the text that the model is given."""
+    """Encode a result, with the text that the model is shown."""
     value = msgspec.Raw(to_json(result.value))
     told = result.render() if text is None else text
     return msgspec.json.encode(
@@ -63,7 +64,7 @@ def write_result(result: ToolResult[Any], text: str | None = None) -> bytes:
 
 
 def read_result(tool: Tool[Any, Any], written: bytes) -> RecordedResult:
-    """Decode a recorded result. Its value has the declared type if it still fits."""
+    """Decode a recorded result. Its value has the declared type if it still matches that type."""
     found = msgspec.json.decode(written, type=_Written)
     written = bytes(found.value)
     value = read_value(tool, written) if found.success else pydantic_core.from_json(written)
@@ -71,7 +72,7 @@ def read_result(tool: Tool[Any, Any], written: bytes) -> RecordedResult:
 
 
 def read_value(tool: Tool[Any, Any], written: bytes) -> Any:
-    """Decode a value as the declared type, or as plain data if there is none or the value no longer fits."""
+    """Decode a value as the declared type, or as plain data if there is none or the value no longer matches it."""
     schema = tool.result_schema
     try:
         return pydantic_core.from_json(written) if schema is None else schema.parse(written)
@@ -90,7 +91,7 @@ def commit_unit(
     files: Sequence[Mapping[str, Any]] = (),
     diff: str = "",
 ) -> CommitUnit:
-    """Return a finished call and all its changes as plain data."""
+    """Create the record of a finished call, with all its changes as plain data."""
     transaction = attempt.transaction if result.success else None
     frame = attempt.frame
     session = frame.session
@@ -120,7 +121,7 @@ def commit_unit(
 
 
 def _text(attempt: Attempt) -> str:
-    """Return the arguments in a form that can be shown, with secrets masked."""
+    """Return the arguments as text, with secrets masked; "" if they could not be parsed."""
     try:
         return attempt.tool.dump(attempt.params).decode()
     except Exception:  # the arguments could not be parsed
@@ -143,7 +144,7 @@ class RecordedEffect(msgspec.Struct, frozen=True):
 
 
 class InnerCall(msgspec.Struct, frozen=True):
-    """A call that finished inside one that is still open, with everything it passed on to the outer call."""
+    """A call that finished inside a call that is still open, with everything that it passed on to the outer call."""
 
     verb: str
     status: CallStatus
@@ -153,13 +154,13 @@ class InnerCall(msgspec.Struct, frozen=True):
     settled: Sequence[RecordedEffect] = ()
     seconds: float = 0.0
     act: bool = False
-    """Whether it is an act of a handoff, whose result is for the next act only."""
+    """Whether it is an act of a handoff, whose result is only for the next act."""
     lost: bool = False
-    """Whether its answer contained a secret. Such an answer is not recorded, and is asked for again."""
+    """Whether its answer contained a secret. Such an answer is not recorded, so the question is asked again."""
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """What was spent under a ticket."""
+    """The amounts that were spent under a ticket."""
 
     spent: dict[str, Decimal] = {}
     usage: Usage = NO_USAGE
@@ -189,7 +190,7 @@ def fingerprint(attempt: Attempt) -> str:
 
 
 def inner_call(attempt: Attempt, result: ToolResult[Any], status: CallStatus = "ok") -> InnerCall:
-    """Return the record of an inner call, taken before its forks are merged."""
+    """Create the record of an inner call, before its forks are merged."""
     own = attempt.own_effect(result)
     transaction = attempt.transaction if result.success else None
     return record_of(attempt, result, transaction, status, () if own is None else (own,))
@@ -202,7 +203,7 @@ def record_of(
     status: CallStatus,
     also: Sequence[Settled] = (),
 ) -> InnerCall:
-    """Encode a transaction's contents as the work of a call, with its effects on the world."""
+    """Encode the contents of a transaction, with its effects on the world, as the record of an inner call."""
     files: list[Any] = []
     events: list[bytes] = []
     settled: list[Settled] = []
@@ -236,8 +237,8 @@ def _write_act(attempt: Attempt, result: ToolResult[Any]) -> bytes:
     written = write_result(result, "")
     if result.success and read_result(attempt.tool, written).value != result.value:
         raise WrongResult(
-            "what it returned is not the same after being recorded, and this run is journaled: "
-            "give plain data, and nothing that is masked"
+            "its return value changes when it is recorded, and this run has a journal: "
+            "return plain data without secrets"
         )
     return written
 

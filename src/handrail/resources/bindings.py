@@ -46,7 +46,7 @@ class Binding(Generic[T]):
             raise ResourceError(
                 name,
                 f"its provider is {self.provide!r}, not a function",
-                "Give a function that creates it, or use `given(protocol, object)` for an existing one.",
+                "Pass a function that creates it, or use `given(protocol, object)` for an existing one.",
             )
         if not _takes_one(self.provide):
             raise ResourceError(

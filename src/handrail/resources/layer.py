@@ -276,7 +276,7 @@ class Layer:
 
     def move(self, source: str, target: str, /) -> None:
         start = self._not_root(source, "moved. Move its content instead")
-        end = self._not_root(target, "replaced. Give the full new path, including the name")
+        end = self._not_root(target, "replaced. Pass the full new path, including the name")
         if start.path in ancestors(end.path):
             raise PathRefused(target, f"{start.path!r} can't be moved into itself. Choose a path outside it")
         with self._shared.lock:

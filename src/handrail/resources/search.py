@@ -164,9 +164,9 @@ def decode(path: str, data: bytes) -> str:
 def replaced(path: str, text: str, old: str, new: str, *, every: bool) -> tuple[str, int]:
     """Return the text with `old` replaced, and the number of replacements."""
     if not old:
-        raise EditRefused(path, "the text to replace is empty. Give the exact text to replace")
+        raise EditRefused(path, "the text to replace is empty. Pass the exact text to replace")
     if old == new:
-        raise EditRefused(path, "the new text equals the old. Give the text that should replace it")
+        raise EditRefused(path, "the new text equals the old. Pass the text that should replace it")
     count = text.count(old)
     if not count:
         problem = "the file does not contain the text to replace. Read the file and copy the text exactly, with its spaces and line ends"

@@ -1,6 +1,6 @@
 """Operations on recorded runs: list, show, cancel, fork, undo, replay, export, import, forget.
 
-They all work on a journal, and none of them needs the process that ran the run.
+They all work on a journal. None of them needs the process in which the run was made.
 """
 
 from handrail.runs.catalog import RunLine, approvals, cancel, forget, list_runs

@@ -1,4 +1,4 @@
-"""The runs of a journal: list them, cancel one, forget finished ones, and the approvals of their sessions."""
+"""The runs of a journal: list them, cancel one, forget finished ones, and manage the approvals of their sessions."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ async def list_runs(
     before: Mark | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Sequence[RunLine]:
-    """List at most `limit` runs, newest first. `standing` filters by standing; empty means all.
+    """List at most `limit` runs, newest first. `standing` filters by standing; if it is empty, all are listed.
 
-    With `principal`, only that principal's runs. To get the next page, pass the last record's mark as `before`.
+    With `principal`, only that principal's runs are listed. To get the next page, pass the last record's mark as
+    `before`.
     """
     now = clock.now().timestamp()
     found: list[RunLine] = []
@@ -75,16 +76,16 @@ async def list_runs(
 async def forget(
     journal: Journal, *, before: datetime | None = None, keep: int | None = None, dry: bool = False
 ) -> Sequence[str]:
-    """Delete runs from the journal that ended before a time, or are not among the newest `keep`.
+    """Delete runs from the journal that ended before a time, or that are not among the newest `keep`.
 
     Only finished runs and whole sessions are deleted: each run of a session builds on the earlier ones, so an
     unfinished or newer run keeps the others. Data that a folder keeps for undo stays with the folder. Returns
     the ids of the deleted runs; with `dry`, of those that would be deleted.
     """
     if before is None and keep is None:
-        raise DefinitionError("nothing says which runs to forget. Give `before`, `keep` or both.")
+        raise DefinitionError("nothing says which runs to forget. Pass `before`, `keep` or both.")
     if before is not None and before.tzinfo is None:
-        raise DefinitionError("`before` has no time zone. Give one, for example `datetime.now(UTC)`.")
+        raise DefinitionError("`before` has no time zone. Pass one, for example `datetime.now(UTC)`.")
     until = None if before is None else before.timestamp()
     sessions: dict[str, list[RunRow]] = {}
     staying: set[str] = set()

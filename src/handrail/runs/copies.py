@@ -25,7 +25,7 @@ from handrail.session.serialization import decode_item, under_id
 
 
 class Lineage(msgspec.Struct, frozen=True):
-    """The session as a run found it: a saved session, and the commits and messages since then."""
+    """The session as it was when a run began: a saved session, and the commits and messages since then."""
 
     base: bytes | None
     events: list[bytes]
@@ -50,7 +50,7 @@ async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
             raise RunError(
                 record.id,
                 f"the run {earlier.record.id!r} of the same session, on which it builds, is not over",
-                "Resume or cancel that one first.",
+                "Resume or cancel that run first.",
             )
         for unit in units:
             if unit.run_id == earlier.record.id and unit.call_id not in undone:
@@ -68,7 +68,7 @@ def _approves(decision: Decision) -> bool:
 
 
 def detach(begin: RunBegin, lineage: Lineage, session_id: str, **changes: object) -> bytes:
-    """Return a run's encoded beginning, made independent of other runs, for a session with this id."""
+    """Encode a run's beginning, made independent of other runs, for a session with this id."""
     base = None if lineage.base is None else under_id(lineage.base, session_id)
     return msgspec.msgpack.encode(
         msgspec.structs.replace(
@@ -163,7 +163,9 @@ def _kept(entries: Sequence[Entry], step: int, calls: int, units: Sequence[Commi
 
 
 def _detach_unit(unit: CommitUnit, new_id: str) -> CommitUnit:
-    """Return a call as the fork records it, without its files and paths, which belong to the first run."""
+    """Return a call in the form in which the fork records it, without its files and paths, which belong to
+    the first run.
+    """
     return msgspec.structs.replace(
         unit,
         run_id=new_id,
@@ -265,7 +267,7 @@ async def import_(
 
 
 def _read(path: Path) -> RunCopy:
-    name, hint = path.name, "Give a file that `export` wrote."
+    name, hint = path.name, "Pass a file that `export` wrote."
     try:
         lines = path.read_bytes().splitlines()
         if not lines:

@@ -1,4 +1,4 @@
-"""Replay of a run: its recorded model answers are run against today's tools, prompt and policies."""
+"""Replay of a run: runs its recorded model answers against today's tools, prompt and policies."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ _WORDS: dict[What, str] = {
 
 
 class Tally(msgspec.Struct):
-    """How far a replay has got."""
+    """The progress of a replay."""
 
     steps: int = 0
     ran: int = 0
@@ -102,7 +102,7 @@ async def replay(
     tally: Tally | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Divergence | None:
-    """Replay a recorded run with today's code. Returns the first difference, or None.
+    """Replay a recorded run with today's code. Returns the first difference; None if there is none.
 
     No model is asked and nothing is changed. Calls with effect `pure`, `read` and `staged` run in a transaction
     that is dropped. The recorded result is used for all other calls, and for calls that asked somebody, were
@@ -166,7 +166,7 @@ def _laid_out(offer: str) -> str:
 async def _changed_since(
     journal: Journal, units: Sequence[CommitUnit], filesystem: Filesystem | None
 ) -> list[str]:
-    """Return the paths, in the folder the run worked in, that have changed since the run found them."""
+    """Return the paths in the run's folder that have changed since the run found them."""
     root = folder_of(filesystem)
     first = next((unit for unit in units if unit.root == root), None) if root else None
     if first is None:
@@ -326,7 +326,10 @@ class _Walk:
     def _parse(
         self, step: int, tool: Tool[Any, Any], asked: CallAsked, unit: CommitUnit
     ) -> tuple[Divergence | None, Any]:
-        """Parse the arguments with today's code. Returns a difference if there is one, and the params if they are valid."""
+        """Parse the arguments with today's code.
+
+        Returns a difference if there is one, and the params if they are valid.
+        """
         try:
             now = tool.dump(tool.parse(asked.arguments)).decode()
         except ToolValidationError as error:
@@ -352,7 +355,9 @@ class _Walk:
             attempt.params = tool.parse(asked.arguments)
             attempt.transaction = new_transaction(attempt, tool)
             try:
-                await check_policies(attempt)
+                waiting = check_policies(attempt)
+                if waiting is not None:
+                    await waiting
                 now = attempt.decision
             except Refused as refused:
                 now = f"deny: {refused}"

@@ -36,9 +36,9 @@ async def session(
 ) -> Session:
     """Return a principal's session as its newest finished run left it.
 
-    If no run has finished yet, it is the session that the first run found. Raises `RunUnknown` if the principal
-    has no run in a session with this id. `session` is an empty session with the id, for slices with their own
-    rules.
+    If no run has finished yet, it is the session with which the first run began. Raises `RunUnknown` if the
+    principal has no run in a session with this id. `session` is an empty session with the id, for slices with their
+    own rules.
     """
     rows = await journal.runs.list(session_id=session_id, principal=principal)
     if not rows:
@@ -60,7 +60,7 @@ async def said(journal: Journal, run_id: str) -> list[Message]:
 
 
 async def retold(journal: Journal, row: RunRow, unfinished: Unfinished | None = None) -> list[Message]:
-    """Return the messages that a run added to its conversation; with `unfinished`, every call has a result."""
+    """Return the messages that a run added to its conversation. With `unfinished`, every call has a result."""
     record = row.record
     begin, lineage = decode_begin(record), await lineage_of(journal, row)
     entries, units = await journal.calls.entries(record.id), await journal.calls.load(record.id)

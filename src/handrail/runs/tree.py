@@ -32,7 +32,7 @@ def standing_of(row: RunRow, now: float) -> Standing:
 
 
 class CallNode(msgspec.Struct, kw_only=True):
-    """One call and what happened inside it."""
+    """One call, with what happened inside it."""
 
     place: Place
     tool: str
@@ -69,7 +69,7 @@ class Turn(msgspec.Struct, kw_only=True):
     model: str
     usage: Usage | None
     cost: Decimal | None
-    """US dollars, from the price table; None if the price or the usage is unknown."""
+    """The cost in US dollars, from the price table; None if the price or the usage is unknown."""
     calls: list[CallNode] = []
 
 
@@ -211,7 +211,7 @@ class _Builder:
         self._attach(node)
 
     def _attach(self, node: CallNode) -> None:
-        """Attach a call to the call or run around it."""
+        """Attach a call to the call or run that contains it."""
         outer = node.place.outer
         if outer is None:
             return
@@ -259,7 +259,7 @@ _NOTHING = RunBegin(
 def _reach_back(node: CallNode) -> float | None:
     """Set the start of a call to the start of the first thing inside it, and return that time.
 
-    The record of a call that was rerun has only the last attempt, and an open call has no record.
+    The record of a call that was run again has only the last attempt, and an open call has no record.
     """
     turns = [turn for run in node.runs for turn in run.turns]
     inner = [*node.calls, *(call for run in node.runs for call in run.calls)]

@@ -19,7 +19,7 @@ from handrail.threads import run_in_thread
 
 
 class UndoesFiles(Protocol):
-    """Files that keep what commits have replaced, such as a `DirectoryFilesystem`."""
+    """A filesystem that keeps what its commits have replaced, such as a `DirectoryFilesystem`."""
 
     def undo(
         self, call_id: str, /, *, run_id: str = "", place: str = "", journal: str = ""
@@ -82,7 +82,7 @@ async def undo(
 
 
 async def _check_nobody_works(journal: Journal, row: RunRow, clock: Clock) -> None:
-    """Raise `RunBusy` while an active run of the same session uses what this would change."""
+    """Raise `RunBusy` while an active run of the same session uses what the undo would change."""
     now = clock.now().timestamp()
     for other in await journal.runs.list(session_id=row.record.session_id):
         if other.owner and not is_free(other.owner, other.leased_until, now, ""):

@@ -106,7 +106,7 @@ def find_files(
         found = context.filesystem.glob(pattern)
     except FileError as error:
         return ToolResult.error(str(error))
-    return ToolResult.ok(_shown(found, f"No file fits {pattern}.", "Give a narrower pattern."))
+    return ToolResult.ok(_shown(found, f"No file fits {pattern}.", "Pass a narrower pattern."))
 
 
 @tool(effect="read", capabilities={"fs.read"})
@@ -127,7 +127,7 @@ def search_files(
     except FileError as error:
         return ToolResult.error(str(error))
     return ToolResult.ok(
-        _shown(found, f"No line matches {pattern}.", "Give a narrower pattern or fewer files.")
+        _shown(found, f"No line matches {pattern}.", "Pass a narrower pattern or fewer files.")
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.conversation import ROOT, Conversation
-from handrail.events import MessageAdded
+from handrail.events import MessageAdded, ToolInvoked
 from handrail.journals import Journal
 from handrail.messages import AssistantMessage, CallAnswered, Message, ToolMessage, UserMessage
 from handrail.place import Place, split_run_id
@@ -34,20 +34,40 @@ class RunMessage(NamedTuple):
 
 def messages_in(session: Session) -> list[RunMessage]:
     """Return a session's messages, oldest first, without those of nested runs."""
-    return [
-        RunMessage(fact.run_id, fact.message)
-        for fact in session[MessageAdded].all()
-        if fact.conversation == ROOT
-    ]
+    facts = session[MessageAdded].all()
+    said = [RunMessage(fact.run_id, fact.message) for fact in facts if fact.conversation == ROOT]
+    return _with_open_results(session, said)
 
 
 def nested_messages_in(session: Session) -> list[RunMessage]:
     """Return the messages of nested runs that are in a session in memory."""
-    return [
-        RunMessage(fact.conversation, fact.message)
-        for fact in session[MessageAdded].all()
-        if fact.conversation != ROOT
-    ]
+    facts = session[MessageAdded].all()
+    said = [RunMessage(fact.conversation, fact.message) for fact in facts if fact.conversation != ROOT]
+    return _with_open_results(session, said)
+
+
+def _with_open_results(session: Session, said: list[RunMessage]) -> list[RunMessage]:
+    """Add the results of calls that are over while others of their turn are not. Clients have them already."""
+    asked = {call.id for _, each in said if isinstance(each, AssistantMessage) for call in each.calls}
+    answered = {result.id for _, each in said if isinstance(each, ToolMessage) for result in each.results}
+    if asked <= answered:
+        return said
+    ended = {
+        fact.call_id: fact.result
+        for fact in session[ToolInvoked].all()
+        if fact.call_id in asked and fact.call_id not in answered
+    }
+    found: list[RunMessage] = []
+    for run_id, message in said:
+        found.append(RunMessage(run_id, message))
+        results = [
+            CallAnswered(call.id, call.name, ended[call.id].render(), not ended[call.id].success)
+            for call in (message.calls if isinstance(message, AssistantMessage) else ())
+            if call.id in ended
+        ]
+        if results:
+            found.append(RunMessage(run_id, ToolMessage(tuple(results))))
+    return found
 
 
 async def read_nested(journal: Journal, rows: Sequence[RunRow]) -> list[RunMessage]:

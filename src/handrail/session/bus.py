@@ -22,11 +22,11 @@ log = logging.getLogger("handrail.events")
 
 
 class Dispatcher:
-    """Delivers events to subscribers immediately, on the publisher's thread, in the order they subscribed.
+    """Delivers events to subscribers immediately, on the publisher's thread, in the order of subscription.
 
     An error in a subscriber is logged and stops neither the others nor the run. `subscribe` takes a
-    type and also delivers its subclasses; `subscribe(object, ...)` receives everything. A change of
-    subscribers while an event is being published takes effect with the next event.
+    type and also delivers its subclasses; `subscribe(object, ...)` receives everything. If the
+    subscribers change while an event is being published, the change takes effect with the next event.
     """
 
     __slots__ = ("_listeners", "_lock", "matching")
@@ -34,7 +34,7 @@ class Dispatcher:
     def __init__(self) -> None:
         self._listeners: list[_Subscription] = []
         self.matching: dict[type, tuple[Listener, ...]] = {}
-        """The listeners for each type published or asked about so far. Cleared when subscribers change."""
+        """The listeners for each type that was published or queried so far. Cleared when subscribers change."""
         self._lock = threading.Lock()
 
     def subscribe(self, kind: type[T], listener: Callable[[T], None], /) -> Callable[[], None]:
@@ -53,7 +53,7 @@ class Dispatcher:
         return unsubscribe
 
     def publish(self, event: object, /) -> None:
-        """Publish an event to its subscribers. Only typed objects are events; a bare dict or str is refused."""
+        """Publish an event to its subscribers. Raises `EventRefused` for a plain value such as a dict or a string."""
         try:
             listeners = self.matching[type(event)]
         except KeyError:
@@ -66,7 +66,7 @@ class Dispatcher:
                 subscriber_raised(event)
 
     def listens_for(self, kind: type) -> bool:
-        """Return whether anybody subscribes to this type, so that an event is worth creating."""
+        """Return whether there is a subscriber for this type, so that an event is worth creating."""
         listeners = self.matching.get(kind)
         return bool(self._match(kind) if listeners is None else listeners)
 
@@ -78,12 +78,12 @@ class Dispatcher:
 
 
 def subscriber_raised(event: object) -> None:
-    """Log the current exception, which a subscriber raised. It affects nothing else."""
+    """Log the current exception, which a subscriber raised. The run is not affected."""
     log.exception("a subscriber to %s raised; the run goes on", type(event).__name__)
 
 
 class _Subscription:
-    """One subscription. Subscribing twice creates two, which end independently."""
+    """One subscription. Subscribing twice creates two of them, which end independently."""
 
     __slots__ = ("kind", "listener")
 
@@ -95,24 +95,24 @@ class _Subscription:
 def _check_subscription(kind: object, listener: object) -> None:
     if not isinstance(kind, type):
         raise EventRefused(
-            kind, "a subscription is for a type", "Give the event's class, or `object` for all."
+            kind, "only a type can be subscribed to", "Pass the event's class, or `object` for all."
         )
     try:
         issubclass(int, kind)
     except TypeError as error:
         raise EventRefused(
-            kind, f"nothing can be told to be a {kind.__name__}: {error}", "Give the event's own class."
+            kind, f"isinstance() does not work with {kind.__name__}: {error}", "Pass the event's own class."
         ) from None
     if not callable(listener) or iscoroutinefunction(listener):
         raise EventRefused(
             listener,
-            "a subscriber is a plain function, called with the event",
-            "Give a `def` that takes it; start a task in there for what has to be awaited.",
+            "a subscriber must be a plain function that takes the event",
+            "Pass a `def`, and start a task in it for anything that has to be awaited.",
         )
 
 
 def check_unchangeable(event: object) -> None:
-    """Raise `EventRefused` for an event that could change later, since a session shares it with all its forks."""
+    """Raise `EventRefused` for a mutable event, since a session shares its events with all its forks."""
     kind = type(event)
     frozen: bool | None = None
     if dataclasses.is_dataclass(kind):
@@ -124,7 +124,7 @@ def check_unchangeable(event: object) -> None:
     if frozen is False:
         raise EventRefused(
             event,
-            "it can be changed after it was dispatched, and then nothing could be undone",
+            "it is mutable, and a change after it was dispatched could not be undone",
             "Make it frozen: `@dataclass(frozen=True)`, `frozen=True` for a Struct or in a model's config.",
         )
 
@@ -132,8 +132,8 @@ def check_unchangeable(event: object) -> None:
 def check_event(event: object) -> None:
     """Raise `EventRefused` for a plain value or a class, since nobody could subscribe to it by type."""
     if isinstance(event, type):
-        raise EventRefused(event, f"{event.__name__} is a class, not an event", "Make an instance of it.")
+        raise EventRefused(event, f"{event.__name__} is a class, not an event", "Pass an instance of it.")
     if type(event).__module__ == "builtins":
         raise EventRefused(
-            event, "it is a plain value, and nobody could ask for it by type", "Make it a frozen dataclass."
+            event, "it is a plain value, which nobody can subscribe to by type", "Make it a frozen dataclass."
         )

@@ -23,7 +23,7 @@ class SessionFork(msgspec.Struct, eq=False):
 
     Reads see the state at the time of the fork plus the fork's own events. A commit replays the
     fork's events onto the newest state, after `stale()` has reported what else changed. Once committed
-    or dropped, the fork refuses reads and events from every thread with `ContextExpired`.
+    or dropped, the fork raises `ContextExpired` for reads and events from every thread.
     """
 
     root: Session
@@ -64,7 +64,7 @@ class SessionFork(msgspec.Struct, eq=False):
         return found
 
     def dispatch(self, event: object, /) -> None:
-        """Reduce an event into this fork. Logs are written immediately, state when the fork commits."""
+        """Reduce an event into this fork. Logs are written immediately; state is written when the fork commits."""
         root = self.root
         route = root.route_of(event)
         lock = root.lock
@@ -108,7 +108,7 @@ class SessionFork(msgspec.Struct, eq=False):
         """Do nothing, because events are accepted until the fork is prepared."""
 
     def diff(self) -> str:
-        """Return an empty text, because events are shown separately."""
+        """Return an empty string, because events are shown separately."""
         return ""
 
     def changed_paths(self) -> tuple[str, ...]:
@@ -129,7 +129,7 @@ class SessionFork(msgspec.Struct, eq=False):
         return sorted({f"slice {target.slice.__qualname__}" for route in routes for target in route.state})
 
     def stale(self) -> tuple[str, ...]:
-        """Return the slices, read in this fork or in forks of it, that somebody else has changed since."""
+        """Return the slices, read in this fork or in forks of it, that others have changed since."""
         now, base = self._parent.state, self._base
         if now is base:
             return ()
@@ -153,8 +153,8 @@ class SessionFork(msgspec.Struct, eq=False):
     def apply(self) -> None:
         """Make the prepared state the parent's state.
 
-        This can't fail, with one exception: somebody bypassed the gate and changed one of the same slices
-        since `prepare`, and a reducer refuses the result. Then it raises and changes nothing.
+        This can fail only if a change bypassed the gate and touched one of the same slices since `prepare`, and a
+        reducer rejects the result. Then it raises and changes nothing.
         """
         lock = self.root.lock
         lock.acquire()
@@ -174,7 +174,7 @@ class SessionFork(msgspec.Struct, eq=False):
             lock.release()
 
     def publish(self) -> None:
-        """Publish this fork's state events, once they are part of the root. Logged events were published before."""
+        """Publish this fork's state events, once they are part of the root. Logged events were already published."""
         if self._to_publish:
             self._to_publish = False
             root = self.root
@@ -193,7 +193,7 @@ class SessionFork(msgspec.Struct, eq=False):
     def _onto_newer(self, now: State) -> State:
         """Replay this fork's events on top of a newer state.
 
-        A slice that nobody else has changed is taken as it is; events are reduced again only into the others.
+        A slice that nobody else has changed is taken as it is. Events are reduced again only into the other slices.
         """
         root, base, mine = self.root, self._base, self.state
         merged = now.copy()

@@ -1,8 +1,8 @@
 """`Items` and `Table`: immutable collections that share structure.
 
 Adding an item returns a new collection at the same small cost for ten items or a million, even if a
-hundred forks each add to the same base. They are tries of 32-way tuples, in which only the path to the
-new item is copied.
+hundred forks each add to the same base. The collections are tries of 32-way tuples, in which only the path to
+the new item is copied.
 
 `Log` is a read-only view of a plain log slice.
 """
@@ -42,7 +42,7 @@ class Readable(Generic[T]):
         return tuple(item for item in self if predicate(item))
 
     def get(self, key: Hashable, /) -> T | None:
-        """Return the item with this key. Raises `DefinitionError` unless the slice is keyed."""
+        """Return the item with this key; None if there is none. Raises `DefinitionError` unless the slice is keyed."""
         raise not_keyed()
 
     def __iter__(self) -> Iterator[T]:
@@ -86,7 +86,7 @@ class Items(Readable[T]):
         return made
 
     def replace(self, items: Iterable[T]) -> Items[T]:
-        """Return a collection of the same kind with other items."""
+        """Return a collection of the same kind with these items instead."""
         return Items(items)
 
     def latest(self) -> T | None:
@@ -163,7 +163,7 @@ class Table(Readable[T]):
         return made
 
     def replace(self, items: Iterable[T]) -> Table[T]:
-        """Return a table with the same key function and other items."""
+        """Return a table with the same key function and these items instead."""
         made = Table(self._key)
         for item in items:
             made = made.append(item)

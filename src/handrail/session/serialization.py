@@ -25,7 +25,10 @@ T = TypeVar("T")
 
 
 class SavedError(Exception):
-    """Stands for the exception of a loaded fact, with its type and message as text. It is never raised."""
+    """A stand-in for the exception in a loaded fact, with the exception's type and message as text.
+
+    It is never raised.
+    """
 
 
 class _SavedSlice(msgspec.Struct):
@@ -56,16 +59,14 @@ def save(session: Session) -> bytes:
     for kind, contents in kept.items():
         name = _name(kind)
         if name in slices:
-            raise SessionError(
-                session.id, f"it holds two types called {name}", "Give each a name of its own."
-            )
+            raise SessionError(session.id, f"it contains two types named {name}", "Rename one of them.")
         rules = session.rules_for(kind)
         items = [msgspec.Raw(_encoded(item, session.id)) for item in contents.all()]
         slices[name] = _SavedSlice(rules.kind, rules.key is not None, items)
     try:
         config: Any = msgspec.Raw(_json(dict(session.config)))
     except (ValueError, TypeError) as error:
-        raise SessionError(session.id, f"its config can't be saved: {error}", "Make it plain data.") from None
+        raise SessionError(session.id, f"its config can't be saved: {error}", "Use plain data.") from None
     return msgspec.json.encode(
         _Saved(VERSION, session.id, session.principal, config, slices, session.run_mode)
     )
@@ -85,8 +86,8 @@ def load(
     if unknown:
         raise SessionError(
             saved.id,
-            f"it holds {', '.join(unknown)}, which are not known here",
-            "Name them: load(data, types=[...]).",
+            f"it contains the unknown types {', '.join(unknown)}",
+            "Pass them: load(data, types=[...]).",
         )
     session = Session(
         id=saved.id,
@@ -104,7 +105,7 @@ def load(
 
 
 _local: WeakValueDictionary[str, type] = WeakValueDictionary()
-"""Types defined inside functions, which no other process can find. For tests and throwaway runs."""
+"""Types defined inside functions, which no other process can find. They are for tests and throwaway runs."""
 
 
 class _Item(msgspec.Struct, frozen=True):
@@ -128,8 +129,8 @@ def decode_item(data: bytes, session: str) -> Any:
     if kind is None:
         raise SessionError(
             session,
-            f"it holds a {found.type}, which is not known here",
-            "Import the module that defines it before the run is resumed.",
+            f"it contains the unknown type {found.type}",
+            "Import the module that defines it before you resume the run.",
         )
     return _decoded(kind, bytes(found.item), session)
 
@@ -156,19 +157,19 @@ def check_serialisable(event: object) -> None:
         problem = str(error.__cause__ or error).split("\n", 1)[0]
         raise EventRefused(
             event,
-            f"it can't be saved as JSON and this run is journaled: {problem}",
-            "Make its fields plain data.",
+            f"it can't be saved as JSON, and this run has a journal: {problem}",
+            "Use plain data for its fields.",
         ) from None
     if again != event:
         raise EventRefused(
             event,
-            "it is not the same after being saved as JSON, and this run is journaled",
-            "Make its fields plain data.",
+            "it changes when it is saved as JSON, and this run has a journal",
+            "Use plain data for its fields.",
         )
 
 
 def load_imported(data: bytes, slices: Mapping[type, SliceRules] | None = None) -> Session:
-    """Load a saved session, and look its types up in the imported modules."""
+    """Load a saved session. Its types are looked up in the imported modules."""
     found = (_imported(name) for name in _read(data).slices)
     return load(data, types=[kind for kind in found if kind is not None], slices=slices)
 
@@ -186,7 +187,7 @@ def said_in(data: bytes, kind: type[T]) -> list[T]:
 
 
 def _own_among(names: Iterable[str]) -> Iterable[type]:
-    """Yield those of the named types that are Handrail's own, from its imported modules."""
+    """Yield those of the named types that belong to Handrail, from its imported modules."""
     for name in names:
         module, _, own = name.rpartition(".")
         found = getattr(sys.modules.get(module), own, None) if module.startswith("handrail.") else None
@@ -199,22 +200,22 @@ def _name(kind: type) -> str:
 
 
 def _read(data: str | bytes) -> _Saved:
-    """Decode a saved session, after checking its version."""
+    """Decode a saved session after checking its version."""
     try:
         version = msgspec.json.decode(data, type=_Version)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SessionError("?", f"it is not a saved session: {error}", "Give what `save` returned.") from None
+        raise SessionError("?", f"it is not a saved session: {error}", "Pass what `save` returned.") from None
     if version.version != VERSION:
         raise SessionError(
             str(version.id),
-            f"it was saved in version {version.version!r} and this is {VERSION}",
+            f"it was saved in version {version.version!r}, and this is version {VERSION}",
             "Load it with the version of Handrail that saved it.",
         )
     try:
         return msgspec.json.decode(data, type=_Saved)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SessionError(
-            str(version.id), f"what was saved is damaged: {error}", "Give what `save` returned."
+            str(version.id), f"the saved data is damaged: {error}", "Pass what `save` returned."
         ) from None
 
 
@@ -225,7 +226,7 @@ def _check_kept_alike(session: Session, kind: type, contents: _SavedSlice) -> No
         raise SessionError(
             session.id,
             f"{kind.__name__} was saved as {was} and is {now} here",
-            "Give the rules it was saved with: load(data, slices={...}).",
+            "Pass the rules it was saved with: load(data, slices={...}).",
         )
 
 
@@ -240,7 +241,7 @@ def _encoded(item: Any, session: str) -> bytes:
         return _json(item)
     except (ValueError, TypeError, RecursionError) as error:
         raise SessionError(
-            session, f"a {type(item).__name__} can't be saved: {error}", "Make its fields plain data."
+            session, f"a {type(item).__name__} can't be saved: {error}", "Use plain data for its fields."
         ) from error
 
 
@@ -249,7 +250,7 @@ def _json(value: Any) -> bytes:
 
 
 def _fallback(value: Any) -> Any:
-    """Encode what msgspec can't: users' params and values as JSON, and exceptions as text."""
+    """Encode values that msgspec does not support: users' params and values as JSON, and exceptions as text."""
     if isinstance(value, SavedError):
         return str(value)
     if isinstance(value, BaseException):
@@ -262,12 +263,16 @@ def _decoded(kind: type, item: bytes, session: str) -> Any:
         if issubclass(kind, msgspec.Struct):
             return msgspec.json.decode(item, type=kind, dec_hook=_loose)
         return _adapter(cast(Any, kind)).validate_json(item)
-    except (ValueError, TypeError, PydanticUserError) as error:  # msgspec's and pydantic's are ValueErrors
+    except (
+        ValueError,
+        TypeError,
+        PydanticUserError,
+    ) as error:  # msgspec and pydantic raise ValueErrors
         problem = str(error).replace("\n", " ")
         raise SessionError(
             session,
-            f"an item of {kind.__name__} does not fit its type: {problem}",
-            "Was the type changed since?",
+            f"an item of {kind.__name__} does not match its type: {problem}",
+            "Check whether the type was changed since it was saved.",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""`Session`: typed state, made of events reduced into slices. It can be forked, committed and restored."""
+"""`Session`: typed state, made of events that are reduced into slices. It can be forked, committed and restored."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Session:
     """
 
     closed = False
-    """Always false, because a root stays open. Forks check this on their parent."""
+    """Always false, because the root stays open. Forks check this on their parent."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Session:
         self._checks: list[Callable[[object], None]] = []
         self._reducing = False
         self.decisions: DecisionBook | None = None
-        """Where remembered approvals are recorded beyond this process; None if they are not recorded."""
+        """Records remembered approvals beyond this process; None if they are not recorded."""
         for kind, rules in self._rules.items():
             _check_rules(self._id, kind, rules)
 
@@ -93,7 +93,7 @@ class Session:
 
     @property
     def run_mode(self) -> RunMode | None:
-        """Who answers in this session's runs; None to follow the environment."""
+        """Who answers in this session's runs; None to use the environment's run mode."""
         return self._run_mode
 
     @property
@@ -118,7 +118,7 @@ class Session:
         self._dispatcher.publish(event)
 
     def record(self, fact: object) -> None:
-        """Log a fact and publish it. Never raises: a reducer's error is logged, and the fact is kept."""
+        """Log a fact and publish it. This never raises: a reducer's error is logged, and the fact is kept."""
         kind = type(fact)
         try:
             keep, listeners = self._recorders[kind], self._told[kind]
@@ -127,19 +127,19 @@ class Session:
             self._dispatcher.publish(fact)
             return
         keep(fact)
-        for listener in listeners:  # `publish`, inlined because this runs for every fact
+        for listener in listeners:  # The code of `publish`, inlined because this runs for every fact.
             try:
                 listener(fact)
             except (Exception, CancelledError):
                 subscriber_raised(fact)
 
     def keep(self, fact: object) -> None:
-        """Log a fact without publishing it, because listeners were notified of it before."""
+        """Log a fact without publishing it, because listeners were already notified of it."""
         keep = self._recorders.get(type(fact)) or self._recorder_of(fact)
         keep(fact)
 
     def redo(self, event: object) -> None:
-        """Reduce an event that was committed before, without publishing it. Used to rebuild a session."""
+        """Reduce an event that was committed before, without publishing it. This is used to rebuild a session."""
         route = self.route_of(event)
         with self.lock:
             self.state = self.take(self.state, event, route)
@@ -171,7 +171,7 @@ class Session:
         if snapshot.session_id != self._id:
             raise SessionError(
                 self._id,
-                f"the snapshot is of session {snapshot.session_id!r}",
+                f"the snapshot belongs to session {snapshot.session_id!r}",
                 "Restore it into that session.",
             )
         with self.lock:
@@ -189,7 +189,7 @@ class Session:
 
     @property
     def rules(self) -> Mapping[type, SliceRules]:
-        """The rules that this session has of its own, by slice type."""
+        """The rules that this session itself defines, by slice type."""
         return dict(self._rules)
 
     def rules_for(self, slice_: type) -> SliceRules:
@@ -201,7 +201,10 @@ class Session:
         return self._rules.get(slice_) or rules_of(slice_)
 
     def check_each(self, check: Callable[[object], None]) -> None:
-        """Call `check` with the first event of every type, before the event is reduced. It may refuse the event."""
+        """Call `check` with the first event of every type, before the event is reduced.
+
+        `check` may refuse the event.
+        """
         with self.lock:
             if check not in self._checks:
                 self._checks.append(check)
@@ -212,7 +215,10 @@ class Session:
         return self.route_of(event).targets
 
     def route_of(self, event: object) -> Route:
-        """Return the route of an event, computed once for each type. Raises `EventRefused` if it is not an event."""
+        """Return the route of an event, computed once for each type.
+
+        Raises `EventRefused` if it is not a valid event.
+        """
         try:
             return self._routes[type(event)]
         except KeyError:
@@ -229,7 +235,10 @@ class Session:
         return self._routes.get(kind) or Route(self._targets_for(kind))
 
     def take(self, state: State, event: object, route: Route) -> State:
-        """Log an event and return the state with the event reduced into all its slices, or raise. Requires the lock."""
+        """Log an event, and return the state with the event reduced into all its slices.
+
+        The caller must hold the lock.
+        """
         slice_ = route.appends_to
         if slice_ is not None and not self._reducing:
             contents = state.get(slice_)
@@ -244,7 +253,10 @@ class Session:
         return {**state, **changes} if changes else state
 
     def reduce(self, state: State, event: object, targets: Sequence[Target]) -> State:
-        """Reduce an event into these slices. Requires the lock, so that a reducer that dispatches is detected."""
+        """Reduce an event into these slices.
+
+        The caller must hold the lock, so that a reducer that dispatches is detected.
+        """
         self._refuse_in_reducer()
         self._reducing = True
         try:
@@ -253,12 +265,12 @@ class Session:
             self._reducing = False
 
     def logs(self) -> Mapping[type, Slice[Any]]:
-        """Return the log slices by type, as they are now."""
+        """Return the current log slices by type."""
         with self.lock:
             return {**{kind: Log(items) for kind, items in self._logs.items()}, **self._reduced_logs}
 
     def load_slice(self, kind: type, items: Iterable[Any]) -> None:
-        """Put items into a slice without calling its reducers. Used for loading."""
+        """Put items into a slice without calling its reducers. This is used for loading."""
         rules = self.rules_for(kind)
         with self.lock:
             if rules.is_plain_log:
@@ -294,7 +306,10 @@ class Session:
         return targets
 
     def _recorder_of(self, fact: object) -> Callable[[Any], None]:
-        """Return the function that keeps facts of this type. It appends to a list, unless a reducer also handles them."""
+        """Return the function that logs facts of this type.
+
+        It appends to a list, unless a reducer also handles them.
+        """
         check_event(fact)
         kind = type(fact)
         with self.lock:
@@ -323,7 +338,7 @@ class Session:
     def _refuse_in_reducer(self) -> None:
         if self._reducing:
             raise DefinitionError(
-                "a reducer dispatched an event. Reducers are pure functions: return the slice, "
+                "a reducer dispatched an event. Reducers must be pure: return the new slice, "
                 "and dispatch from a tool."
             )
 
@@ -331,7 +346,7 @@ class Session:
 def _checked_mode(run_mode: RunMode | None) -> RunMode | None:
     if run_mode is not None and run_mode not in get_args(RunMode):
         raise DefinitionError(
-            f"a session's run_mode is {run_mode!r}. Use 'user', 'agent', 'headless', or None for the environment's."
+            f"the session's run_mode is {run_mode!r}. Use 'user', 'agent', 'headless', or None for the environment's run mode."
         )
     return run_mode
 
@@ -340,6 +355,6 @@ def _check_rules(session: str, kind: object, rules: object) -> None:
     if not isinstance(kind, type) or not isinstance(rules, SliceRules):
         raise SessionError(
             session,
-            f"slices has {kind!r}: {rules!r}",
-            "Give a class and its rules: slices={Plan: SliceRules(key=...)}.",
+            f"slices contains {kind!r}: {rules!r}",
+            "Pass a class and its rules: slices={Plan: SliceRules(key=...)}.",
         )

@@ -24,11 +24,11 @@ _RULES = "__handrail_slice__"
 
 @dataclass(frozen=True, slots=True)
 class SliceRules:
-    """How a session keeps the items of one type."""
+    """How a session stores the items of one type."""
 
     kind: SliceKind = "state"
     key: Callable[[Any], Hashable] | None = None
-    """Returns an item's key. An item replaces an earlier one with the same key."""
+    """A function that returns an item's key. An item replaces an earlier one with the same key."""
     reducers: Mapping[type, Reducer] = field(default_factory=dict[type, Reducer])
     """The slice's reducers, by event type.
 
@@ -38,13 +38,11 @@ class SliceRules:
 
     def __post_init__(self) -> None:
         if self.kind not in ("state", "log"):
-            raise DefinitionError(
-                f"a slice is of kind 'state' or 'log', not {self.kind!r}. Use kind='state' or kind='log'."
-            )
+            raise DefinitionError(f"the kind of a slice is {self.kind!r}. Use kind='state' or kind='log'.")
         if self.key is not None and not callable(self.key):
             raise DefinitionError(
-                f"the key of a slice is a function of an item, not {self.key!r}. "
-                "Give one: key=lambda item: item.id."
+                f"the key of a slice is {self.key!r}, not a function. "
+                "Pass a function of the item: key=lambda item: item.id."
             )
         for event, reducer in self.reducers.items():
             check_reducer(event, reducer)
@@ -61,11 +59,11 @@ class SliceRules:
 def check_reducer(event: object, reducer: object) -> None:
     """Check that a reducer is a function and that it is for a type of event."""
     if not isinstance(event, type):
-        raise DefinitionError(f"a reducer is for a type of event, not for {event!r}. Give the event's class.")
+        raise DefinitionError(f"a reducer handles a type of event, not {event!r}. Pass the event's class.")
     if not callable(reducer):
         raise DefinitionError(
             f"the reducer for {event.__name__} is a {type(reducer).__name__}. "
-            "Give a function: (slice, event) -> slice."
+            "Pass a function: (slice, event) -> slice."
         )
 
 
@@ -79,7 +77,7 @@ def kept(
     key: Callable[[Any], Hashable] | None = None,
     reducers: Mapping[type, Reducer] | None = None,
 ) -> Callable[[F], F]:
-    """Declare on a type how a session keeps its items, as in `@kept(key=lambda todo: todo.id)`."""
+    """Declare on a type how a session stores its items, as in `@kept(key=lambda todo: todo.id)`."""
     rules = SliceRules(kind, key, dict(reducers or {}))
 
     def mark(type_: F) -> F:
@@ -103,13 +101,13 @@ def slices_marked_for(event: type) -> list[type]:
 
 
 def rules_of(type_: type) -> SliceRules:
-    """Return how a type is kept, by its declaration. By default Handrail's facts are logs, and all else is state."""
+    """Return the declared rules of a type. By default, Handrail's facts are logs and everything else is state."""
     own = type_.__dict__.get(_RULES)
     if isinstance(own, SliceRules):
         if any(type_ not in _marked.get(event, ()) for event in own.reducers):
             raise DefinitionError(
-                f"{type_.__name__} was marked with @kept before another class took its place, as "
-                "@dataclass(slots=True) makes one. Put @kept above the other decorators."
+                f"{type_.__name__} was decorated with @kept before it was replaced by another class, as "
+                "@dataclass(slots=True) does. Put @kept above the other decorators."
             )
         return own
     return _LOG if issubclass(type_, Fact) else _DEFAULT
@@ -121,13 +119,13 @@ def append(contents: Contents, event: Any) -> Contents:
 
 
 State = dict[type, Contents]
-"""Slices by type. Never modified once a session or fork has it; a change creates a new one."""
+"""Slices by type. It is never modified once a session or fork has it; a change creates a new one."""
 
 EMPTY: Items[object] = Items()
 
 
 class Target:
-    """One slice that an event goes into, with its reducer."""
+    """One slice into which an event goes, with its reducer."""
 
     __slots__ = ("is_log", "is_plain_log", "reducer", "rules", "slice")
 
@@ -139,7 +137,7 @@ class Target:
         self.is_plain_log = rules.is_plain_log
 
     def reduce(self, contents: Contents | None, event: object) -> Contents:
-        """Return the slice with the event reduced into it. Raises `ReducerError`."""
+        """Return the slice with the event reduced into it. Raises `ReducerError` if the reducer fails."""
         try:
             before = self.rules.empty() if contents is None else contents
             changed = self.reducer(before, event)
@@ -165,7 +163,7 @@ class Route:
         self.plain_logs = tuple(target.slice for target in self.logs if target.is_plain_log)
         self.reduced_logs = tuple(target for target in self.logs if not target.is_plain_log)
         self.appends_to = self._only_appends_to()
-        """The only target, if it is a state slice without a key to which events are just appended; else None."""
+        """The only target, if it is a state slice without a key to which events are simply appended; otherwise None."""
 
     def _only_appends_to(self) -> type | None:
         if len(self.targets) != 1:
@@ -176,7 +174,7 @@ class Route:
 
 
 def reduce_into(state: Mapping[type, Contents], event: object, targets: Sequence[Target]) -> State:
-    """Return the new slices of these targets. If a reducer fails, raises `ReducerError` and changes nothing."""
+    """Return the new slices of these targets. Raises `ReducerError` and changes nothing if a reducer fails."""
     return {target.slice: target.reduce(state.get(target.slice), event) for target in targets}
 
 

@@ -1,4 +1,4 @@
-"""Tools: typed functions a model may call."""
+"""Tools: typed functions that a model may call."""
 
 from handrail.protocols import RunMode
 from handrail.tools.definition import Handler, Tool

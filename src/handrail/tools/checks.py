@@ -1,6 +1,6 @@
-"""Checks of a tool's definition, made when the tool is created. Each error says how to correct it.
+"""Checks of a tool's definition, made when the tool is created. Each error says how to correct the definition.
 
-They include which types can be params. How instances of these types are copied for policies is here too.
+They include which types can be params. How instances of these types are copied for policies is defined here too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 CAPABILITY = r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)*"
-"""Pattern of a capability: lower-case words joined by dots, as in `fs.read` or `s3.write`."""
+"""The pattern of a capability: lower-case words joined by dots, as in `fs.read` or `s3.write`."""
 
 _LONGEST_EXAMPLE = 200
 _NAME = re.compile(r"[a-z0-9_-]{1,64}\Z")
@@ -62,7 +62,7 @@ def is_name(name: object) -> bool:
 
 
 def name_hint(name: object, otherwise: str = "my_tool") -> str:
-    """Suggest what to write instead of a name that is not allowed."""
+    """Suggest a valid name in place of one that is not allowed."""
     allowed = "Use 1 to 64 of the characters a-z, 0-9, '_' and '-'"
     if not isinstance(name, str) or not name:
         return f"{allowed}."
@@ -77,7 +77,7 @@ def check(tool: Tool[Any, Any]) -> None:
 
 
 def check_words(tool: Tool[Any, Any]) -> None:
-    """Check the texts of a tool that a model reads, after only these were changed."""
+    """Check the texts that a model reads, after only those were changed."""
     check = _Check(tool)
     check.description()
     check.examples()
@@ -113,7 +113,9 @@ class _Check:
     def description(self) -> None:
         text: Any = self.tool.description
         if not isinstance(text, str) or not text.strip():
-            raise self.error("it has no description", "Say in one sentence what it does, for the model.")
+            raise self.error(
+                "it has no description", "Describe in one sentence what it does. The model reads this."
+            )
 
     def choices(self) -> None:
         tool = self.tool
@@ -124,18 +126,18 @@ class _Check:
         timeout: Any = tool.timeout
         is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
         if timeout is not None and not (is_number and 0 < timeout < math.inf):
-            hint = "Give a positive number of seconds, or None for no timeout."
+            hint = "Pass a positive number of seconds, or None for no timeout."
             raise self.error(f"timeout is {timeout!r}", hint)
 
     def capabilities(self) -> None:
         given: Any = self.tool.capabilities
         if isinstance(given, str):
-            raise self.error(f"capabilities is {given!r}", f"Give a set of words, for example {{{given!r}}}.")
+            raise self.error(f"capabilities is {given!r}", f"Pass a set of words, for example {{{given!r}}}.")
         for word in given:
             if not isinstance(word, str) or not _CAPABILITY.match(word):
                 raise self.error(
-                    f"the capability {word!r} is not a word",
-                    "Write it in small letters with dots, as in 'fs.read'.",
+                    f"the capability {word!r} is not valid",
+                    "Use lower-case words joined by dots, as in 'fs.read'.",
                 )
         self.fill("capabilities", frozenset(given))
 
@@ -161,7 +163,7 @@ class _Check:
         elif annotation is MISSING:
             raise self.error(
                 f"{name!r} of its handler has no annotation",
-                "Annotate it with a dataclass or a pydantic model, or give `params=`.",
+                "Annotate it with a dataclass or a pydantic model, or pass `params=`.",
             )
         else:
             self.fill("params", None if annotation is type(None) else annotation)
@@ -170,13 +172,13 @@ class _Check:
             self.fill("result", result)
         elif _disagree(result, tool.result):
             raise self.error(
-                f"`result` is {describe(tool.result)} and its handler gives {describe(result)}",
-                "Drop `result=`, or make them the same type.",
+                f"`result` is {describe(tool.result)} but its handler returns {describe(result)}",
+                "Remove `result=`, or make them the same type.",
             )
         if tool.run_mode is not None and not tool.needs <= _PROVIDED[tool.run_mode]:
             raise self.error(
                 f"its handler requires {context_type.__name__}, which run_mode {tool.run_mode!r} never has",
-                "Change the one or the other.",
+                "Change one of them.",
             )
 
     def agree(self, whose: str, parameter: str, annotation: Any) -> None:
@@ -184,7 +186,7 @@ class _Check:
         params = self.tool.params
         if _disagree(params, annotation):
             raise self.error(
-                f"`params` is {describe(params)} and {parameter!r} of {whose} is annotated {describe(annotation)}",
+                f"`params` is {describe(params)}, but {parameter!r} of {whose} is annotated {describe(annotation)}",
                 "Make them the same type.",
             )
 
@@ -192,8 +194,8 @@ class _Check:
         tool = self.tool
         if tool.params is not None and not is_record(tool.params):
             raise self.error(
-                f"its params are {describe(tool.params)}, and arguments are always an object with named fields",
-                "Make them a dataclass, a pydantic model, or None; mappings and TypedDicts can be fields of one.",
+                f"its params are {describe(tool.params)}, but arguments are always an object with named fields",
+                "Use a dataclass, a pydantic model, or None. Mappings and TypedDicts can be fields of these.",
             )
         try:
             schema = None if tool.params is None else Schema[Any](tool.params, self.namespace)
@@ -214,8 +216,8 @@ class _Check:
         tool = self.tool
         if (tool.effect == "compensable") != (tool.compensate is not None):
             raise self.error(
-                "effect='compensable' and a `compensate` handler go together, and only one of them is given",
-                "Give both, or neither.",
+                "effect='compensable' and a `compensate` handler belong together, and only one of them was passed",
+                "Pass both, or neither.",
             )
         if tool.compensate is not None:
             form = "(params, value, *, context: ToolContext) -> None"
@@ -223,15 +225,15 @@ class _Check:
         if tool.probe is not None:
             if tool.effect not in ("compensable", "irreversible"):
                 raise self.error(
-                    f"a `probe` is given and effect is {tool.effect!r}, which is never probed",
-                    "Drop it, or say effect='compensable' or 'irreversible'.",
+                    f"it has a `probe`, but its effect is {tool.effect!r}, which is never probed",
+                    "Remove the probe, or set effect='compensable' or 'irreversible'.",
                 )
             self.companion(tool.probe, "probe", 1, "(params, *, context: ToolContext) -> bool | None")
         writes = sorted(word for word in tool.capabilities if word.endswith(".write"))
         if not EFFECTS[tool.effect].writes and (writes or "write" in tool.path_accesses):
             what = f"the capability {writes[0]!r}" if writes else "a PathArg('write')"
             raise self.error(
-                f"effect is {tool.effect!r} but it has {what}", "Say effect='staged', or drop the write."
+                f"effect is {tool.effect!r} but it has {what}", "Set effect='staged', or remove the write."
             )
 
     def companion(self, function: Callable[..., Any], what: str, count: int, form: str) -> None:
@@ -249,19 +251,19 @@ class _Check:
     def example(self, place: str, example: ToolExample[Any, Any]) -> None:
         if not isinstance(cast(object, example), ToolExample):
             raise self.error(
-                f"{place} is {example!r}", "Give ToolExample(description=..., input=..., output=...)."
+                f"{place} is {example!r}", "Pass ToolExample(description=..., input=..., output=...)."
             )
         if not 0 < len(example.description) <= _LONGEST_EXAMPLE:
             raise self.error(
                 f"{place} has a description of {len(example.description)} characters",
-                f"Say in 1 to {_LONGEST_EXAMPLE} characters what it shows.",
+                f"Describe in 1 to {_LONGEST_EXAMPLE} characters what it shows.",
             )
         tool = self.tool
         params_type = get_origin(tool.params) or tool.params
         if isinstance(params_type, type) and not isinstance(example.input, params_type | Mapping):
             raise self.error(
                 f"the input of {place} is {example.input!r}",
-                f"Give a {describe(tool.params)}, or a mapping with its fields.",
+                f"Pass a {describe(tool.params)}, or a mapping with its fields.",
             )
         for part, schema in (("input", tool._schema), ("output", tool._result_schema)):  # pyright: ignore[reportPrivateUsage]  # our own tool
             value: Any = getattr(example, part)
@@ -272,12 +274,12 @@ class _Check:
                     raise ToolValidationError("the tool takes no arguments")
             except ToolValidationError as error:
                 raise self.error(
-                    f"the {part} of {place} does not fit: {error}", f"Make it fit the {part}'s type."
+                    f"the {part} of {place} is invalid: {error}", f"Make it match the {part}'s type."
                 ) from None
 
 
 def _disagree(given: Any, wanted: Any) -> bool:
-    """Return whether a value of one type is certainly not of the other. Only classes are compared."""
+    """Return whether a value of type `given` is certainly not a `wanted`. Only classes are compared."""
     if not isinstance(given, type) or not isinstance(wanted, type) or {given, wanted} & {Any, MISSING}:
         return False
     return not getattr(wanted, "_is_protocol", False) and not issubclass(given, wanted)

@@ -30,7 +30,7 @@ _NOTHING: dict[type, tuple[Any, ...]] = {str: ("", "null"), bytes: (b"", b"null"
 class Handler(Protocol[Params_contra, ResultT]):
     """The plain or async function that runs when a tool is called.
 
-    `context` is always passed, by keyword. Its type may be narrower than `ToolContext`: then the tool requires
+    `context` is always passed by keyword. Its type may be narrower than `ToolContext`; then the tool requires
     what that type promises.
     """
 
@@ -40,7 +40,7 @@ class Handler(Protocol[Params_contra, ResultT]):
 
 
 class ToolOptions(TypedDict, total=False):
-    """Options of `@tool` and `Handoff` beside a tool's texts.
+    """Options of `@tool` and `Handoff`, apart from a tool's texts.
 
     They are fields of `Tool`, with the same defaults.
     """
@@ -58,11 +58,11 @@ class ToolOptions(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True)  # no slots: a subscripted call, Tool[...](...), sets an attribute
 class Tool(Generic[ParamsT, ResultT]):
-    """A typed function a model may call.
+    """A typed function that a model may call.
 
     The types of params and result come from the handler's annotations, `(params: P, *, context: ToolContext)
-    -> ToolResult[R]`; `params` and `result` give them if there is no handler or it has no annotations. A wrong
-    definition raises `ToolDefinitionError` at once.
+    -> ToolResult[R]`; `params` and `result` specify them if there is no handler or it has no annotations. An
+    invalid definition raises `ToolDefinitionError` at once.
     """
 
     name: str
@@ -86,13 +86,13 @@ class Tool(Generic[ParamsT, ResultT]):
     reenters: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
     """Whether the handler only makes inner calls and asks questions.
 
-    If so, it can be re-entered from the top, whatever its effect, and is never simply retried, because it may
+    If so, it can be re-entered from the top, whatever its effect, but is never simply retried, because it may
     have asked somebody.
     """
     shown: Callable[[ToolResult[Any]], ToolResult[Any]] | None = dataclasses.field(
         init=False, repr=False, compare=False, default=None
     )
-    """Returns the part of a result that may be seen outside the call. None if all of it may be seen."""
+    """Returns the part of a result that may be seen outside the call; None if all of it may be seen."""
     is_async: bool = dataclasses.field(init=False, repr=False, compare=False)
     context_type: type[ToolContext] = dataclasses.field(init=False, repr=False, compare=False)
     needs: frozenset[Need] = dataclasses.field(init=False, repr=False, compare=False)
@@ -116,7 +116,7 @@ class Tool(Generic[ParamsT, ResultT]):
     def with_words(
         self, *, description: str | None = None, examples: tuple[ToolExample[Any, Any], ...] | None = None
     ) -> Self:
-        """Return a copy with other texts for the model. Raises `ToolDefinitionError` if these are not valid.
+        """Return a copy with other texts for the model. Raises `ToolDefinitionError` if they are invalid.
 
         The handler's signature is not read again: its annotations may use names that are local to where it
         was defined.
@@ -129,7 +129,7 @@ class Tool(Generic[ParamsT, ResultT]):
         return made
 
     def parse(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
-        """Parse a call's arguments. Raises `ToolValidationError` with every problem."""
+        """Parse a call's arguments. Raises `ToolValidationError` with all problems."""
         quick = self._quick
         if quick is not None and (type(arguments) is str or type(arguments) is bytes):
             try:
@@ -168,7 +168,7 @@ class Tool(Generic[ParamsT, ResultT]):
         return b"{}" if self._schema is None else self._schema.dump(params)
 
     def clear(self, params: ParamsT) -> bytes:
-        """Return the params as JSON with their secrets unmasked. Parse it at once; never show or keep it."""
+        """Return the params as JSON with their secrets unmasked. Parse the JSON at once; never show or store it."""
         return b"{}" if self._schema is None else self._schema.clear(params)
 
     @property
@@ -184,7 +184,7 @@ class Tool(Generic[ParamsT, ResultT]):
 
     @property
     def path_accesses(self) -> frozenset[Access]:
-        """The kinds of access for which the tool's arguments can name paths; empty if none is declared."""
+        """The kinds of access for which the tool's arguments can name paths; empty if it declares no paths."""
         return self._paths.declared
 
     def paths(self, params: ParamsT) -> tuple[NamedPath, ...]:

@@ -20,7 +20,7 @@ class EffectRules(msgspec.Struct, frozen=True):
     writes: bool
     """Whether the call may change the session's state and the filesystem."""
     transactional: bool
-    """Whether everything the call does is inside the transaction, so that it can simply be run again."""
+    """Whether everything that the call does is inside the transaction, so that it can simply be run again."""
     retried: bool
     """Whether the call is retried when its handler raises `TransientError`."""
     after_crash: AfterCrash

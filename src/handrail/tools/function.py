@@ -1,6 +1,6 @@
 """`@tool`: turns a plain function into a tool.
 
-Its parameters become the params, its docstring the description.
+The function's parameters become the params, and its docstring the description.
 """
 
 from __future__ import annotations
@@ -64,20 +64,20 @@ class FunctionTool(Tool[Any, R], Generic[P, R]):
     function: Callable[P, Any] = dataclasses.field(default=MISSING, repr=False)
 
     def __call__(self, *arguments: object, **named: object) -> NoReturn:
-        """Raise `ToolDefinitionError`: a tool runs through a gate.
+        """Raise `ToolDefinitionError`, because a tool runs only through a gate.
 
         Call `function` to run the plain function.
         """
         raise ToolDefinitionError(
             self.name,
-            "a tool is not called like a function",
-            f"Call it through a gate, `await gate.invoke({self.name!r}, {{...}})`; in a test of the plain function "
-            f"alone, `{self.name}.function(...)`.",
+            "a tool can't be called like a function",
+            f"Call it through a gate: `await gate.invoke({self.name!r}, {{...}})`. In a test of the plain function, "
+            f"call `{self.name}.function(...)`.",
         )
 
 
 class ToolDecorator(Protocol):
-    """The decorator that `@tool(...)` with options returns."""
+    """The decorator that `@tool(...)` returns when it is called with options."""
 
     @overload
     def __call__(
@@ -106,7 +106,7 @@ def tool(
 def tool(function: Any = None, /, **options: Any) -> Any:
     """Create a tool from a plain function, sync or async.
 
-    The name is the function's and the description the docstring's first paragraph, unless given. The
+    By default, the tool has the function's name, and the first paragraph of the docstring is its description. The
     parameter annotated `ToolContext` is injected and never shown to the model. A plain return value
     becomes `ToolResult.ok(value)`.
     """
@@ -119,7 +119,7 @@ def _tool(
     function: Any, /, *, name: str | None = None, description: str | None = None, **options: Any
 ) -> Any:
     if isinstance(function, Tool):
-        raise ToolDefinitionError(function.name, "it is a tool already", "Use `@tool` once, on the function.")
+        raise ToolDefinitionError(function.name, "it is already a tool", "Use `@tool` once, on the function.")
     called = name or _name_of(function)
     namespace = caller_namespace()
     signature = read(called, function, namespace, "function")
@@ -136,7 +136,8 @@ def _tool(
             **options,
         )
     except ToolDefinitionError:
-        for field in dataclasses.fields(params):  # if the type of one parameter is wrong, the error names it
+        # If the type of one parameter is invalid, the error names the parameter.
+        for field in dataclasses.fields(params):
             _schema(called, field.name, field.type, namespace)
         raise
 
@@ -158,7 +159,7 @@ def _description(name: str, function: Callable[..., Any]) -> str:
         raise ToolDefinitionError(
             name,
             "it has no docstring",
-            "Say in its docstring what it does, or give `@tool(description=...)`.",
+            "Describe what it does in a docstring, or pass `@tool(description=...)`.",
         )
     return first
 
@@ -178,7 +179,7 @@ def _context_name(name: str, function: Any, signature: Signature) -> str | None:
         found.append(marked)
     if len(found) > 1:
         raise ToolDefinitionError(
-            name, f"{' and '.join(map(repr, found))} both want the context", "Keep one of them."
+            name, f"{' and '.join(map(repr, found))} are both annotated as the context", "Keep one of them."
         )
     return found[0] if found else None
 
@@ -217,7 +218,7 @@ def _check_parameter(name: str, parameter: inspect.Parameter, signature: Signatu
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         raise ToolDefinitionError(
             name,
-            f"it takes {str(parameter).split(':')[0]!r}, which no schema can describe",
+            f"it takes {str(parameter).split(':')[0]!r}, which a schema can't describe",
             "Name each parameter.",
         )
     if signature.annotation(each) is not MISSING:
@@ -272,8 +273,8 @@ def _check_default(
     except ToolValidationError as error:
         raise ToolDefinitionError(
             name,
-            f"the default {default!r} of {parameter.name!r} does not fit its annotation: {error}",
-            "Change the one or the other" + ("; `... | None` allows None." if default is None else "."),
+            f"the default {default!r} of {parameter.name!r} does not match its annotation: {error}",
+            "Change one of them" + ("; `... | None` allows None." if default is None else "."),
         ) from None
 
 
@@ -289,7 +290,7 @@ def _field(name: str, annotation: Any, default: Any) -> tuple[str, Any, Any]:
 
 
 def _handler(function: Any, signature: Signature, context_name: str | None) -> Any:
-    """Wrap the function as a handler. The handler's context has the type that the function asks for."""
+    """Wrap the function as a handler. The handler's context has the type that the function declares."""
     function = _by_name(function, signature)
 
     def plain_handler(params: Any, *, context: Any) -> ToolResult[Any]:
@@ -331,9 +332,7 @@ def legacy_handler(function: Callable[[Any], Any]) -> Any:
     name = str(getattr(function, "__name__", function))
     signature = read(name, function, caller_namespace(), "handler")
     if "context" in signature.parameters:
-        raise ToolDefinitionError(
-            name, "it takes `context` already", "Use it as it is, without `legacy_handler`."
-        )
+        raise ToolDefinitionError(name, "it already takes `context`", "Use it without `legacy_handler`.")
     (params,) = positional(
         name, signature, 1, "handler", "(params, *, context: ToolContext) -> ToolResult[...]"
     )
@@ -361,9 +360,9 @@ def tool_context(function: F, /) -> F: ...
 @overload
 def tool_context(*, param: str = "ctx") -> Callable[[F], F]: ...
 def tool_context(function: Any = None, /, *, param: str = "ctx") -> Any:
-    """Mark the parameter that gets the context, for a function that does not annotate it.
+    """Mark the parameter that receives the context, for a function that does not annotate it.
 
-    Without arguments the parameter is `ctx`. The model never sees it.
+    Without arguments, the parameter is `ctx`. The model never sees it.
     """
     if function is None:
         return functools.partial(_mark, param=param)
@@ -375,8 +374,8 @@ def _mark(function: Any, param: str) -> Any:
     if isinstance(function, Tool):
         raise ToolDefinitionError(
             cast("Tool[Any, Any]", function).name,
-            "`@tool_context` stands above `@tool`",
-            "Put `@tool` on top: it reads the mark.",
+            "`@tool_context` is above `@tool`",
+            "Put `@tool` above `@tool_context`, because it reads the mark.",
         )
     if param not in inspect.signature(function).parameters:
         raise ToolDefinitionError(

@@ -34,7 +34,7 @@ Access = Literal["read", "write"]
 class PathArg:
     """Marks an argument as a path: `Annotated[str, PathArg("write")]`.
 
-    Policies, scopes and the approval memory rely on it, not on the argument's name.
+    Policies, scopes and the approval memory rely on this mark, not on the argument's name.
     """
 
     access: Access
@@ -42,7 +42,7 @@ class PathArg:
     def __post_init__(self) -> None:
         if self.access not in ("read", "write"):
             raise DefinitionError(
-                f"PathArg({self.access!r}): the access is 'read' or 'write'. "
+                f"PathArg({self.access!r}): the access must be 'read' or 'write'. "
                 'Write `Annotated[str, PathArg("read")]`.'
             )
 
@@ -99,8 +99,8 @@ class PathFinder:
             inner = _unaliased(get_args(annotation)[0])
             if not all(one in (str, type(None)) or _is_path_type(one) for one in _alternatives(inner)):
                 raise DefinitionError(
-                    f"PathArg({marker.access!r}) marks {describe(inner)}, and only text and paths can be marked. "
-                    "For several paths mark the items: `list[Annotated[str, PathArg(...)]]`."
+                    f"PathArg({marker.access!r}) marks {describe(inner)}, but only text and paths can be marked. "
+                    "To mark several paths, mark the items: `list[Annotated[str, PathArg(...)]]`."
                 )
             yield marker.access
         if repr(annotation) in seen:
@@ -208,7 +208,7 @@ def _is_path_type(annotation: Any) -> bool:
 
 
 def _could_be(annotation: Any, value: Any) -> bool:
-    """Return whether this member of a union can have produced the value."""
+    """Return whether the value can be an instance of this member of a union."""
     annotation = _unaliased(annotation)
     if get_origin(annotation) is Annotated:
         return _could_be(get_args(annotation)[0], value)

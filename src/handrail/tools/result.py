@@ -1,7 +1,4 @@
-"""`ToolResult`: the outcome of a call, as the model gets it.
-
-`ToolExample`: a call shown to the model in advance.
-"""
+"""`ToolResult`: the outcome of a call, as the model sees it. `ToolExample`: a call shown to the model in advance."""
 
 from __future__ import annotations
 
@@ -51,13 +48,13 @@ class ToolResult(msgspec.Struct, Generic[R], frozen=True):
         return ToolResult(message, value, False)
 
     def unwrap(self) -> R:
-        """Return the value of a call that succeeded. Raises `CallFailed` for one that failed."""
+        """Return the value of a call that succeeded. Raises `CallFailed` if the call failed."""
         if not self.success:
             raise CallFailed("the call", self)
         return self.value
 
     def render(self) -> str:
-        """Return the text that the model is shown.
+        """Return the text that is shown to the model.
 
         It is never empty, since providers refuse empty results.
         """
@@ -84,6 +81,6 @@ class ToolExample(Generic[P, R]):
     """One call and its result, shown to the model. It is checked against the tool's types."""
 
     description: str
-    """A description of what the example shows, of at most 200 characters."""
+    """What the example shows, in at most 200 characters."""
     input: P
     output: R

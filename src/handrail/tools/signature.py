@@ -1,4 +1,4 @@
-"""Signatures and docstrings: reads a function's parameters, result, context and descriptions."""
+"""Signatures and docstrings: reads the parameters, result, context and descriptions of a function."""
 
 from __future__ import annotations
 
@@ -61,20 +61,20 @@ def read(tool: str, function: Callable[..., Any], namespace: Mapping[str, Any], 
     """Read the signature of `function`. Raises `ToolDefinitionError` if it can't be read."""
     if not callable(function):
         raise ToolDefinitionError(
-            tool, f"its {what} is {function!r}, not a function", "Give a function or another callable."
+            tool, f"its {what} is {function!r}, not a function", "Pass a function or another callable."
         )
     body = body_of(function)
     if inspect.isasyncgenfunction(body) or inspect.isgeneratorfunction(body):
         raise ToolDefinitionError(
             tool,
-            f"its {what} yields, and a call has one result",
-            "Return the result, and send what comes before it with `context.emit(...)`.",
+            f"its {what} yields, but a call has one result",
+            "Return the result, and publish anything before it with `context.emit(...)`.",
         )
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         raise ToolDefinitionError(
-            tool, f"the signature of its {what} can't be read", "Wrap it in a function of your own."
+            tool, f"the signature of its {what} can't be read", "Wrap it in a Python function."
         ) from None
     annotated = body if hasattr(body, "__annotations__") else type(body).__call__
     try:
@@ -119,13 +119,13 @@ def context_type_of(annotation: Any) -> type[ToolContext] | None:
 
 
 def needs_of(context_type: type[ToolContext]) -> frozenset[Need]:
-    """Return what the environment must provide for a handler that takes this context."""
+    """Return what the environment must provide for a handler that takes this type of context."""
     kinds: dict[Need, type] = {"user": UserContext, "model": AgentContext, "worker": WorkerContext}
     return frozenset(need for need, kind in kinds.items() if issubclass(context_type, kind))
 
 
 def context_parameter(tool: str, signature: Signature, what: str) -> type[ToolContext]:
-    """Check the `*, context: ToolContext` of a handler, and return the context type it asks for."""
+    """Check the `*, context: ToolContext` parameter of a handler, and return its context type."""
     parameter = signature.parameters.get("context")
     if parameter is None:
         if any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
@@ -169,13 +169,13 @@ def positional(tool: str, signature: Signature, count: int, what: str, form: str
             names += [name] * (count - len(names))
         elif parameter.kind is parameter.KEYWORD_ONLY and name != "context" and parameter.default is MISSING:
             raise ToolDefinitionError(
-                tool, f"its {what} has a parameter {name!r} that nothing fills", f"Write it as `{form}`."
+                tool, f"its {what} has a parameter {name!r} that is never passed", f"Write it as `{form}`."
             )
     if len(names) != count:
         raise ToolDefinitionError(
             tool,
-            f"its {what} takes {len(names)} arguments beside `context`, and is called with {count}",
-            "Give the bound method: `thing.method`." if names[:1] == ["self"] else f"Write it as `{form}`.",
+            f"its {what} takes {len(names)} arguments beside `context`, but is called with {count}",
+            "Pass the bound method: `thing.method`." if names[:1] == ["self"] else f"Write it as `{form}`.",
         )
     return names
 
@@ -191,7 +191,7 @@ def value_type(returns: Any) -> Any:
 
 
 def result_of(tool: str, signature: Signature) -> Any:
-    """Return the `R` of a handler annotated `-> ToolResult[R]`, or `Any` if it is not annotated."""
+    """Return the `R` of a handler annotated `-> ToolResult[R]`; `Any` if it is not annotated."""
     returns = signature.returns
     is_union = get_origin(returns) in (Union, types.UnionType)
     kinds = get_args(returns) if is_union else (returns,)

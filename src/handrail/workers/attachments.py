@@ -1,4 +1,4 @@
-"""Attachments: the files a worker is given, checked against its rule, and shown to its model."""
+"""Attachments: the files that a worker is given, checked against its rule and shown to its model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FileArgument:
 
 
 FileOrPath = Annotated[str | FileArgument, WithJsonSchema({"type": "string"})]
-"""A path among the run's files. Code may give bytes instead."""
+"""A path among the run's files. Code may pass bytes instead."""
 
 Input = Annotated[
     str, Field(description="What the worker is to work on: it sees nothing else of this conversation.")
@@ -65,13 +65,13 @@ def as_argument(given: Any) -> Any:
     file = from_disk(given) if isinstance(given, Path) else given
     if not isinstance(file, Attachment):
         raise DefinitionError(
-            f"an attachment is a {type(file).__name__}. Give a path among the run's files, or Attachment(name, bytes)."
+            f"an attachment is a {type(file).__name__}. Pass a path among the run's files, or Attachment(name, bytes)."
         )
     return {"name": file.name, "base64": base64.b64encode(file.content).decode()}
 
 
 def from_disk(path: Path) -> Attachment:
-    """Read a file of the machine. Only code that starts a worker calls this; a model can't."""
+    """Read a file from disk. Only code that starts a worker calls this; a model can't."""
     try:
         return Attachment(path.name, path.read_bytes())
     except OSError as error:
@@ -83,7 +83,7 @@ def from_disk(path: Path) -> Attachment:
 def accept(
     worker: str, rule: AttachmentRule, given: Sequence[Any], files: Callable[[], Filesystem]
 ) -> tuple[Attachment, ...]:
-    """Check attachments against the worker's rule. Raises `ToolValidationError` with every problem."""
+    """Check attachments against the worker's rule. Raises `ToolValidationError` with all problems."""
     if not given:
         return ()
     if rule.count == 0:

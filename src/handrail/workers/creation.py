@@ -1,6 +1,6 @@
 """Workers that a model creates.
 
-Each is approved, kept in the session, and has no right that its maker lacks.
+Each must be approved, is stored in the session, and has no right that its creator lacks.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def _key(made: Any) -> tuple[str, str]:
 
 @kept(key=_key)
 class WorkerCreated(msgspec.Struct, frozen=True):
-    """A worker that another worker created. Its file exists in the session only.
+    """A worker that another worker created. Its file exists only in the session.
 
-    It is state like any other: rolled back with the call that made it, and lost with the session.
+    It is state like any other: it is rolled back with the call that created it, and lost with the session.
     """
 
     creator: str
@@ -51,7 +51,7 @@ class CreationRequest(msgspec.Struct, frozen=True):
 
 
 def creation_tools(registry: WorkerFolder, creator: str, effect: Effect) -> tuple[Tool[Any, Any], ...]:
-    """Return the tools `create_worker` and `call_worker`, for a worker that may create others."""
+    """Create the tools `create_worker` and `call_worker` for a worker that may create others."""
 
     @tool(effect="staged", capabilities={"worker.create"}, accepts_overrides=False)
     async def create_worker(
@@ -64,7 +64,9 @@ def creation_tools(registry: WorkerFolder, creator: str, effect: Effect) -> tupl
         *,
         context: WorkerContext,
     ) -> ToolResult[str]:
-        """Create a worker for this session: an agent of its own, with at most the tools you have. Somebody is asked first.
+        """Create a worker for this session: an agent of its own, with at most the tools you have.
+
+        Somebody is asked first.
 
         Args:
             name: What it is called by; small letters, digits, _ and -.
@@ -116,7 +118,7 @@ def _call_tool(effect: Effect) -> Tool[Any, Any]:
 
 
 def text_for(registry: WorkerFolder, maker: Worker, wanted: CreationRequest) -> str:
-    """Write the file of the requested worker. Raises `ToolValidationError` if it may not be created."""
+    """Return the text of the requested worker's file. Raises `ToolValidationError` if it may not be created."""
     _check_name(registry, maker, wanted.name)
     defaults = maker.creation_defaults
     own = {_called(entry): entry for entry in maker.front.tools}
@@ -146,9 +148,9 @@ def text_for(registry: WorkerFolder, maker: Worker, wanted: CreationRequest) -> 
 
 
 def check_rights(maker: Worker, front: FrontMatter) -> None:
-    """Refuse a created worker that has a right its maker lacks.
+    """Raise `ToolValidationError` for a created worker that has a right its creator lacks.
 
-    Called when a worker is made and when it is used.
+    This is called when a worker is created and when it is used.
     """
     own = {_called(entry): entry for entry in maker.front.tools}
     more = [_called(entry) for entry in front.tools if own.get(_called(entry)) != entry]

@@ -1,4 +1,4 @@
-"""The front matter of a worker's file: its settings, and reading them with the line of every value.
+"""The front matter of a worker's file: its settings, and how they are read with the line of every value.
 
 A `WorkerProblem` says what is wrong in a folder of workers, by file and line.
 """
@@ -27,7 +27,7 @@ Refuse = Callable[[str, str, str], None]
 
 
 class WorkerProblem(msgspec.Struct, frozen=True):
-    """One thing wrong in one file."""
+    """One problem in one file."""
 
     file: str
     line: int
@@ -52,19 +52,19 @@ class Finder:
 
 
 def suggest(name: str, known: Sequence[str]) -> str:
-    """The hint for an unknown name: the one that was probably meant, or all there are."""
+    """Return a hint for an unknown name: the name that was probably meant, or all known names."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known) or 'none'}."
 
 
 def refuse(problems: Iterable[WorkerProblem]) -> WorkerError:
-    """All problems as one error."""
+    """Combine all problems into one error."""
     found = sorted(problems, key=lambda each: (each.file, each.line))
     return WorkerError("\n".join(map(str, found)), found)
 
 
 def needed(module: str) -> Any:
-    """Import a module of the extra `workers`. Raises `WorkerError` where it is not installed."""
+    """Import a module of the extra `workers`. Raises `WorkerError` if it is not installed."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -77,7 +77,7 @@ def needed(module: str) -> Any:
 
 
 SCHEMA_FILE = Path(__file__).with_name("worker.schema.json")
-"""For editors: `# yaml-language-server: $schema=<this file>`."""
+"""The name of the schema file, for editors: `# yaml-language-server: $schema=<this file>`."""
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 Count = Annotated[int, Field(ge=0)]
@@ -197,7 +197,7 @@ FRONT_MATTER: Schema[FrontMatter] = Schema(FrontMatter)
 
 
 def front_matter_schema() -> JsonSchema:
-    """The JSON Schema of the front matter: what `worker.schema.json` holds."""
+    """Return the JSON Schema of the front matter, which is the content of `worker.schema.json`."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "The front matter of a Handrail worker",
@@ -213,7 +213,7 @@ def schema_text() -> str:
 # --- reading ---
 
 MOST_BYTES = 256 * 1024
-"""A worker's file is something a person reads."""
+"""Maximum size of a worker's file, which should be short enough for a person to read."""
 MOST_FRONT_MATTER = 64 * 1024
 _DEEPEST = 24
 
@@ -225,7 +225,7 @@ _KINDS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float
 
 
 class Text(msgspec.Struct, frozen=True):
-    """A worker's file: its settings, and where each stands."""
+    """A worker's file: its settings, and the line of each."""
 
     front: FrontMatter
     body: str
@@ -235,7 +235,7 @@ class Text(msgspec.Struct, frozen=True):
     """The line of each value, by its place: `limits.requests`."""
 
     def line_of(self, where: str) -> int:
-        """The line of this place, or of the nearest one around it."""
+        """Return the line of this place, or of the nearest place that contains it."""
         return _line_of(where, self.lines)
 
 
@@ -244,7 +244,7 @@ def has_front_matter(text: str) -> bool:
 
 
 def read_text(path: Path, find: Finder) -> str | None:
-    """Read a file. None where it can't be read; `find` then has the reason."""
+    """Read a file. If it can't be read, report the reason to `find` and return None."""
     try:
         with path.open("rb") as file:
             raw = file.read(MOST_BYTES + 1)
@@ -262,7 +262,7 @@ def read_text(path: Path, find: Finder) -> str | None:
 
 
 def parse_file(text: str, find: Finder) -> Text | None:
-    """Parse front matter and body. None where that fails; `find` then has the reasons."""
+    """Parse front matter and body. If that fails, report the reasons to `find` and return None."""
     lines = [line.rstrip("\r") for line in text.removeprefix("\ufeff").split("\n")]
     if not _FENCE.match(lines[0]):
         find.add(
@@ -305,14 +305,14 @@ def _validated(data: Any, places: dict[Place, int], find: Finder) -> FrontMatter
 
 
 def _line_of(where: str, lines: dict[str, int]) -> int:
-    """The line of this place, or of the nearest one around it."""
+    """Return the line of this place, or of the nearest place that contains it."""
     while where and where not in lines:
         where = where[: max(where.rfind("."), where.rfind("["), 0)]
     return lines.get(where, 1)
 
 
 def _whole(text: str) -> str:
-    """The text with surrogate pairs joined: YAML reads JSON escapes one by one."""
+    """Return the text with surrogate pairs joined, since YAML reads JSON escapes one by one."""
     try:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
@@ -320,7 +320,7 @@ def _whole(text: str) -> str:
 
 
 class _Yaml:
-    """Reads YAML as plain data. Refuses aliases, tags, repeated keys and deep nesting, with their lines."""
+    """Reads YAML as plain data. Reports aliases, tags, repeated keys and deep nesting, with their lines."""
 
     def __init__(self, text: str, find: Finder) -> None:
         self._text = text
@@ -349,7 +349,7 @@ class _Yaml:
         return None, self._places
 
     def _is_plain(self) -> bool:
-        """Whether it has no aliases and is not nested too deeply. Checked before anything is built."""
+        """Return whether it has no aliases and is not nested too deeply. This is checked before anything is built."""
         yaml = self._yaml
         depth = 0
         for event in yaml.parse(self._text, Loader=yaml.SafeLoader):

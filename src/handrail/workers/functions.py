@@ -24,7 +24,7 @@ _loaded = itertools.count(1)
 
 
 class Functions:
-    """The definitions of a folder's `tools.py`, loaded once as a module with a unique name."""
+    """The definitions in a folder's `tools.py`, loaded once as a module with a unique name."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "tools.py"
@@ -53,7 +53,7 @@ class Functions:
     def tool(self, name: str, find: Finder) -> Tool[Any, Any] | None:
         """Return the function of this name as a tool.
 
-        If it can't be one, report why to `find` and return None.
+        If it can't be a tool, report why to `find` and return None.
         """
         if name not in self._tools:
             defined = self._definitions()[name]

@@ -77,7 +77,7 @@ _TESTS = frozenset(
 
 
 class Instructions:
-    """A template, checked and ready to render."""
+    """A template that has been checked and is ready to render."""
 
     def __init__(self, source: str, file: str, first_line: int) -> None:
         self._file = file
@@ -162,7 +162,7 @@ class _Meter:
 
 
 def _metered(tree: Any) -> Any:
-    """Make the loops and `in` tests of a template metered, and return it."""
+    """Make the loops and `in` tests of a template metered, and return the template."""
     nodes = needed("jinja2.nodes")
     for loop in tree.find_all(nodes.For):
         inside = sum(1 for part in loop.body for _ in part.find_all(nodes.Node))

@@ -64,7 +64,7 @@ _PLAIN: dict[str, Any] = {"string": str, "integer": int, "number": float, "boole
 
 
 class _Answer(BaseModel):
-    """An answer as plain data, as the schema's author knows it."""
+    """An answer as plain data, in the form that the schema describes."""
 
     model_config = ConfigDict(frozen=True, populate_by_name=False)
 
@@ -77,11 +77,11 @@ class _Answer(BaseModel):
 
 
 class _Wrapped(_Answer):
-    """An answer that is not an object: providers enforce objects only."""
+    """A wrapper for an answer that is not an object, since providers enforce only objects."""
 
 
 def output_type(schema: Mapping[str, Any], refuse: Refuse) -> type[BaseModel] | None:
-    """Return the type of answers that fit the schema, or None if something in it is not supported."""
+    """Create the type of answers that match the schema; None if something in it is not supported."""
     builder = _Builder(refuse)
     if schema.get("type") == "object" and schema.get("properties"):
         made = builder.model(schema, "output", _Answer)
@@ -98,7 +98,7 @@ def output_type(schema: Mapping[str, Any], refuse: Refuse) -> type[BaseModel] | 
 
 
 class _Builder:
-    """Builds types from schemas, and refuses what it does not support."""
+    """Builds types from schemas, and reports what it does not support."""
 
     def __init__(self, refuse: Refuse) -> None:
         self._refuse = refuse

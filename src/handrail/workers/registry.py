@@ -15,7 +15,7 @@ from handrail.agent import strongest
 from handrail.clock import SYSTEM_CLOCK
 from handrail.context import Attachment, MessageCallback, RegistryView
 from handrail.dispatch.frame import Frame
-from handrail.dispatch.options import ResumeArguments, RunArguments, RunOptions
+from handrail.dispatch.options import ResumeArguments, RunArguments, RunOptions, check_names
 from handrail.errors import DefinitionError, ResourceError, ToolValidationError, WorkerError
 from handrail.messages import Model
 from handrail.models import model_named
@@ -44,7 +44,7 @@ _MOST_KEPT = 256
 
 
 class WorkerArguments(TypedDict, total=False):
-    """Arguments that every way to run a worker accepts, beside the adapter's."""
+    """Arguments that every way of running a worker accepts, in addition to the adapter's."""
 
     attachments: Sequence[Attachment | Path | str]
     """A path on disk (`Path`), a path among the run's files (`str`), or an `Attachment`."""
@@ -88,10 +88,10 @@ class WorkerRegistry:
 
     @classmethod
     def of_file(cls, path: str | Path) -> tuple[WorkerRegistry, Worker]:
-        """Return the registry of the folder that a worker's file is in, and the worker."""
+        """Return the worker in this file, together with the registry of its folder."""
         file = Path(path)
         if not file.is_file() or file.suffix != ".md":
-            raise WorkerError(f"{str(path)!r} is no worker's file. Give the path of a file NAME.md.")
+            raise WorkerError(f"{str(path)!r} is no worker's file. Pass the path of a file NAME.md.")
         registry = cls(file.parent)
         draft = next((each for each in registry._drafts if each.path.name == file.name), None)
         if draft is None:
@@ -167,7 +167,7 @@ class WorkerRegistry:
         )
 
     def _effect_of(self, draft: Draft) -> Effect:
-        """Return the strongest effect of a worker and those it may call."""
+        """Return the strongest effect of a worker and of the workers it may call."""
         reached, ahead = {draft.path}, [draft]
         effects: list[Effect] = []
         while ahead:
@@ -236,7 +236,7 @@ class WorkerRegistry:
         return sorted(dict.fromkeys(found), key=lambda each: (each.file, each.line))
 
     def view(self, names: Sequence[str]) -> RegistryView:
-        """Return those workers that have these names, for inspection."""
+        """Return a read-only view of the workers with these names."""
         said = {draft.name: draft.description for draft in self._drafts}
         return RegistryView({name: said[name] for name in names if name in said})
 
@@ -311,7 +311,7 @@ class WorkerRegistry:
     # Runs.
 
     def all_on(self, model: Model | str | None) -> dict[str, Model | str]:
-        """Return a `models=` mapping that runs every worker on one model. For None, the files decide."""
+        """Return a `models=` mapping that runs every worker on one model. If the model is None, the files decide."""
         return {} if model is None else dict.fromkeys(self.names, model)
 
     def run(
@@ -327,6 +327,7 @@ class WorkerRegistry:
         (`str`), or an `Attachment`. `message_callback` receives every message of this worker and of those
         below it. With a `journal` the run is recorded, and `resume` can continue it in another process.
         """
+        check_names("run", WorkerRunArguments, arguments)
         runner, prompt, rendered, rest = self._prepare(name, input, arguments)
         return runner.evaluate(prompt, rendered, **rest)
 
@@ -346,7 +347,7 @@ class WorkerRegistry:
     def resume(
         self, name: str, run_id: str, **arguments: Unpack[WorkerResumeArguments]
     ) -> Operation[PromptResponse[Any]]:
-        """Resume a recorded run of a worker. Attachments are not recorded, so give them again."""
+        """Resume a recorded run of a worker. Attachments are not recorded, so pass them again."""
         worker = self[name]
         runner, _, rest = self._runner(worker, arguments)
         return runner.resume(run_id, worker.prompt, **rest)
@@ -365,9 +366,9 @@ class WorkerRegistry:
         """Return the adapter that runs a worker, its prompt, its params and the other run arguments."""
         worker = self[name]
         runner, files, rest = self._runner(worker, arguments)
-        limits = RunOptions(deadline=rest.get("deadline"), budget=rest.get("budget")).tightened(
-            deadline=worker.deadline(SYSTEM_CLOCK), budget=worker.budget()
-        )
+        given = {limit: rest.get(limit) for limit in ("deadline", "budget")}
+        limits = RunOptions().updated("run", RunArguments, given)
+        limits = limits.tightened(deadline=worker.deadline(SYSTEM_CLOCK), budget=worker.budget())
         rest |= {"deadline": limits.deadline, "budget": limits.budget, "message": message_with(input, files)}
         rest.setdefault("app", str(worker.path.resolve()))
         return runner, worker.prompt, worker.render(input, [each.name for each in files]), rest

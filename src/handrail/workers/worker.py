@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class WorkerFolder(Protocol):
-    """A worker's folder as the worker's runs use it. `WorkerRegistry` implements it."""
+    """A worker's folder, as the worker's runs use it. `WorkerRegistry` implements this protocol."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
@@ -92,7 +92,7 @@ class InstructionsSection(MarkdownSection[Rendered]):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Worker:
-    """An agent kept in a file. A frozen value: the file is read once, by the registry."""
+    """An agent kept in a file, as a frozen value. The registry reads the file once."""
 
     name: str
     description: str
@@ -129,18 +129,18 @@ class Worker:
         return Rendered(rendered(self._template, self.name, input, attachments))
 
     def budget(self) -> Budget | None:
-        """Return the budget of one run, or None if the worker's file sets none."""
+        """Return the budget of one run; None if the worker's file sets none."""
         limits = self.limits
         budget = Budget(limits.tokens, limits.money, limits.requests, limits.tool_calls)
         return budget if budget.limits() else None
 
     def deadline(self, clock: Clock) -> Deadline | None:
-        """Return the deadline of a run that begins now, or None if the worker's file sets none."""
+        """Return the deadline of a run that begins now; None if the worker's file sets none."""
         seconds = self.limits.seconds
         return None if seconds is None else Deadline.after(seconds, clock=clock)
 
     def without_model(self) -> WorkerError:
-        """Return the error for a run without a model."""
+        """Create the error for a run without a model."""
         return WorkerError(
             f"nothing says which model runs the worker {self.name!r}. Write `model: provider:name` into "
             f"{self.path}, or give one: model='provider:name'; on the command line, --model provider:name."
@@ -354,9 +354,9 @@ def _over(defaults: CreationDefaults, own: CreationDefaults | None) -> CreationD
 
 
 def policies_of(worker: str, given: list[Any] | None, refuse: Refuse) -> tuple[ToolPolicy, ...]:
-    """Return the policies of one worker.
+    """Create the policies of one worker.
 
-    A policy's state is stored by the policy's name, so each name includes the worker's.
+    A policy's state is stored under the policy's name, so each name includes the worker's.
     """
     if given is None:
         return (CapabilityPolicy(name=f"{worker}.capability"),)
@@ -383,7 +383,7 @@ def _policy(worker: str, entry: Any, where: str, refuse: Refuse) -> ToolPolicy |
     rules: PolicyEntry = entry
     given = [rules.capability, rules.rate_limit, rules.sequential]
     if sum(each is not None for each in given) != 1:
-        refuse(where, "a policy is one of `capability`, `rate_limit` and `sequential`", "Give exactly one.")
+        refuse(where, "a policy is one of `capability`, `rate_limit` and `sequential`", "Pass exactly one.")
         return None
     if rules.rate_limit is not None:
         rate = rules.rate_limit

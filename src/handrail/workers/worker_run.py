@@ -33,7 +33,7 @@ from handrail.workers.worker import Worker, WorkerFolder
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
-    """Settings that a worker's caller makes for it and for all workers below it."""
+    """Settings that a worker's caller makes for it and for all workers that it calls."""
 
     root: str = ""
     models: Mapping[str, Model | str] = {}
@@ -42,7 +42,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
 
 
 class Reach:
-    """The workers that calls of one run may reach by name: the `Workers` of its frame."""
+    """The workers that the calls of one run can call by name. It is the `Workers` of the run's frame."""
 
     def __init__(self, registry: WorkerFolder, worker: Worker | None, given: WorkerSettings) -> None:
         self.registry = registry
@@ -75,7 +75,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerRun:
-    """One run of a worker. It gives its frame the workers, attachments and callback of that run."""
+    """One run of a worker. It provides the workers, attachments and callback of the run's frame."""
 
     registry: WorkerFolder
     worker: Worker
@@ -111,14 +111,14 @@ class WorkerRun:
 
 
 def worker_tool(worker: Worker, find: Callable[[], Worker]) -> AgentTool:
-    """Return a tool that calls a worker."""
+    """Create a tool that calls a worker."""
     return tool_for(worker.name, worker.description, worker.attachments, worker.effect, find)
 
 
 def tool_for(
     name: str, description: str, rule: AttachmentRule, effect: Effect, find: Callable[[], Worker]
 ) -> AgentTool:
-    """Return a tool that looks up its worker when it is called."""
+    """Create a tool that looks up its worker when it is called."""
 
     async def handler(params: Any, *, context: ToolContext) -> ToolResult[Any]:
         return await run_nested(find(), params, context)
@@ -135,7 +135,7 @@ def tool_for(
 
 
 async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolResult[Any]:
-    """Run a worker inside a call that the gate has admitted."""
+    """Run a worker inside a call that has passed the gate's checks."""
     call = context._source  # pyright: ignore[reportPrivateUsage]  # its frame is where the run is nested
     if not isinstance(call, Attempt):
         raise NotSupported("adapter", "Call the worker through a gate.")

@@ -1,4 +1,4 @@
-"""Type inference for evaluations. Checked by tests/project/test_types.py, never run."""
+"""Type inference for evaluations, which tests/project/test_types.py checks without running this file."""
 
 from dataclasses import dataclass
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""Type inference for agents. Checked by tests/project/test_types.py, never run."""
+"""Type inference for agents, which tests/project/test_types.py checks without running this file."""
 
 from dataclasses import dataclass
 from typing import Any, assert_type

@@ -1,4 +1,4 @@
-"""Type inference for contexts and their verbs. Checked by tests/project/test_types.py, never run."""
+"""Type inference for contexts and their verbs, which tests/project/test_types.py checks without running this file."""
 
 from collections.abc import Awaitable
 from typing import Any, Literal, assert_type
@@ -78,7 +78,7 @@ def takes_any(context: ToolContext) -> None: ...
 def takes_user(context: UserContext) -> None: ...
 
 
-# --- the verbs that are always there -------------------------------------------------------------
+# --- verbs that every context has ----------------------------------------------------------------
 
 
 async def verbs(context: ToolContext) -> None:

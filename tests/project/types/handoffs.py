@@ -1,4 +1,4 @@
-"""Type inference for handoffs. Checked by tests/project/test_types.py, never run."""
+"""Type inference for handoffs, which tests/project/test_types.py checks without running this file."""
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ async def unit_tests() -> None:
     await settle(Deck([]), Pick(0), context=user_context())  # expect-error: reportCallIssue
 
 
-# --- acts may be sync, finish early, or require somebody -------------------------------------------
+# --- acts may be sync, finish early, or require a person -------------------------------------------
 
 either = Handoff("either", "Ask, or do not.", params=Deal)
 
@@ -120,7 +120,7 @@ async def with_a_model(offer: Offer, *, context: AgentContext) -> Pick:
     return await context.prompt_model("Choose", Pick)
 
 
-# --- what is refused --------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------
 
 wrong = Handoff("wrong", "Everything is wrong with it.", params=Deal)
 
@@ -144,7 +144,7 @@ Handoff("wrong", "Wrong.", effect="harmless")  # expect-error: reportArgumentTyp
 Handoff("wrong", "Wrong.", run_mode="browser")  # expect-error: reportArgumentType
 Handoff("wrong", "Wrong.", parms=Deal)  # expect-error: reportCallIssue
 
-# --- it is a tool, and a model can play its middle --------------------------------------------------
+# --- a handoff is a tool, and a model can play its client act ---------------------------------------
 
 as_tool: Tool[Deal, Any] = pick_card
 Prompt("p", "Go.", tools=[pick_card])

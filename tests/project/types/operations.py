@@ -1,4 +1,4 @@
-"""Type inference for operations. Checked by tests/project/test_types.py, never run."""
+"""Type inference for operations, which tests/project/test_types.py checks without running this file."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -1,4 +1,4 @@
-"""Type inference for prompts and sections. Checked by tests/project/test_types.py, never run."""
+"""Type inference for prompts and sections, which tests/project/test_types.py checks without running this file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def function(city: str) -> int:
     return 1
 
 
-# --- the output is in the type of the prompt -----------------------------------------------------
+# --- the output type is part of the prompt's type ------------------------------------------------
 
 plain = Prompt("plain", "Answer.", tools=[weather])
 typed = Prompt("typed", "Answer.", output=Report)
@@ -69,7 +69,7 @@ def answer_of(prompt: Prompt[T]) -> T: ...
 assert_type(answer_of(plain), None)
 assert_type(answer_of(typed), Report)
 
-# --- sections know their params ------------------------------------------------------------------
+# --- sections have typed params ------------------------------------------------------------------
 
 known = MarkdownSection[Trip]("A", "a", "$city", enabled=lambda params: params.careful)
 assert_type(known, MarkdownSection[Trip])
@@ -111,7 +111,7 @@ MarkdownSection("A", "a")  # expect-error: reportCallIssue
 Section("A", "a", "")  # expect-error: reportAbstractUsage
 known.title = "B"  # expect-error: reportAttributeAccessIssue
 
-# --- seams ---------------------------------------------------------------------------------------
+# --- protocols -----------------------------------------------------------------------------------
 
 as_view: PromptView = typed
 as_rendered: RenderedPromptView = typed.render()

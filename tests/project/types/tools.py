@@ -1,4 +1,4 @@
-"""Type inference for tools and results. Checked by tests/project/test_types.py, never run."""
+"""Type inference for tools and results, which tests/project/test_types.py checks without running this file."""
 
 from dataclasses import dataclass
 from typing import Any, TypeVar, assert_type

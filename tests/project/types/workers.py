@@ -1,4 +1,4 @@
-"""Type inference for workers. Checked by tests/project/test_types.py, never run."""
+"""Type inference for workers, which tests/project/test_types.py checks without running this file."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Escapes from a folder by paths, links, races and odd names: none succeeds, with either way of opening paths."""
+"""Attempts to escape from a folder by paths, links, races and odd names, with either way of opening paths."""
 
 import os
 import socket
@@ -153,7 +153,7 @@ def attack(world: World, files: Any, path: str, verb: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS, ids=[f"{number}" for number in range(len(PATHS))])
 def test_a_path_out_is_refused(world: World, path: str):
-    """Every verb refuses a path that leads outside without accessing the disk, and the error names the path."""
+    """Every verb refuses a path that leads outside the folder, and nothing outside is read or changed."""
     for verb, do in VERBS.items():
         if "glob" in verb or "grep" in verb or "inside" in verb or verb in ("mkdir", "move in", "move out"):
             continue
@@ -166,7 +166,7 @@ def test_a_path_out_is_refused(world: World, path: str):
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("link", LINKS)
 def test_a_link_out_is_not_followed(world: World, link: str, verb: str):
-    """A link that leads outside is never followed; deleting or moving its path affects the link itself."""
+    """A link that leads outside is never followed, whether used directly or through other links."""
     (world.root.parent / f"{world.root.name}-other").mkdir()
     (world.root.parent / f"{world.root.name}-other" / "secret.txt").write_text(SECRET)
     world.link("link", LINKS[link].format(outside=world.outside, root=world.root))
@@ -187,7 +187,7 @@ def test_a_link_out_says_so(world: World, verb: str):
 
 
 def test_links_that_stay_inside_work(world: World):
-    """Links that stay inside work, relative or absolute, to files or folders, and through each other."""
+    """Links that stay inside work, whether relative or absolute, to files or folders, or through other links."""
     world.link("file", "d/x.txt")
     world.link("folder", "d")
     world.link("absolute", str(world.root / "d" / "e"))
@@ -221,7 +221,7 @@ def test_a_link_that_was_followed_was_read(world: World):
 
 
 def test_links_in_a_circle_end(world: World):
-    """Links in a cycle are refused, and a search skips them."""
+    """A cycle of links is refused, and a search skips it."""
     world.link("a", "b")
     world.link("b", "a")
     world.link("d/round", "..")
@@ -246,7 +246,7 @@ def test_pipes_sockets_and_devices_are_not_opened(world: World):
 
 
 def test_names_that_can_not_be_said_are_left_alone(world: World):
-    """Files with unsupported names are not listed or found, but are deleted and moved with their folder."""
+    """Files with unsupported names are neither listed nor found, but are moved and deleted with their folder."""
     odd = [b"latin\xe9", b"new\nline", b"back\\slash", b"tab\t"]
     for name in odd:
         (Path(os.fsdecode(bytes(world.root) + b"/d/" + name))).write_text("odd")
@@ -268,7 +268,7 @@ def test_names_that_can_not_be_said_are_left_alone(world: World):
 
 
 def test_the_longest_paths_are_no_trouble(world: World):
-    """Paths up to Handrail's own limit work, although that is one byte more than the kernel accepts at once."""
+    """A path as long as Handrail allows works, although it is one byte longer than the kernel accepts at once."""
     longest = "/".join(["n" * 254] * 16) + "/" + "m" * 16
     assert len(longest) == 4096
     world.files.write(longest, "deep")
@@ -325,7 +325,7 @@ def test_no_race_between_a_check_and_a_use_leads_out(world: World):
 
 
 def test_the_folder_may_be_named_by_a_link(world: World, tmp_path: Path):
-    """The root itself may be opened through a link; only paths inside it are confined."""
+    """The root folder itself may be opened through a link, since only paths inside it are confined."""
     (tmp_path / "alias").symlink_to(world.root)
     files = DirectoryFilesystem(tmp_path / "alias")
     assert files.read("ok.txt") == "ok"

@@ -1,4 +1,4 @@
-"""A process killed at every step of a commit: after recovery, folder and journal agree on before or after."""
+"""Kills at every step of a commit: after recovery, folder and journal agree that the call did or did not happen."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ KILLED = -9
 
 
 class Killed:
-    """A process that forks a child for each order, and lets the child be killed."""
+    """A process that forks a child for each order and lets the child be killed."""
 
     def __init__(self) -> None:
         self._server = subprocess.Popen(
@@ -68,7 +68,7 @@ class Crashes:
         (self.base / "root" / "tool.sh").chmod(0o755)
 
     def run(self, at: int = 0, **order: Any) -> int:
-        """Run an order, killed at point `at` (0 means never), and return the exit status."""
+        """Run an order that is killed at point `at` (0 means never), and return its exit status."""
         order = {"base": str(self.base), "at": at, "seed": 0, "edited": "", "durability": "process", **order}
         status = self._killed.run(order)
         self.kills += status == KILLED
@@ -78,7 +78,7 @@ class Crashes:
         return json.loads((self.base / "said").read_text())
 
     def recover(self) -> tuple[Recovered, list[Any]]:
-        """Recover, and return what was recovered and the journal's calls."""
+        """Recover the folder, and return what was recovered and the journal's calls."""
 
         async def main() -> tuple[Recovered, list[Any]]:
             journal = SqliteJournal(self.base / "journal.db")
@@ -103,7 +103,7 @@ def killed() -> Iterator[Killed]:
 
 @pytest.fixture
 def crashes(tmp_path: Path, killed: Killed) -> Crashes:
-    """Fixture: a folder and a journal, and a process to kill."""
+    """Fixture: a folder with a journal, and a process to kill."""
     return Crashes(tmp_path, killed)
 
 
@@ -116,14 +116,17 @@ def before_and_after(crashes: Crashes, **order: Any) -> tuple[Any, Any, int]:
 
 
 def picked(points: int, kills: int) -> range:
-    """Return every point in a deep run, else this many, evenly spread."""
+    """Return every kill point in a deep run, and otherwise about this many, evenly spread."""
     return range(1, points + 1, 1 if DEEP else max(1, points // kills))
 
 
 @pytest.mark.parametrize("durability", ["process", "power"])
 @pytest.mark.parametrize("seed", range(8 if DEEP else 2))
 def test_killed_at_any_step_it_is_before_or_after(crashes: Crashes, seed: int, durability: str):
-    """After recovery the folder is as before or after the call; with `power`, even if all unsynced data is lost."""
+    """Wherever a commit is killed, recovery leaves the folder as it was either before or after the call.
+
+    With `power`, this holds even if all unsynced data is lost.
+    """
     order = {"seed": seed, "durability": durability}
     before, after, points = before_and_after(crashes, **order)
     assert crashes.said()["said"] == "ok"
@@ -144,7 +147,10 @@ def test_killed_at_any_step_it_is_before_or_after(crashes: Crashes, seed: int, d
 
 @pytest.mark.parametrize("seed", range(3 if DEEP else 1))
 def test_what_somebody_edits_in_the_last_moment_is_never_lost(crashes: Crashes, seed: int):
-    """An edit at the last moment is kept: the call is undone or, if killed, completed around the edited file."""
+    """An edit by another program at the last moment is never lost.
+
+    The call is undone or, if it was killed, completed except for the edited file.
+    """
     order = {"seed": seed + 20, "edited": "a.txt"}
     before, after, points = before_and_after(crashes, **order)
     assert crashes.said()["said"] != "ok"
@@ -167,7 +173,7 @@ def test_what_somebody_edits_in_the_last_moment_is_never_lost(crashes: Crashes, 
 
 
 def test_what_somebody_edits_after_the_crash_stays_theirs(crashes: Crashes):
-    """Recovery keeps a file that was edited after the crash, reports it, and completes the rest."""
+    """Recovery keeps a file that was edited after the crash, reports it, and completes the other changes."""
     order = {"seed": 20}
     _, after, points = before_and_after(crashes, **order)
     seen: set[tuple[str, ...]] = set()
@@ -185,7 +191,7 @@ def test_what_somebody_edits_after_the_crash_stays_theirs(crashes: Crashes):
 
 
 def test_a_recovery_that_is_killed_is_gone_on_with(crashes: Crashes):
-    """A recovery that is killed at any step can be repeated, and ends before or after the call."""
+    """A recovery that is killed at any step can be repeated, and the folder ends as before or after the call."""
     order = {"seed": 3}
     before, after, points = before_and_after(crashes, **order)
     for at in picked(points, 4):
@@ -200,7 +206,7 @@ def test_a_recovery_that_is_killed_is_gone_on_with(crashes: Crashes):
 
 
 def test_enough_were_killed(crashes: Crashes):
-    """The first test kills at least 500 times in a deep run, and 48 times otherwise."""
+    """The tests cover at least 500 kill points in a deep run, and 48 otherwise."""
     total = 0
     for seed in range(8 if DEEP else 2):
         for durability in ("process", "power"):

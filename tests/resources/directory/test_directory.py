@@ -1,4 +1,4 @@
-"""A real folder as a filesystem: disk features, what commits touch, and undo."""
+"""A real folder as a filesystem: features of a disk, which paths a commit changes, and undo."""
 
 import fcntl
 import os
@@ -42,11 +42,11 @@ def committed(files: DirectoryFilesystem, call_id: str, *deeds: Callable[[Direct
     fork.applied()
 
 
-# --- what only a disk has --------------------------------------------------------------------------
+# --- disk features ---------------------------------------------------------------------------------
 
 
 def test_it_is_a_filesystem_that_can_be_forked(folders: Folders):
-    """The folder and its forks satisfy the protocols."""
+    """The folder and its forks satisfy the filesystem protocols."""
     files = folders()
     assert isinstance(files, Filesystem)
     assert isinstance(files, Forkable)
@@ -54,7 +54,7 @@ def test_it_is_a_filesystem_that_can_be_forked(folders: Folders):
 
 
 def test_reading_makes_nothing_beside_the_folder(folders: Folders):
-    """Only the first write creates the staging folder; reads leave no trace, and dropped writes no content."""
+    """Reading creates nothing beside the folder; the first write creates a private staging folder."""
     files = folders({"a": "1"})
     fork = files.fork("call")
     assert (fork.read("a"), fork.list()[0].path, fork.glob("**")) == ("1", "a", ("a",))
@@ -138,7 +138,7 @@ def test_only_what_was_touched_is_touched(folders: Folders):
 
 
 def test_a_delete_takes_only_what_was_seen(folders: Folders):
-    """If another program adds something to the folder before the commit, it is a conflict and nothing is deleted."""
+    """A recursive delete conflicts if another program adds a file to the folder before the commit."""
     files = folders({"d/x": "1", "d/e/y": "1"})
     for late in ("d/new", "d/e/new"):
         fork = files.fork("call")
@@ -151,7 +151,7 @@ def test_a_delete_takes_only_what_was_seen(folders: Folders):
 
 
 class MeddlingDisk(Disk):
-    """A disk that changes a file right before a rename, after everything has been checked."""
+    """A disk that changes a file right before it is renamed, after all checks have passed."""
 
     def __init__(self, meddle: Callable[[str], None]) -> None:
         self._meddle = meddle
@@ -180,7 +180,7 @@ MEDDLING: dict[str, tuple[str, Callable[[Path], Any]]] = {
 
 @pytest.mark.parametrize("case", MEDDLING)
 def test_what_somebody_changes_in_the_last_moment_stays(folders: Folders, case: str):
-    """An edit at the last moment is a conflict: the edit stays, and everything else is swapped back."""
+    """An edit at the last moment is a conflict: the edit is kept, and all other changes are swapped back."""
     name, change = MEDDLING[case]
     meddled: list[str] = []
 
@@ -215,7 +215,7 @@ def test_what_somebody_changes_in_the_last_moment_stays(folders: Folders, case: 
 
 
 def test_a_disk_that_refuses_half_way_changes_nothing(folders: Folders):
-    """A disk error in the middle of the renames is reported, and everything is restored."""
+    """If the disk fails in the middle of the renames, the error is reported and everything is restored."""
 
     class FullDisk(Disk):
         def exchange(self, source: int, name: str, target: int, other: str) -> None:
@@ -239,7 +239,7 @@ def test_a_disk_that_refuses_half_way_changes_nothing(folders: Folders):
 def test_where_nothing_can_be_exchanged_it_is_linked_and_replaced(
     folders: Folders, monkeypatch: pytest.MonkeyPatch
 ):
-    """On disks that can't exchange names, commits and undo still work, and a foreign edit is still detected."""
+    """On a disk that can't exchange names, commits and undo still work."""
     from handrail.resources.directory import disk, jail
 
     def refuse(*args: Any) -> None:
@@ -257,7 +257,7 @@ def test_where_nothing_can_be_exchanged_it_is_linked_and_replaced(
 
 
 def test_what_was_read_can_be_read_again(folders: Folders):
-    """A file that was read can be read again; reading one that was only listed and has changed is a conflict."""
+    """A file that was read can be read again unchanged; reading a changed file that was only listed is a conflict."""
     files = folders({"read": "1", "seen": "1"})
     fork = files.fork("call")
     assert (fork.read("read"), fork.stat("seen").size) == ("1", 1)
@@ -269,7 +269,7 @@ def test_what_was_read_can_be_read_again(folders: Folders):
 
 
 def test_a_listing_depends_on_names_alone(folders: Folders):
-    """A listing is stale after a name is added, removed or turned into a folder, but not after a content change."""
+    """A fork that used a glob is stale once a name becomes a folder, but not after a content change."""
     files = folders({"d/a": "1", "d/b": "1"})
     fork = files.fork("call")
     assert fork.glob("d/*") == ("d/a", "d/b")
@@ -281,7 +281,7 @@ def test_a_listing_depends_on_names_alone(folders: Folders):
 
 
 def test_limits_hold_for_what_one_call_changes(folders: Folders):
-    """Limits apply to what one call changes; existing files do not count, since they are never enumerated."""
+    """Limits apply only to what one call changes: files that already exist do not count."""
     files = folders({f"f{n}": "x" * 10 for n in range(5)}, limits=FileLimits(20, 2, 30))
     fork = files.fork("call")
     with pytest.raises(FileLimitReached, match="would be 21 bytes and the limit for a file is 20"):
@@ -335,7 +335,7 @@ def test_undo_gives_everything_back(folders: Folders):
     ],
 )
 def test_undo_is_refused_where_something_newer_was_done(folders: Folders, change: Any, places: Any):
-    """Undo is refused if something newer changed the same paths; the error names them, and nothing is changed."""
+    """Undo is refused if the same paths have changed since; the error names them, and nothing changes."""
     files = folders(FILES)
     committed(files, "call", *DEEDS)
     change(files.root)
@@ -347,7 +347,7 @@ def test_undo_is_refused_where_something_newer_was_done(folders: Folders, change
 
 
 def test_undo_goes_back_call_by_call(folders: Folders):
-    """Undoing the later of two calls restores the earlier one's files; then that call can be undone too."""
+    """Undoing the later of two calls restores the earlier call's files, and then the earlier call can be undone."""
     files = folders({"a": "1"})
     committed(files, "one", lambda f: f.write("a", "2"))
     committed(files, "two", lambda f: f.write("a", "3"))
@@ -360,7 +360,7 @@ def test_undo_goes_back_call_by_call(folders: Folders):
 
 
 def test_a_folder_that_others_use_stays_when_it_is_undone(folders: Folders):
-    """Undo removes the call's files, but keeps a folder that contains other files."""
+    """Undo removes the call's files, but keeps a folder that now contains other files."""
     files = folders()
     committed(files, "call", lambda f: f.write("n/mine", ""))
     fill(files.root, {"n/theirs": "t"})
@@ -369,7 +369,7 @@ def test_a_folder_that_others_use_stays_when_it_is_undone(folders: Folders):
 
 
 def test_undo_waits_for_nobody(folders: Folders):
-    """Undo refuses a path that a prepared call is about to change, instead of waiting for the call."""
+    """Undo refuses a path that a prepared call is about to change, and does not wait for that call."""
     files = folders({"a": "1"})
     committed(files, "call", lambda f: f.write("a", "2"))
     fork = files.fork("other")
@@ -392,7 +392,7 @@ def test_undo_outlives_the_process(folders: Folders):
 
 
 def test_what_is_kept_is_bounded(folders: Folders):
-    """Data kept for undo is limited in calls and bytes, oldest removed first; the folder itself is unaffected."""
+    """Data kept for undo is limited in calls and bytes, and the oldest is removed first; the folder is unaffected."""
     files = folders({"a": "x" * 1000}, keep_calls=3, keep_bytes=5000)
     for number in range(6):
         committed(files, f"call{number}", lambda f, number=number: f.write("a", str(number) * 1000))
@@ -405,11 +405,11 @@ def test_what_is_kept_is_bounded(folders: Folders):
     assert files.read("a") == "5" * 1000
 
 
-# --- where it is ------------------------------------------------------------------------------------
+# --- the staging folder, and folders that can't be used ---------------------------------------------
 
 
 def test_the_staging_folder_can_lie_elsewhere(folders: Folders, tmp_path: Path):
-    """The staging folder may be inside the folder itself, where it is invisible and can't be written."""
+    """The staging folder may be inside the folder itself, where it can be neither seen nor changed."""
     files = folders({"a": "1"}, staging=tmp_path / "aside")
     files.write("a", "2")
     assert (tmp_path / "aside" / "done").is_dir()
@@ -463,7 +463,7 @@ def test_a_staging_folder_on_another_disk_is_refused(folders: Folders):
 
 
 def test_a_read_only_folder_is_said_so(tmp_path: Path):
-    """In a read-only folder reading works, and the first write says that the folder is read-only."""
+    """In a read-only folder, reading works, and the first write is refused with that reason."""
     fill(tmp_path, {"root/a": "1"})
     script = textwrap.dedent("""
         import sys
@@ -488,7 +488,7 @@ def test_a_read_only_folder_is_said_so(tmp_path: Path):
 
 
 def test_a_folder_that_ignores_case_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A case-insensitive folder is refused, by its flag when opened or by a probe at the first write."""
+    """A case-insensitive folder is refused, either by its flag when it is opened or by a test at the first write."""
     fill(tmp_path, {"root/a": "1"})
     os.link(tmp_path / "root" / "a", tmp_path / "root" / "A")
     files = DirectoryFilesystem(tmp_path / "root")
@@ -503,7 +503,7 @@ def test_a_folder_that_ignores_case_is_refused(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_folder_nobody_may_write_in_is_said_so(folders: Folders):
-    """A folder that the user may not write is refused by name before anything is renamed."""
+    """A folder that the user may not write to is refused by name before anything is renamed."""
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
     files = folders({"shut/a": "1", "b": "1"})
@@ -519,7 +519,7 @@ def test_a_folder_nobody_may_write_in_is_said_so(folders: Folders):
 
 
 def test_what_a_dead_process_left_is_cleared_away(folders: Folders):
-    """Forks of a dead process are removed, those of a live one stay, and an unfinished commit is completed."""
+    """Forks of a dead process are removed, those of a live process stay, and an unfinished commit is completed."""
     files = folders({"a": "1", "b": "1"})
     script = textwrap.dedent("""
         import os, sys
@@ -594,7 +594,7 @@ def test_undo_finds_a_call_only_with_its_run(folders: Folders):
 
 
 def test_a_fork_is_staged_only_when_prepared(folders: Folders):
-    """A fork is staged only when it is prepared for its commit."""
+    """A fork can be staged only after it was prepared."""
     fork = folders({"a": "1"}).fork("call")
     fork.write("a", "2")
     with pytest.raises(ContextError, match="is not prepared, so it can't be staged"):
@@ -602,7 +602,7 @@ def test_a_fork_is_staged_only_when_prepared(folders: Folders):
 
 
 def test_areas_are_numbered_apart(folders: Folders):
-    """Two filesystems on one folder, such as two processes open, never use each other's staging area."""
+    """Two filesystems on one folder, as in two processes, have separate staging areas."""
     files = folders({"a": "1"})
     other = DirectoryFilesystem(files.root)
     parts: list[Area] = [files._ground.area, other._ground.area]
@@ -620,7 +620,7 @@ def test_areas_are_numbered_apart(folders: Folders):
 
 
 def test_diff_says_what_a_commit_changes(folders: Folders):
-    """A diff shows text as a unified diff, and everything else by name."""
+    """A diff shows changes to text as a unified diff, and names all other changes."""
     files = folders({"a.py": "one\ntwo\nthree\n", "bin": b"\0", "old": "moved\n", "gone": "bye\n", "d/x": ""})
     (files.root / "link").symlink_to("a.py")
     fork = files.fork("call")
@@ -677,7 +677,7 @@ def test_diff_says_what_a_commit_changes(folders: Folders):
 
 
 def test_diff_in_memory_is_the_same_words(new_files: Any):
-    """Filesystems in memory and on disk describe a text change alike; a file too large to read is only named."""
+    """Diffs have the same format in memory and on disk, and only name a file that is too large to show."""
     fork = new_files({"a": "1\n", "b": "1\n"}).fork("call")
     fork.write("a", "2\n")
     fork.delete("b")

@@ -56,7 +56,7 @@ class Meddling(Disk):
 
 
 class WatchedCalls(SqliteCalls):
-    """Records each journal step with the state of the folder at that time."""
+    """Records each step of the journal with the content of `a` at that time."""
 
     def __init__(self, database: Database, root: Path) -> None:
         super().__init__(database)
@@ -92,7 +92,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("how", ["raise", "cancel"])
 def test_a_call_that_fails_leaves_the_folder_as_it_was(folders: Folders, how: str, recorded: bool):
-    """A failed call leaves bytes and inodes unchanged, and nothing beside the folder."""
+    """A failed call changes no bytes or inodes in the folder, and leaves nothing beside it."""
 
     async def main() -> None:
         files = folders(FILES)
@@ -106,7 +106,7 @@ def test_a_call_that_fails_leaves_the_folder_as_it_was(folders: Folders, how: st
 
 
 def test_files_are_renamed_between_the_record_and_its_mark(folders: Folders):
-    """A call is recorded before its files are renamed, and marked as applied afterwards; then its state follows."""
+    """A call is recorded before its files are renamed, and marked as applied before its state is changed."""
 
     async def main() -> None:
         files = folders(FILES)
@@ -132,7 +132,7 @@ def test_files_are_renamed_between_the_record_and_its_mark(folders: Folders):
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_an_edit_in_the_last_moment_makes_it_void(folders: Folders, recorded: bool):
-    """An edit at the last moment is a conflict that names the path; nothing of the call remains anywhere."""
+    """An edit at the last moment makes the call a conflict that names the path, and nothing of the call remains."""
 
     async def main() -> None:
         files: DirectoryFilesystem = folders(FILES, disk=Meddling(lambda: files.root))
@@ -175,7 +175,7 @@ def test_a_record_that_can_not_be_written_stops_the_call(folders: Folders):
 
 
 def test_a_mark_that_can_not_be_written_does_not_fail_the_call(folders: Folders):
-    """A call whose mark can't be written is committed all the same; recovery finds out that it was applied."""
+    """A call whose record can't be marked as applied still succeeds, and stays listed for recovery."""
 
     journal = MemoryJournal()
 
@@ -200,7 +200,7 @@ class Second(DirectoryFilesystem):
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_two_folders_commit_together_or_not_at_all(folders: Folders, tmp_path: Path, recorded: bool):
-    """If the second of two folders refuses after the first was renamed, the first is swapped back."""
+    """If the second of two folders refuses its commit, the first folder's renames are undone."""
 
     @tool(effect="staged", description="Change two folders.")
     async def both(context: ToolContext) -> None:
@@ -230,7 +230,7 @@ def test_two_folders_commit_together_or_not_at_all(folders: Folders, tmp_path: P
 def test_state_that_can_not_be_applied_takes_the_files_back(
     folders: Folders, monkeypatch: pytest.MonkeyPatch
 ):
-    """If a reducer raises after the files were renamed, files and state are both undone."""
+    """If a reducer raises after the files were renamed, both files and state are restored."""
     from handrail.session import SessionFork
 
     def refuse(fork: SessionFork) -> None:
@@ -251,7 +251,7 @@ def test_state_that_can_not_be_applied_takes_the_files_back(
 
 
 def test_inner_calls_are_part_of_the_outer_ones_commit(folders: Folders):
-    """Inner calls are recorded in the outer call's unit and manifest; a failed inner call leaves nothing there."""
+    """Inner calls are recorded as part of the outer call, and a failed inner call leaves no record there."""
 
     @tool(effect="staged", description="Call others.")
     async def outer(context: ToolContext) -> None:
@@ -272,7 +272,7 @@ def test_inner_calls_are_part_of_the_outer_ones_commit(folders: Folders):
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_calls_in_parallel_lose_no_update(folders: Folders, tmp_path: Path, recorded: bool):
-    """Concurrent calls that increment a number in a file lose no update: a call with a stale read is rerun."""
+    """Concurrent calls that increment a number in a file lose no update, since a call with a stale read reruns."""
 
     @tool(effect="staged", description="Count up.")
     async def count(context: ToolContext) -> int:
@@ -297,7 +297,7 @@ def test_calls_in_parallel_lose_no_update(folders: Folders, tmp_path: Path, reco
 
 
 def test_a_call_that_only_reads_writes_nothing_down(folders: Folders):
-    """A call that only reads writes nothing, neither beside the folder nor into a manifest."""
+    """A call that only reads creates no staging folder, and its record has no files."""
 
     @tool(effect="read", description="Look.")
     async def look(context: ToolContext) -> str:
@@ -317,7 +317,7 @@ def test_a_call_that_only_reads_writes_nothing_down(folders: Folders):
 
 
 def test_somebody_at_the_same_file_is_a_conflict_or_a_rerun(folders: Folders):
-    """After a person's edit, a staged call that read the file is rerun; one that only wrote it gets a conflict."""
+    """After a person's edit, a staged call that read the file reruns, and one that only wrote it gets a conflict."""
 
     @tool(effect="staged", description="Extend what is there.")
     async def extend(context: ToolContext) -> str:

@@ -1,4 +1,4 @@
-"""A fork as overlay layers: what a command sees of it, and which of its writes are kept."""
+"""Forks as overlay layers: what a command sees, and which of its writes are kept."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ def mounted(found: Layers, script: str, at: Path) -> subprocess.CompletedProcess
 
 
 def command(fork: DirectoryFork, script: str, at: Path) -> tuple[str, tuple[str, ...]]:
-    """Run a script on a fork and collect its writes; return the output and the changed paths."""
+    """Run a script on a fork and absorb its writes; return the output and the changed paths."""
     found = fork.layers()
     ran = mounted(found, script, at)
     assert ran.returncode == 0, ran.stderr
@@ -51,7 +51,7 @@ FILES = {"a": "1\n", "d/x": "x\n", "d/y": "y\n", "keep/z": "z\n"}
 
 
 def test_a_command_sees_the_fork_and_writes_into_it(folders: Folders, at: Path):
-    """A command sees the fork's writes, deletions, moves and folders, and its changes become part of the fork."""
+    """A command sees the fork's writes, deletions, moves and folders, and the fork receives the command's changes."""
     files = folders(FILES)
     fork = files.fork("call")
     fork.write("a", "2\n")
@@ -119,7 +119,7 @@ def test_what_a_command_did_is_committed(folders: Folders, at: Path, case: str, 
 
 
 def test_modes_links_and_odd_names_come_along(folders: Folders, at: Path):
-    """Modes of files and folders, links and unreadable names reach the folder as the command set them."""
+    """Modes, links and odd names that a command made are committed to the folder, and undone with it."""
     files = folders(FILES)
     fork = files.fork("call")
     script = (
@@ -143,7 +143,7 @@ def test_modes_links_and_odd_names_come_along(folders: Folders, at: Path):
 
 
 def test_several_commands_and_writes_take_turns(folders: Folders, at: Path):
-    """Commands, writes and inner forks each see the changes of those before them."""
+    """Commands, writes and inner forks each see the changes made before them."""
     files = folders({"log": ""})
     fork = files.fork("call")
     for number in range(layer_stack.MOST + 4):
@@ -163,7 +163,7 @@ def test_several_commands_and_writes_take_turns(folders: Folders, at: Path):
 
 
 def test_many_layers_are_made_one(folders: Folders, at: Path):
-    """Layers beyond the number that a mount accepts are merged, with the same files as a result."""
+    """When a fork has more layers than a mount accepts, layers are merged without changing the files."""
     files = folders({"a": "0"})
     fork = files.fork("call")
     for number in range(layer_stack.MOST * 2):
@@ -177,7 +177,7 @@ def test_many_layers_are_made_one(folders: Folders, at: Path):
 
 
 def test_what_others_changed_since_the_mount_is_a_conflict(folders: Folders, at: Path):
-    """If a file that the command changed also changed after the mount, nothing of the command is kept."""
+    """If a file that a command changed was also changed after the mount, none of the command's changes are kept."""
     files = folders(FILES)
     for change, script, places in (
         (lambda: (files.root / "a").write_text("theirs"), "echo mine >> a", ["a"]),
@@ -201,7 +201,7 @@ def test_what_others_changed_since_the_mount_is_a_conflict(folders: Folders, at:
 
 
 def test_what_a_sibling_committed_since_the_mount_is_a_conflict(folders: Folders, at: Path):
-    """If a sibling fork commits a file after the mount, the command's changes to that file are a conflict."""
+    """If a sibling fork commits a file after the mount, a command's changes to that file are a conflict."""
     outer = folders(FILES).fork("outer")
     fork, sibling = outer.fork("call"), outer.fork("sibling")
     found = fork.layers()
@@ -213,7 +213,7 @@ def test_what_a_sibling_committed_since_the_mount_is_a_conflict(folders: Folders
 
 
 def test_a_commit_before_the_mount_is_no_conflict(folders: Folders, at: Path):
-    """A commit immediately before the mount is not a conflict."""
+    """A commit right before the mount does not conflict with the command."""
     files = folders({"a": "0\n"})
     for number in range(20):
         files.write("a", f"{number}\n")
@@ -224,7 +224,7 @@ def test_a_commit_before_the_mount_is_no_conflict(folders: Folders, at: Path):
 
 
 def test_a_fork_that_may_not_write_takes_nothing(folders: Folders, at: Path):
-    """A command may run on a read-only fork, but its writes are refused by name."""
+    """A command may run on a read-only fork, but the first file it writes is refused by name."""
     fork = folders(FILES).fork("peek", writable=False)
     assert command(fork, "cat a", at) == ("1\n", ())
     found = fork.layers()
@@ -234,7 +234,7 @@ def test_a_fork_that_may_not_write_takes_nothing(folders: Folders, at: Path):
 
 
 def test_nothing_is_left_of_a_dropped_fork(folders: Folders, at: Path):
-    """Dropping a fork removes its layers, even unreadable ones; afterwards it has none."""
+    """Dropping a fork removes its layers, even folders without read permission, and the fork then has none."""
     files = folders(FILES)
     outer = files.fork("outer")
     inner = outer.fork("inner")
@@ -258,7 +258,7 @@ def test_nothing_is_left_of_a_dropped_fork(folders: Folders, at: Path):
 def test_where_no_device_can_be_made_a_mark_stands_for_it(
     folders: Folders, at: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Whiteouts in the form of an attribute, which newer kernels accept, are read and written too."""
+    """Where devices can't be created, deletions are marked by an attribute, which newer kernels accept."""
 
     def refuse(*args: Any) -> None:
         raise PermissionError(1, "not here")

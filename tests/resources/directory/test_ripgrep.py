@@ -1,4 +1,4 @@
-"""Searches find the same matches with ripgrep and without it."""
+"""Searches with ripgrep, which find the same matches as searches without it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_it_changes_nothing_but_the_time(
 def test_it_is_asked_for_plain_text_in_many_files(
     rg: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ripgrep is used if enough files are on disk, and then only files that contain the text are read."""
+    """ripgrep is used only for plain text in many files."""
     fill(tmp_path, [b"here\n" if number == 7 else b"nothing\n" for number in range(100)])
     asked: list[tuple[str, int]] = []
     real = links.files_holding
@@ -94,7 +94,7 @@ def test_it_is_asked_for_plain_text_in_many_files(
 
 
 def test_what_it_passed_over_counts_as_read(rg: str, tmp_path: Path) -> None:
-    """A file without the text counts as read: if it changes, the search is stale."""
+    """A file in which ripgrep found nothing counts as read: if it changes, the search is stale."""
     fill(tmp_path, [b"nothing\n"] * 50)
     files = DirectoryFilesystem(tmp_path)
     fork = files.fork("reader")

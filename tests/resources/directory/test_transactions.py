@@ -1,8 +1,8 @@
 """Any interleaving of calls and people on a real folder: the commits are equivalent to some serial order.
 
-This is the state machine for files in memory, run on a real folder: concurrent and nested calls, and a person who
-edits the folder without Handrail. In addition, every untouched path keeps its inode and time, and ignored files
-survive.
+This is the state machine of test_memory_transactions.py on a real folder, with concurrent and nested calls and a
+person who edits the folder without Handrail. In addition, every untouched path keeps its inode and time, and
+ignored files survive.
 """
 
 import shutil
@@ -20,7 +20,7 @@ from support.filesystems import fill, marks, outcome, tree
 
 
 def by_hand(folder: Path, verb: str, *args: str) -> None:
-    """Make a change as a person with an editor and a shell would. The change must be possible."""
+    """Make a change as a person with an editor and a shell would. The caller checks that the change is possible."""
     at = folder / args[0]
     if verb == "write":
         at.write_text(args[1])
@@ -70,7 +70,7 @@ class DirectoryTransactions(Transactions):
 
     @rule(deed=deeds)
     def person(self, deed: tuple[str, ...]) -> None:
-        """Another person edits the same folder, unaware of calls."""
+        """Edit the folder as another person would, unaware of calls."""
         if deed[0] not in ("write", "append", "mkdir", "delete", "prune", "move"):
             return
         deed = self.filled(deed)
@@ -90,7 +90,7 @@ class DirectoryTransactions(Transactions):
 
     @invariant()
     def what_nobody_touched_is_untouched(self) -> None:
-        """Check inode and time of every path that no action since the last check named or contained."""
+        """Check the inode and time of every path that no action since the last check named or contained."""
         now = marks(self.folder)
         for path, mark in self.last.items():
             if path not in self.done and not any(path.startswith(f"{each}/") for each in self.done):

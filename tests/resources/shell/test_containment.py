@@ -1,4 +1,4 @@
-"""What a command can't reach: other files, other processes, the network, secrets, the kernel."""
+"""What a command can't reach: other files and processes, the network, secrets, and the kernel."""
 
 import ctypes
 import os
@@ -34,7 +34,7 @@ WALLS = ["user", "root"] if os.geteuid() == 0 else ["user"]
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     support = probe(tmp_path)
     if not support.contained or (request.param == "overlay" and not support.overlay):
-        pytest.skip(f"not to be had here: {'; '.join(support.missing)}")
+        pytest.skip(f"not available here: {'; '.join(support.missing)}")
     return request.param
 
 
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 @pytest.fixture(params=WALLS)
 def walls(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Fixture: each kind of walls, whichever this machine would choose."""
+    """Fixture: each kind of containment in turn, whichever this machine would choose."""
     found = probe(tmp_path)
     if not found.contained:
         pytest.skip("; ".join(found.missing))
@@ -78,11 +78,11 @@ OUTSIDE = [
 
 @pytest.mark.usefixtures("walls")
 def test_nothing_outside_the_folder_can_be_written(folder: Folder, backend: str):
-    """A command can neither create a file in any folder outside nor change one there."""
+    """A command can neither create nor change a file in any folder outside its own."""
     places = [place for place in OUTSIDE if os.path.isdir(place)]
     script = "".join(f"touch {place}/handrail-escape 2>/dev/null && echo {place}\n" for place in places)
     finished = folder.sh(anything(backend), script + "echo x >> /etc/passwd; chmod 777 /etc; true")
-    refused = ("Read-only file system", "Permission denied")  # the second where the tests lack access too
+    refused = ("Read-only file system", "Permission denied")  # the second if the tests lack access too
     assert sum(finished.output.count(words) for words in refused) == 2
     assert not [line for line in finished.output.splitlines() if line.startswith("/")]
     assert not [place for place in places if os.path.exists(f"{place}/handrail-escape")]
@@ -90,7 +90,7 @@ def test_nothing_outside_the_folder_can_be_written(folder: Folder, backend: str)
 
 @pytest.mark.parametrize("place", ["/tmp", "/dev/shm", "/var/tmp", "/run"])
 def test_its_temporary_folders_are_its_own(folder: Folder, backend: str, place: str):
-    """A command's temporary folders are private to it and end with it; neither side sees the other's files."""
+    """A command's temporary folders are private, and are removed when it ends."""
     if not os.access(place, os.W_OK):
         pytest.skip(f"only root may write in {place}")
     shell = anything(backend)
@@ -104,7 +104,7 @@ def test_its_temporary_folders_are_its_own(folder: Folder, backend: str, place: 
 
 
 def test_layers_themselves_can_not_be_written(folder: Folder, backend: str):
-    """The upper layer's own path is read-only like the rest, or missing."""
+    """A command can't write to its layers by their own paths."""
     folder.sh(anything(backend), f"touch {folder.upper}/x {folder.base}/x {folder.base}/work/x")
     assert folder.caught() == []
     assert sorted(os.listdir(folder.base)) == ["root", "upper", "work"]
@@ -113,7 +113,7 @@ def test_layers_themselves_can_not_be_written(folder: Folder, backend: str):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a device")
 @pytest.mark.usefixtures("walls")
 def test_a_stray_device_file_can_not_be_opened(backend: str):
-    """Device files outside /dev can't be opened, in the folder or elsewhere."""
+    """A device file outside /dev can't be opened, neither in the folder nor elsewhere."""
     with tempfile.TemporaryDirectory(dir=outside_tmp(), prefix=".shell-") as place:
         folder = Folder(Path(place))
         for path in (folder.root / "zero", folder.base / "zero"):
@@ -126,7 +126,7 @@ def test_a_stray_device_file_can_not_be_opened(backend: str):
 
 
 def test_a_folder_outside_tmp_is_held_the_same(backend: str):
-    """A folder that is not below one of the command's private folders is contained in the same way."""
+    """A folder outside /tmp is contained like one inside it."""
     with tempfile.TemporaryDirectory(dir=outside_tmp(), prefix=".shell-") as place:
         folder = Folder(Path(place))
         folder.add("kept.txt", "kept\n")
@@ -148,7 +148,7 @@ def test_a_folder_outside_tmp_is_held_the_same(backend: str):
 
 
 def test_the_environment_is_clean(folder: Folder, backend: str, monkeypatch: pytest.MonkeyPatch):
-    """The environment has only harmless variables and those passed on purpose, and so do visible processes."""
+    """A command and the processes it sees have only harmless variables and those passed on purpose."""
     for name in (
         "OPENAI_API_KEY",
         "GITHUB_TOKEN",
@@ -170,7 +170,7 @@ def test_the_environment_is_clean(folder: Folder, backend: str, monkeypatch: pyt
 
 
 def test_the_usual_places_of_secrets_are_empty(folder: Folder, backend: str, monkeypatch: pytest.MonkeyPatch):
-    """Keys and credentials in the home folder and at configured paths are empty for a command."""
+    """A command finds the usual places of keys and credentials, and those configured, empty."""
     for path in ("home/.ssh/id", "home/.netrc", "home/.config/gh/hosts.yml", "home/plain", "mine/.env"):
         folder.add(path, "hunter2")
     before = folder.real()
@@ -194,7 +194,7 @@ def test_the_usual_places_of_secrets_are_empty(folder: Folder, backend: str, mon
 
 @pytest.mark.usefixtures("walls")
 def test_it_sees_no_processes_but_its_own(folder: Folder, backend: str):
-    """A command sees only its own processes, and can't signal others."""
+    """A command sees only its own processes and can't signal others."""
     finished = folder.sh(anything(backend), f"ls -d /proc/[0-9]* | wc -l; kill -0 {os.getpid()} || echo none")
     assert int(finished.output.split()[0]) <= 5
     assert finished.output.splitlines()[-1] == "none"
@@ -202,7 +202,7 @@ def test_it_sees_no_processes_but_its_own(folder: Folder, backend: str):
 
 @pytest.mark.usefixtures("walls")
 def test_it_sees_no_shared_memory_but_its_own(folder: Folder, backend: str):
-    """A command can't see System V queues and segments of other processes."""
+    """A command can't see the System V queues and segments of other processes."""
     libc = ctypes.CDLL(None, use_errno=True)
     queue = libc.msgget(0, 0o1666)
     assert queue >= 0
@@ -214,13 +214,13 @@ def test_it_sees_no_shared_memory_but_its_own(folder: Folder, backend: str):
 
 
 def test_it_has_no_descriptors_but_three(folder: Folder, backend: str):
-    """A command has only the three standard descriptors; none of Handrail's or the keeper's is open."""
+    """A command has only the three standard descriptors, and none of Handrail's or the keeper's."""
     code = "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd'))[:-1], os.getsid(0) == os.getpid())"
     assert folder.run(anything(backend), PYTHON, "-c", code).output == "[0, 1, 2] True\n"
 
 
 def test_processes_are_bounded(folder: Folder):
-    """A fork bomb reaches the command's own process limit, not the machine's."""
+    """A fork bomb is stopped by the command's own process limit."""
     release = tuple(int(part) for part in os.uname().release.split(".")[:2])
     if release < (6, 14) and os.geteuid() == 0:
         pytest.skip("this kernel does not count root's processes by namespace")
@@ -285,7 +285,7 @@ socket.create_connection(server.getsockname()); print("own loopback")
 
 @pytest.mark.usefixtures("walls")
 def test_the_network_is_off(folder: Folder, backend: str, listener: Listener):
-    """A command can reach only its own loopback: no machine loopback, abstract sockets or sockets in /run."""
+    """Without the network, a command reaches only its own loopback, and no abstract sockets or sockets in /run."""
     arguments = [str(listener.port), f"handrail-{os.getpid()}", listener.path.getsockname()]
     finished = folder.run(anything(backend), PYTHON, "-c", CONNECT, *arguments)
     assert (
@@ -459,11 +459,11 @@ def test_the_interpreter_that_runs_handrail_is_there(folder: Folder, backend: st
     assert finished.output == f"{sys.prefix}\n"
 
 
-# --- getting out ------------------------------------------------------------------------------------
+# --- escapes ----------------------------------------------------------------------------------------
 
 SYSCALL = "import ctypes, os, sys; libc = ctypes.CDLL(None, use_errno=True); "
 
-# Each script succeeds (exit code 0) only if it escapes, or gains a right that would let it.
+# Each script succeeds (exit code 0) only if it escapes, or gains a right that would let it escape.
 ESCAPES = {
     "remount the root": "mount -o remount,rw / && touch /etc/handrail-escape",
     "remount a folder": "mount -o remount,bind,rw /etc && touch /etc/handrail-escape",
@@ -539,7 +539,7 @@ ESCAPES = {
 @pytest.mark.usefixtures("walls")
 @pytest.mark.parametrize("escape", ESCAPES)
 def test_there_is_no_way_out(folder: Folder, escape: str):
-    """None of these escapes, which weaker walls allow, succeeds, and nothing real changes."""
+    """Every known escape fails, and nothing outside changes."""
     text = ESCAPES[escape]
     before = {place: sorted(os.listdir(place)) for place in ("/etc", "/mnt")}
     hostname = Path("/etc/hostname").read_bytes()
@@ -556,7 +556,7 @@ def test_there_is_no_way_out(folder: Folder, escape: str):
     assert Path("/etc/hostname").read_bytes() == hostname
 
 
-# --- as somebody else -------------------------------------------------------------------------------
+# --- as another user --------------------------------------------------------------------------------
 
 AS_NOBODY = """
 import asyncio, sys, tempfile
@@ -584,7 +584,7 @@ print(list((place / "work").iterdir()))
     os.geteuid() != 0 or not os.path.exists("/usr/bin/python3"), reason="needs root and a common Python"
 )
 def test_an_ordinary_user_is_held_the_same(backend: str, tmp_path: Path):
-    """An ordinary user's command runs under its own id without capabilities, where the kernel allows that."""
+    """An ordinary user's command is contained, under the user's own id and without capabilities."""
     packages = [path for path in sys.path if path.endswith("site-packages")]
     version = subprocess.run(
         ["/usr/bin/python3", "-c", "import sys; print(*sys.version_info[:2])"],
@@ -593,7 +593,7 @@ def test_an_ordinary_user_is_held_the_same(backend: str, tmp_path: Path):
         check=True,
     )
     if version.stdout.split() != [str(part) for part in sys.version_info[:2]]:
-        pytest.skip("the Python that others may use is of another version")
+        pytest.skip("the Python that ordinary users can run has another version")
     source = ROOT / "src"
     done = subprocess.run(
         [
@@ -628,7 +628,7 @@ def test_an_ordinary_user_is_held_the_same(backend: str, tmp_path: Path):
 
 
 def test_the_probe_finds_what_the_machine_has(tmp_path: Path):
-    """The probe finds every ability that util-linux finds; otherwise all of these tests would be skipped."""
+    """If util-linux can mount an overlay in a user namespace, the probe reports that overlays are available."""
     folder = Folder(tmp_path)
     options = f"lowerdir={folder.root},upperdir={folder.upper},workdir={folder.layers.work},userxattr"
     command = [
@@ -652,7 +652,7 @@ def test_the_probe_finds_what_the_machine_has(tmp_path: Path):
 
 
 def test_the_probe_says_what_is_missing(tmp_path: Path):
-    """If ordinary users may not create user namespaces, the probe promises nothing and says why."""
+    """Where user namespaces can't be created, the probe reports no isolation and says what is missing."""
     if os.geteuid() != 0 or probe(tmp_path).isolation != "user":
         pytest.skip("needs root and user namespaces, to forbid them")
     folder = Folder(tmp_path)
@@ -676,7 +676,7 @@ def test_the_probe_says_what_is_missing(tmp_path: Path):
 
 
 def test_shells_in_many_threads_share_one_keeper(folder: Folder):
-    """Event loops in several threads run commands at the same time with one keeper."""
+    """Event loops in several threads run commands concurrently with one shared keeper."""
     said: list[str] = []
 
     def work(number: int) -> None:

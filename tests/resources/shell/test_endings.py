@@ -1,4 +1,4 @@
-"""How commands end: by themselves, by timeout, by cancellation, with this process or with the keeper."""
+"""The ends of commands: by themselves, by timeout, by cancellation, with this process or with the keeper."""
 
 import asyncio
 import os
@@ -96,7 +96,7 @@ def read_until(connection: socket.socket, size: int) -> None:
 
 
 def assert_gone(line: Line, connection: socket.socket) -> None:
-    """Assert that every process that held the connection is already dead, not just dying."""
+    """Assert that every process that held the connection is dead, not merely dying."""
     connection.setblocking(False)
     while connection.recv(1000):
         pass
@@ -104,18 +104,18 @@ def assert_gone(line: Line, connection: socket.socket) -> None:
 
 
 def test_a_command_out_of_time_is_gone_with_all_it_started(folder: Folder, shells: str, line: Line):
-    """After a timeout every process of the command is dead, even a daemon that ignores signals; output is kept."""
+    """After a timeout every process of the command is dead, even a daemon that ignores signals; its output is kept."""
     shell = anything(shells, network=True, contained=False, timeout=3)
     finished = folder.run(shell, PYTHON, "-c", STUBBORN, line.port, "stubborn")
     assert (finished.timed_out, finished.exit_code, finished.signal) == (True, None, 9)
     assert finished.output == "begun\n"
     assert finished.ending.startswith("stopped after ")
-    assert float(finished.ending.split()[2]) >= 3  # the limit; a busy machine takes longer
+    assert float(finished.ending.split()[2]) >= 3  # the limit, or longer on a busy machine
     assert_gone(line, line.accept())
 
 
 def test_daemons_end_with_their_command(folder: Folder, shells: str, line: Line):
-    """A finished command leaves no daemon behind, and daemons do not delay its end."""
+    """A finished command leaves no daemon behind, and is not delayed by its daemons."""
     code = """
         import os, sys
         reader, writer = os.pipe()
@@ -131,13 +131,13 @@ def test_daemons_end_with_their_command(folder: Folder, shells: str, line: Line)
 
 
 def test_a_timeout_of_one_run_counts_for_it(folder: Folder):
-    """A timeout given to one run replaces the shell's own, which is only the default."""
+    """A timeout given for one run replaces the shell's default timeout."""
     assert folder.run(anything(timeout=50), "sleep", "40", timeout=0.1).timed_out
     assert not folder.run(anything(timeout=0.1), "sleep", "0.2", timeout=50).timed_out
 
 
 def test_cancelling_ends_the_command_first(folder: Folder, shells: str, line: Line):
-    """When a cancellation is raised, the command has ended completely, and the folder is unchanged."""
+    """A cancellation is raised only after the command has ended, and leaves the folder unchanged."""
     shell = anything(shells, network=True, contained=False)
     before = folder.real()
 
@@ -160,7 +160,7 @@ def test_cancelling_ends_the_command_first(folder: Folder, shells: str, line: Li
 
 
 def test_a_cancelled_copy_is_not_made_to_its_end(folder: Folder, monkeypatch: pytest.MonkeyPatch):
-    """Copying a large folder stops when its command is cancelled."""
+    """Cancelling a command stops the copying of its folder."""
     for number in range(50):
         folder.add(f"{number}/file", "x")
     copied: list[str] = []
@@ -197,7 +197,7 @@ WAIT = "import socket, sys; c = socket.create_connection(('127.0.0.1', int(sys.a
 
 
 def test_shells_on_different_layers_run_at_the_same_time(tmp_path: Path, line: Line):
-    """Commands on different layers run at the same time."""
+    """Commands on different layers run concurrently."""
     shell = anything(network=True)
     one, two = Folder(tmp_path / "one"), Folder(tmp_path / "two")
 
@@ -215,7 +215,7 @@ def test_shells_on_different_layers_run_at_the_same_time(tmp_path: Path, line: L
 
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_a_command_ends_while_others_go_on(tmp_path: Path, line: Line, first: int):
-    """When one of three concurrent commands ends, its end is noticed at once."""
+    """The end of one of three concurrent commands is noticed while the others are still running."""
     shell = anything(network=True)
     folders = [Folder(tmp_path / str(number)) for number in range(3)]
 
@@ -237,7 +237,7 @@ def test_a_command_ends_while_others_go_on(tmp_path: Path, line: Line, first: in
 
 
 def test_shells_on_one_layer_take_turns(tmp_path: Path, line: Line):
-    """Of two commands on one layer, the second waits for the first, and never runs if cancelled meanwhile."""
+    """A second command on the same layer waits for the first, and never runs if it is cancelled meanwhile."""
     shell = anything(network=True)
     folder, other = Folder(tmp_path / "one"), Folder(tmp_path / "two")
     said: list[bytes] = []
@@ -251,7 +251,7 @@ def test_shells_on_one_layer_take_turns(tmp_path: Path, line: Line):
         connection = await asyncio.to_thread(line.accept)
         said.append(await asyncio.to_thread(connection.recv, 1))
         second, third = await begin("b"), await begin("c")
-        assert (await shell.run(["true"], other.layers)).ok  # enough time for them to begin, if they could
+        assert (await shell.run(["true"], other.layers)).ok  # long enough for them to begin, if they could
         third.cancel()
         with pytest.raises(asyncio.CancelledError):
             await third
@@ -293,7 +293,7 @@ work()
 @pytest.mark.parametrize("walls", ["walls", "no walls"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_command_ends_with_us(folder: Folder, line: Line, how: signal.Signals, walls: str):
-    """After `kill -9` of the process that runs it, the command and its daemons are dead."""
+    """When the process that runs a command is killed with `kill -9`, the command and its daemons die too."""
     argv = [sys.executable, "-c", US, str(folder.base), PYTHON, STUBBORN, line.port, walls]
     us = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
     try:
@@ -319,7 +319,7 @@ def test_a_dead_keeper_is_said_and_replaced(folder: Folder, line: Line, shells: 
         keeper = command_process._keeper
         assert keeper is not None
         os.kill(keeper._process, signal.SIGKILL)
-        if shells == "auto":  # without walls there is still a process that reports the end
+        if shells == "auto":  # without containment, another process still reports the end
             assert (await task).signal == signal.SIGKILL
         else:
             with pytest.raises(ShellError, match="its sandbox process died"):
@@ -360,7 +360,7 @@ def test_a_forked_process_has_a_keeper_of_its_own(folder: Folder):
 
 
 def test_commands_run_in_virtual_time_too(folder: Folder):
-    """In a loop with virtual time, a command still runs in real time."""
+    """On a loop with virtual time, a command runs in real time."""
     shell = anything()
 
     async def main() -> CommandResult:
@@ -370,7 +370,7 @@ def test_commands_run_in_virtual_time_too(folder: Folder):
 
 
 def test_descriptors_are_given_back(folder: Folder):
-    """Many commands, including failing ones, leave no descriptor open here."""
+    """Many commands, including failing ones, leave no descriptor open in this process."""
     shell = anything()
     folder.run(shell, "true", stdin="x")
     before = len(os.listdir("/proc/self/fd"))
@@ -386,7 +386,7 @@ def test_descriptors_are_given_back(folder: Folder):
 
 
 def test_a_fake_shell_says_what_it_was_told(tmp_path: Path):
-    """A fake shell answers by the longest matching prefix and applies rules; any other command is missing."""
+    """A fake shell answers by the longest matching prefix and applies rules; any other command is not found."""
     folder = Folder(tmp_path)
 
     def write(argv: tuple[str, ...], layers: Layers) -> str:

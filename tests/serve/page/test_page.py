@@ -1,4 +1,4 @@
-"""The page in a real browser with a real server, used by role and label as a screen reader user would."""
+"""The page in a real browser with a real server, used by role and label as a screen reader user would use it."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def plan(desk: Desk) -> str:
 
 
 def test_what_is_said_is_answered(page: Page):
-    """Enter sends and Shift+Enter starts a new line; the log has the message and the answer."""
+    """Enter sends a message and Shift+Enter starts a new line; the log shows the message and the answer."""
     field = page.get_by_label("Message", exact=True)
     expect(field).to_be_focused()
     expect(page.get_by_role("heading", name="assistant", level=1)).to_be_visible()
@@ -140,7 +140,7 @@ def test_what_is_said_is_answered(page: Page):
 
 
 def test_markdown_is_shown_and_nothing_in_it_is_obeyed(page: Page, desk: Desk):
-    """Headings, lists, tables and code are shown; scripts, images, forms and script links are not."""
+    """Markdown headings, lists, tables and code are rendered; scripts, images, forms and script links are not."""
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     say(page, "show")
@@ -159,7 +159,7 @@ def test_markdown_is_shown_and_nothing_in_it_is_obeyed(page: Page, desk: Desk):
 
 
 def test_it_stays_at_the_end_only_while_the_reader_is_there(desk: Desk):
-    """While text streams in, a reader who scrolled up is not moved, and can jump to the newest text."""
+    """While text streams in, a reader who has scrolled up stays in place, and can jump to the newest text."""
     with desk.served(pace=0.01):
         page = desk.window()
         say(page, "long")
@@ -192,7 +192,7 @@ def test_a_failed_run_says_so(page: Page):
 
 
 def test_a_run_is_stopped(page: Page):
-    """The button and Escape each stop a run, and interrupted calls are marked."""
+    """The Stop button and the Escape key each stop a run, and interrupted calls are marked as cancelled."""
     say(page, "wait")
     expect(card(page, "wait_at")).to_contain_text("running")
     page.get_by_role("button", name="Stop").click()
@@ -235,7 +235,7 @@ def test_progress_without_an_end_is_shown_too(page: Page):
 
 
 def test_what_was_rolled_back_is_told(page: Page, desk: Desk):
-    """The card of a call that failed halfway says what was rolled back."""
+    """The card of a call that failed halfway says which changes were rolled back."""
     begin(page)
     say(page, "break")
     expect(log(page)).to_contain_text("It failed.")
@@ -291,7 +291,7 @@ def test_a_later_viewer_sees_the_same(page: Page):
 
 
 def test_a_change_is_approved_after_its_diff_was_seen_and_undone_from_its_card(page: Page, desk: Desk):
-    """Allowing a change once after its diff is shown changes the file, and undo in its card restores it."""
+    """A change that is allowed once after its diff was shown changes the file, and undo in its card restores it."""
     say(page, "edit")
     asked = question(page, "Approval of edit_file")
     expect(asked).to_contain_text("see Anna on Monday")
@@ -311,12 +311,12 @@ def test_a_change_is_approved_after_its_diff_was_seen_and_undone_from_its_card(p
 
 
 def test_a_change_is_denied_by_keys_with_a_reason(page: Page, desk: Desk):
-    """Alt+Q goes to the question, R asks for a reason, and Enter sends the denial; the model is told."""
+    """Alt+Q focuses the question, R asks for a reason, and Enter sends the denial, whose reason the model receives."""
     say(page, "edit")
     expect(question(page, "Approval of edit_file")).to_be_visible()
-    page.keyboard.press("a")  # in the message field R is a letter
+    page.keyboard.press("a")  # in the message field, R is an ordinary letter
     expect(page.get_by_label("Message", exact=True)).to_have_value("a")
-    page.keyboard.press("Enter")  # can't be sent now, so the text is kept and the page says so
+    page.keyboard.press("Enter")  # the message can't be sent now, so the page keeps the text and says so
     expect(page.get_by_label("Message", exact=True)).to_have_value("a")
     expect(page.get_by_label("Message", exact=True)).to_have_accessible_description(
         re.compile("answer the open question, then send it")
@@ -334,7 +334,7 @@ def test_a_change_is_denied_by_keys_with_a_reason(page: Page, desk: Desk):
 
 
 def test_what_was_allowed_for_the_session_is_not_asked_again_until_it_is_revoked(page: Page):
-    """A call allowed for the session is not asked about again, until the approval is revoked in the panel."""
+    """A call that was allowed for the session is not asked about again, until the approval is revoked in the panel."""
     say(page, "pay")
     question(page, "Approval of pay").get_by_role("button", name="Allow this exact call").click()
     expect(log(page)).to_contain_text("Paid.")
@@ -348,7 +348,7 @@ def test_what_was_allowed_for_the_session_is_not_asked_again_until_it_is_revoked
 
 
 def test_what_was_decided_for_the_session_outlives_the_server(desk: Desk):
-    """After a restart, the next server does not ask about a decided call, lists the decision and can revoke it."""
+    """After a restart, the new server lists a decision made before, applies it without asking, and can revoke it."""
     with desk.served():
         page = desk.window()
         say(page, "pay")
@@ -368,7 +368,7 @@ def test_what_was_decided_for_the_session_outlives_the_server(desk: Desk):
 
 
 def test_a_scope_is_allowed(page: Page):
-    """There is one button for each offered scope."""
+    """An approval has one button for each scope that is offered."""
     say(page, "edit")
     asked = question(page, "Approval of edit_file")
     asked.get_by_role("button", name="fs.write of plan.md").click()
@@ -381,7 +381,7 @@ def test_a_scope_is_allowed(page: Page):
 
 
 def test_a_form_is_filled_and_its_errors_stand_beside_its_fields(page: Page):
-    """The page checks the schema, and errors from the server's own rules are shown at their fields too."""
+    """Values that violate the schema or the server's own rules are reported beside their fields."""
     say(page, "book")
     asked = page.locator("[data-question]")
     asked.get_by_label("Seats").fill("40")
@@ -400,14 +400,14 @@ def test_a_form_is_filled_and_its_errors_stand_beside_its_fields(page: Page):
 
 
 def test_a_question_is_declined(page: Page):
-    """A person can decline, with or without a reason."""
+    """A question can be declined with or without a reason."""
     say(page, "book")
     asked = page.locator("[data-question]")
     asked.get_by_role("button", name=re.compile("Decline")).click()
     asked.get_by_label(re.compile("Reason")).fill("not today")
     page.keyboard.press("Enter")
     expect(page.locator("[data-question]")).to_have_count(0)
-    expect(log(page)).to_contain_text("It is booked.")  # the script continues after any answer
+    expect(log(page)).to_contain_text("It is booked.")  # the scripted model continues after any answer
     expect(card(page, "book_table")).to_contain_text("not today")
 
 
@@ -433,7 +433,7 @@ def test_two_questions_are_answered_one_by_one(page: Page):
 
 
 def test_a_question_answered_elsewhere_closes_with_a_word(page: Page, desk: Desk):
-    """When one of two windows answers a question, the other says that it was answered elsewhere."""
+    """When a question is answered in one window, the other window shows that it was answered."""
     say(page, "pay")
     expect(question(page, "Approval of pay")).to_be_visible()
     other = desk.window(page.url.partition("/#")[2] and "#" + page.url.partition("#")[2])
@@ -447,7 +447,7 @@ def test_a_question_answered_elsewhere_closes_with_a_word(page: Page, desk: Desk
 
 
 def test_an_app_brings_its_own_renderer(desk: Desk):
-    """A question is shown by the renderer registered for its kind; if that fails, the form is used."""
+    """The renderer registered for a question's kind shows the question; if it fails, the form is shown."""
     own = desk.folder / "renderers.js"
     own.write_text(
         'import { html, register } from "/assets/renderers.js";\n'
@@ -471,7 +471,7 @@ def test_an_app_brings_its_own_renderer(desk: Desk):
 
 
 def test_threads_are_listed_opened_and_forgotten(page: Page):
-    """A thread has a URL; its history survives a reload; a deleted one disappears."""
+    """Each thread has a URL, keeps its history after a reload, and disappears from the list when it is deleted."""
     say(page, "hello")
     expect(log(page)).to_contain_text("Hello to you.")
     threads = page.get_by_role("navigation", name="Threads")
@@ -521,7 +521,7 @@ def test_files_and_timeline_are_tabs(page: Page, desk: Desk):
 
 
 def test_a_server_that_comes_back_is_followed_again_and_its_question_still_stands(desk: Desk):
-    """The text stays while the connection is lost, and after a restart the open question can be answered."""
+    """While the connection is lost the text stays; after a restart the open question can still be answered."""
     with desk.served() as server:
         page = desk.window()
         say(page, "pay")
@@ -539,7 +539,7 @@ def test_a_server_that_comes_back_is_followed_again_and_its_question_still_stand
 
 
 def test_a_token_is_asked_for_and_taken_from_the_address(desk: Desk):
-    """Without a token the page asks for one; a wrong one is refused, and one in the URL is removed from it."""
+    """Without a token the page asks for one and refuses a wrong one; a token in the URL is used and removed."""
     with desk.served(token="a-long-enough-token-for-this"):
         page = desk.window()
         page.get_by_label("Token").fill("wrong")
@@ -560,7 +560,7 @@ def test_a_token_is_asked_for_and_taken_from_the_address(desk: Desk):
 
 
 def test_a_server_that_does_not_answer_is_said_and_tried_again(page: Page):
-    """While the server does not answer, the page says so, and continues when it answers again."""
+    """While the server does not answer, the page says so; once the server answers again, the page continues."""
     page.route("**/about", lambda route: route.abort())
     page.reload()
     expect(page.get_by_role("alert")).to_contain_text("The server is not responding")
@@ -591,7 +591,7 @@ def test_the_theme_is_chosen_and_kept(desk: Desk):
 
 
 def test_at_phone_width_threads_are_a_sheet_and_nothing_is_wider_than_the_screen(desk: Desk):
-    """The sheet of threads has the focus and Escape closes it; the page never scrolls sideways."""
+    """On a phone, the sheet of threads closes on Escape or on a choice, and nothing is wider than the screen."""
     with desk.served():
         page = desk.window(size=(360, 740))
         say(page, "edit")
@@ -611,14 +611,14 @@ def test_at_phone_width_threads_are_a_sheet_and_nothing_is_wider_than_the_screen
 
 
 def to_the_top(page: Page) -> None:
-    """Move the focus to where it is in a newly opened page."""
+    """Move the focus to where it is on a newly opened page."""
     page.evaluate(
         "document.body.tabIndex = -1; document.body.focus(); document.body.removeAttribute('tabindex')"
     )
 
 
 def test_what_is_only_read_aloud_does_not_lengthen_the_page(desk: Desk):
-    """Text that is only read aloud adds nothing beyond the end of the page: only the conversation scrolls."""
+    """Text for screen readers does not make the page scroll: only the conversation does."""
     with desk.served():
         page = desk.window(size=(1100, 420))
         say(page, "book two")
@@ -628,7 +628,7 @@ def test_what_is_only_read_aloud_does_not_lengthen_the_page(desk: Desk):
 
 
 def test_an_address_that_can_not_be_read_is_a_new_thread(desk: Desk):
-    """An unreadable address, as a model may have written it, opens a new thread."""
+    """A malformed address, as a model may have written it, opens a new thread."""
     with desk.served():
         for address in ("#/t/%E0%A4", "#token=%E0%A4"):
             page = desk.window(address)
@@ -637,7 +637,7 @@ def test_an_address_that_can_not_be_read_is_a_new_thread(desk: Desk):
 
 
 def test_the_keyboard_reaches_everything_in_order(page: Page):
-    """The keyboard reaches everything in order, beginning with a skip link, and focus is visible."""
+    """The Tab key reaches every control in order, beginning with a skip link, and the focus is visible."""
     expect(page.get_by_label("Message", exact=True)).to_be_focused()
     to_the_top(page)
     page.keyboard.press("Tab")

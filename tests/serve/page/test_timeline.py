@@ -1,4 +1,4 @@
-"""The page's timeline in a real browser, by role and label, under the real policy."""
+"""The page's timeline in a real browser, with elements found by role and label, under the real policy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ RUN = tree(
 
 
 def bars(shown: Widgets) -> list[dict[str, float]]:
-    """Return the position of each call and turn."""
+    """Return the horizontal position of each call and turn."""
     return shown.page.locator("svg .bar .body").evaluate_all(
         "all => all.map(one => Object.fromEntries(['x', 'y', 'width'].map(name => [name, Number(one.getAttribute(name))])))"
     )
@@ -91,9 +91,9 @@ def test_days_of_waiting_do_not_hide_seconds_of_work(shown: Widgets):
 
 
 def test_the_keyboard_walks_the_spans(shown: Widgets):
-    """The up, down, Home and End keys move between spans; left and right fold, open, and go to the parent.
+    """The arrow, Home and End keys move between spans: left and right also fold, unfold and go to the parent.
 
-    A line describes the current span in full.
+    A line of text describes the current span in full.
     """
     shown.show("timeline", tree=RUN)
     page = shown.page
@@ -125,7 +125,7 @@ def test_the_keyboard_walks_the_spans(shown: Widgets):
 
 
 def test_status_is_not_colour_alone(shown: Widgets):
-    """A failed call has a mark at its name, a cross at its bar, and the status as text."""
+    """A failed call is marked at its name, by a cross at its bar and by its status as text, not only by colour."""
     shown.show("timeline", tree=RUN)
     expect(items(shown).nth(6)).to_have_accessible_name("fetch · timed out · 400 ms · after 3.8 s")
     expect(items(shown).nth(6)).to_contain_text("◔")
@@ -140,10 +140,10 @@ def test_the_pointer_shows_a_span(shown: Widgets):
 
 
 def test_zoom_and_fit(shown: Widgets):
-    """Each zoom doubles the width, and Fit shows everything again."""
+    """Each zoom step doubles the width, and Fit shows the whole timeline again."""
     shown.show("timeline", tree=RUN)
     page = shown.page
-    expect(page.get_by_role("img")).to_have_attribute("width", re.compile(r"\d{3}"))  # layout is finished
+    expect(page.get_by_role("img")).to_have_attribute("width", re.compile(r"\d{3}"))  # layout has finished
     before = bars(shown)[0]["width"]
     page.get_by_role("button", name="Zoom in").click()
     page.get_by_role("button", name="Zoom in").click()
@@ -164,7 +164,7 @@ def test_a_run_that_waits_now(shown: Widgets):
 
 
 def test_nothing_yet_one_span_and_five_hundred(shown: Widgets):
-    """A timeline without spans, with one and with five hundred is readable and drawn quickly."""
+    """A timeline with no span, one span or five hundred spans is readable and drawn quickly."""
     shown.show("timeline", tree=tree(status="running"))
     expect(shown.page.get_by_text("Nothing has happened in this run yet.")).to_be_visible()
     shown.show("timeline", tree=tree(turn(1, 0, 0)))
@@ -183,7 +183,7 @@ def test_nothing_yet_one_span_and_five_hundred(shown: Widgets):
 
 
 def test_no_timeline_is_wider_than_a_phone(shown: Widgets):
-    """At 390 pixels the timeline scrolls inside its box, not the page."""
+    """At a width of 390 pixels the timeline scrolls inside its box, and the page does not scroll sideways."""
     shown.page.set_viewport_size({"width": 390, "height": 800})
     shown.show("timeline", tree=RUN)
     shown.page.get_by_role("button", name="Zoom in").click()

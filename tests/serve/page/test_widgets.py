@@ -1,4 +1,4 @@
-"""The page's forms and renderers in a real browser, by role and label, under the real policy."""
+"""The page's forms and renderers in a real browser, with elements found by role and label, under the real policy."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def group(page: Page, name: str) -> Locator:
 
 
 def test_every_kind_of_field(shown: Widgets):
-    """A form filled in by its labels gives a value that the type accepts, with the right JSON types."""
+    """A form filled in by its labels returns a value that the type accepts, with the right JSON types."""
     schema = form(shown, Order)
     page = shown.page
     page.get_by_label("Item").fill("tea")
@@ -137,7 +137,7 @@ def test_every_kind_of_field(shown: Widgets):
     ],
 )
 def test_answers_that_are_no_objects(shown: Widgets, kind: Any, fill: dict[str, Any], value: Any):
-    """`wait_for` may ask for a boolean, a number, a choice or a list that is not in an object."""
+    """A form can ask for a boolean, a number, a choice or a list that is not inside an object."""
     schema = form(shown, kind)
     for label, text in fill.items():
         if text is True:
@@ -171,7 +171,7 @@ def test_an_optional_object_is_added_and_removed(shown: Widgets):
 
 
 def test_a_recursive_type_is_opened_at_need(shown: Widgets):
-    """A tree begins without children, and can be opened to any depth."""
+    """The form for a recursive type begins without children, and can be opened to any depth."""
     schema = form(shown, Tree)
     page = shown.page
     page.get_by_label("Name", exact=True).fill("root")
@@ -183,7 +183,7 @@ def test_a_recursive_type_is_opened_at_need(shown: Widgets):
 
 
 def test_errors_stand_beside_their_fields(shown: Widgets):
-    """Invalid values are reported at their fields, also to screen readers, and the first one gets the focus."""
+    """Invalid values are reported beside their fields and to screen readers, and the first one gets the focus."""
     form(shown, Order)
     page = shown.page
     page.get_by_label("Item").fill("te")
@@ -205,7 +205,7 @@ def test_errors_stand_beside_their_fields(shown: Widgets):
 
 
 def test_errors_wait_until_a_field_is_left(shown: Widgets):
-    """No error appears while a person types, or for fields not visited yet."""
+    """No error is shown while a person types, or for a field that was not visited yet."""
     form(shown, Order)
     item = shown.page.get_by_label("Item")
     item.press_sequentially("te")
@@ -216,7 +216,7 @@ def test_errors_wait_until_a_field_is_left(shown: Widgets):
 
 
 def test_what_the_server_says_stands_there_too(shown: Widgets):
-    """A server's error is shown at its field until that is edited, or above the form if it concerns no field."""
+    """A server's error is shown beside its field until the field is edited, or above the form if it has no field."""
     form(shown, Address, value={"street": "Main", "number": 7})
     page = shown.page
     errors = [
@@ -238,7 +238,7 @@ def test_what_the_server_says_stands_there_too(shown: Widgets):
 
 
 def test_entries_move_with_what_is_typed_in_them(shown: Widgets):
-    """Entries can be moved and removed by keyboard; their text moves along, and focus is never lost."""
+    """Entries of a list can be moved and removed by keyboard, keep their text, and never lose the focus."""
     form(shown, list[float], value=[1, 2, 3])
     page = shown.page
     page.get_by_label("Answer 1", exact=True).fill("1.50")
@@ -255,7 +255,7 @@ def test_entries_move_with_what_is_typed_in_them(shown: Widgets):
 
 
 def test_names_of_a_mapping_are_there_once(shown: Widgets):
-    """A missing or repeated name of a mapping blocks the form, and nothing typed is lost."""
+    """A mapping with a missing or repeated name can't be sent, and keeps everything that was typed."""
     form(shown, dict[str, int], value={"a": 1})
     page = shown.page
     page.get_by_role("button", name="Add to Answer").click()
@@ -270,7 +270,7 @@ def test_names_of_a_mapping_are_there_once(shown: Widgets):
 
 
 def test_what_has_no_fields_is_asked_for_as_json(shown: Widgets):
-    """A value without a form is entered as JSON, which is validated."""
+    """A value that has no form is entered as JSON and validated."""
     shown.show("form", schema={"type": "object", "properties": {"odd": {"not": {}}}, "required": ["odd"]})
     odd = shown.page.get_by_label("Odd")
     odd.fill("{half")
@@ -282,7 +282,7 @@ def test_what_has_no_fields_is_asked_for_as_json(shown: Widgets):
 
 
 def test_a_draft_begins_where_it_was_left(shown: Widgets):
-    """The last value given to `onChange` restores the same form, even with half a number."""
+    """The last value given to `onChange` restores the same form, including incomplete numbers."""
     form(shown, Order)
     shown.page.get_by_label("Item").fill("tea")
     shown.page.get_by_label("Price").fill("2.")
@@ -295,7 +295,7 @@ def test_a_draft_begins_where_it_was_left(shown: Widgets):
 
 
 def test_numbers_step_and_are_never_rounded(shown: Widgets):
-    """The arrow keys stay within bounds, and an integer too long for a browser is refused instead of rounded."""
+    """The arrow keys keep a number within its bounds; an integer too long for a browser is refused, not rounded."""
     form(shown, Annotated[int, Field(ge=0, multiple_of=5)])
     answer = shown.page.get_by_role("spinbutton", name="Answer")
     answer.press("ArrowDown")
@@ -311,7 +311,7 @@ def test_numbers_step_and_are_never_rounded(shown: Widgets):
 
 
 def test_a_moment_says_where_it_is_meant(shown: Widgets):
-    """A date and time has a UTC offset unless the person removes it."""
+    """A date-time answer has a UTC offset, unless the person chooses no time zone."""
     shown.show("form", schema={"type": "string", "format": "date-time"})
     shown.page.get_by_label("Answer", exact=True).and_(shown.page.locator("input")).fill("2026-05-31T14:30")
     assert shown.said("change")[-1] == "2026-05-31T14:30:00+00:00"
@@ -348,7 +348,7 @@ def test_a_renderer_that_fails_leaves_a_form(shown: Widgets):
 
 
 def test_declining_with_a_reason(shown: Widgets):
-    """Declining happens in place: Escape goes back, and Enter declines without sending the form."""
+    """Declining opens a reason field: Escape closes it, and Enter declines without sending the form."""
     shown.show("question", question=question("unknown"), errors=[])
     page = shown.page
     page.get_by_role("button", name="Decline…").click()
@@ -362,7 +362,7 @@ def test_declining_with_a_reason(shown: Widgets):
 
 
 def test_no_form_is_wider_than_a_phone(shown: Widgets):
-    """At 390 pixels, no form needs horizontal scrolling."""
+    """At a width of 390 pixels, no form scrolls sideways."""
     shown.page.set_viewport_size({"width": 390, "height": 800})
     form(shown, Order, value={"tags": ["a"], "weights": {"a": 1}, "back_to": {"street": "a" * 200}})
     assert shown.overflow() == 0

@@ -217,10 +217,10 @@ def _open(root: str | os.PathLike[str]) -> Jail:
         real = path.resolve(strict=True)
         jail = Jail(real)
     except NotADirectoryError:
-        raise DefinitionError(f"{str(path)!r} is not a folder. Give the path of a folder.") from None
+        raise DefinitionError(f"{str(path)!r} is not a folder. Pass the path of a folder.") from None
     except OSError as error:
         raise DefinitionError(
-            f"the folder {str(path)!r} can't be opened: {error.strerror}. Give the path of an existing folder."
+            f"the folder {str(path)!r} can't be opened: {error.strerror}. Pass the path of an existing folder."
         ) from None
     if _ignores_case(jail):
         raise case_insensitive(real)

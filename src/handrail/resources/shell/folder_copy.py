@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import shutil
 import stat
@@ -36,6 +37,8 @@ class Copy:
         self._check = check
         self._before: dict[str, Fingerprint] = {}
         self._names: dict[str, set[str]] = {}
+        self._links: dict[int, list[str]] = {}
+        """Paths of the upper layer's hard links, by inode. An overlay keeps these and breaks those below."""
         self._can_share = True
         self.files = 0
         self.size = 0
@@ -46,6 +49,8 @@ class Copy:
         """Copy everything, then wait until the filesystem's clock can distinguish later changes."""
         stack = [self._upper] if is_opaque(self._upper) else [self._upper, *self._lowers]
         self._copy_folder(stack, self._target, "")
+        for path in itertools.chain(*self._links.values()):  # a later link changed the times of the file
+            self._before[path] = _fingerprint(f"{self._target}/{path}")
         newest = max((found[4] for found in self._before.values()), default=0)
         stamp = f"{self._target}.stamp"
         Path(stamp).touch()
@@ -64,7 +69,7 @@ class Copy:
             try:
                 if stat.S_ISDIR(os.lstat(sources[0]).st_mode):
                     self._copy_folder(sources, there, inner)
-                elif not self._copy_file(sources[0], there):
+                elif not self._copy_file(sources[0], there, inner):
                     continue
             except (PermissionError, FileNotFoundError):
                 self.unread += 1
@@ -74,9 +79,12 @@ class Copy:
             self._names.setdefault(path, set()).add(name)
         _copy_metadata(stack[0], target)
 
-    def _copy_file(self, source: str, target: str) -> bool:
+    def _copy_file(self, source: str, target: str, path: str) -> bool:
         facts = os.lstat(source)
-        if stat.S_ISLNK(facts.st_mode):
+        is_linked = facts.st_nlink > 1 and source == f"{self._upper}/{path}"
+        if is_linked and facts.st_ino in self._links:
+            os.link(f"{self._target}/{self._links[facts.st_ino][0]}", target, follow_symlinks=False)
+        elif stat.S_ISLNK(facts.st_mode):
             os.symlink(os.readlink(source), target)
         elif stat.S_ISREG(facts.st_mode):
             self._copy_content(source, target)
@@ -86,6 +94,8 @@ class Copy:
         else:
             return False  # a socket or a device can't be copied
         _copy_metadata(source, target)
+        if is_linked:
+            self._links.setdefault(facts.st_ino, []).append(path)
         self.files += 1
         return True
 

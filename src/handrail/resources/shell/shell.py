@@ -57,18 +57,18 @@ class Shell:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         if backend not in ("auto", "overlay", "copy"):
-            raise DefinitionError(f"a shell's backend is {backend!r}. Give 'auto', 'overlay' or 'copy'.")
+            raise DefinitionError(f"a shell's backend is {backend!r}. Pass 'auto', 'overlay' or 'copy'.")
         if output_limit < 2 or processes < 1:
             raise DefinitionError(
                 f"a shell's output_limit is {output_limit!r} and its processes {processes!r}. "
-                "Give at least 2 bytes and 1 process."
+                "Pass at least 2 bytes and 1 process."
             )
         given = dict(environment or {})
         for name, value in given.items():
             if not name or "=" in name or "\0" in name + value:
                 raise DefinitionError(
                     f"a shell's environment has {name!r}, whose name or value no variable can have. "
-                    "Give a name without '=', and no NUL in either."
+                    "Pass a name without '=', and no NUL in either."
                 )
         self.rules = Rules(rules)
         self.timeout = _checked_timeout(timeout)
@@ -152,5 +152,5 @@ class Shell:
 
 def _checked_timeout(seconds: float) -> float:
     if not (seconds > 0 and math.isfinite(seconds)):
-        raise DefinitionError(f"a command's timeout is {seconds!r}. Give a number of seconds above zero.")
+        raise DefinitionError(f"a command's timeout is {seconds!r}. Pass a number of seconds above zero.")
     return float(seconds)

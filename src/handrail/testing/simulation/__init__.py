@@ -83,9 +83,9 @@ def simulate(
     """
     for name, every in (("write_every", write_every), ("step_every", step_every), ("jobs", jobs)):
         if every < 1:
-            raise DefinitionError(f"{name} is {every}, and counts from 1 on. Give 1 for all there are.")
+            raise DefinitionError(f"{name} is {every}, and counts from 1 on. Pass 1 for all there are.")
     if overtaken_every < 0 or parked_every < 0:
-        raise DefinitionError("overtaken_every and parked_every count from 1 on. Give 0 for none.")
+        raise DefinitionError("overtaken_every and parked_every count from 1 on. Pass 0 for none.")
     began = time.perf_counter()
     parts = [
         Wanted(write_every, step_every, overtaken_every, parked_every, again, connected, at, part, jobs)

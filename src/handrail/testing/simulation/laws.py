@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from handrail.adapter.conversation import check_well_formed
-from handrail.dispatch.effects import is_auxiliary
 from handrail.errors import DefinitionError
 from handrail.messages import Message
 from handrail.place import Place
@@ -305,7 +304,7 @@ def ids_are_the_same(trial: Trial) -> Iterator[str]:
             yield f"there is a call {found[0]!r} in run {found[1]!r} that the uncrashed run does not have"
     ended = trial.seen.ended
     if ended is not None:
-        for (id, run), times in Counter((call[0], call[2]) for call in ended["calls"]).items():
+        for (id, run), times in Counter((call[0], call[1]) for call in ended["calls"]).items():
             if times > 1:
                 yield f"the call {id!r} of {run!r} ended {times} times"
 
@@ -353,11 +352,13 @@ def _is_inside(place: str, call: str) -> bool:
 
 
 def _ids(history: History) -> Iterator[tuple[str, str]]:
+    """Yield the ids of all calls, without compensations and probes: those after a crash are not in the uncrashed run."""
+    undoing = {each["id"] for each in history.of("undoing")}
     for call in history.of("entered"):
         yield call["ids"][0], call["run"]
     for ended in history.of("ended"):
-        for id, path, run in ended["calls"]:
-            if not is_auxiliary(path):  # auxiliary calls after a crash are not in the uncrashed run
+        for id, run in ended["calls"]:
+            if id not in undoing:
                 yield id, run
 
 

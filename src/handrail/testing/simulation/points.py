@@ -59,7 +59,7 @@ class Point(NamedTuple):
         kind, _, number = text.rpartition(" ")
         if kind not in get_args(PointKind) or not number.isdecimal():
             raise DefinitionError(
-                f"{text!r} is no crash point. Give one as a report names it, such as 'before write 12' or 'step 40'."
+                f"{text!r} is no crash point. Pass one as a report names it, such as 'before write 12' or 'step 40'."
             )
         return cls(kind, int(number))  # pyright: ignore[reportArgumentType]  # it is one of them
 

@@ -261,6 +261,8 @@ def _watch_handlers(world: World) -> None:
     run_handler = getattr(Gate, name)
 
     async def watched(gate: Any, call: Any, *rest: Any) -> Any:
+        if call.kind.undoes:
+            world.happened("undoing", id=call.id)
         if call.kind.is_auxiliary:
             return await run_handler(gate, call, *rest)  # a compensation or a probe may run twice
         tool, outer, ids = call.tool, call, list[str]()
@@ -339,7 +341,7 @@ def _answers(journal: Path) -> dict[str, Answer]:
 
 def _seen_in(session: Session) -> dict[str, Any]:
     """Return the contents of a session at the end."""
-    calls = [[call.call_id, list(call.path), call.run_context.run_id] for call in session[ToolInvoked].all()]
+    calls = [[call.call_id, call.run_context.run_id] for call in session[ToolInvoked].all()]
     state = {
         kind.__name__: [encode_item(item, session.id).decode() for item in contents.all()]
         for kind, contents in session.state.items()

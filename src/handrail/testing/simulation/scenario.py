@@ -166,7 +166,7 @@ class SimulatedModel:
         key = next((key for key in self._said if key in request.system), None)
         if key is None:
             raise DefinitionError(
-                f"the script has nothing for the prompt {request.system[:60]!r}. Give answers under words of it."
+                f"the script has nothing for the prompt {request.system[:60]!r}. Pass answers under words of it."
             )
         answers = sum(isinstance(message, AssistantMessage) for message in request.messages)
         first = next((each.text for each in request.messages if isinstance(each, UserMessage)), "")

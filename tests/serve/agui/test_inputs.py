@@ -29,7 +29,7 @@ def said(text: str, **more: Any) -> dict[str, Any]:
 
 
 def sent(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Return an input as a client of version 0.0.59 sends it."""
+    """Return an input in the form in which a client of version 0.0.59 sends it."""
     given = {
         "threadId": "t",
         "runId": "r",
@@ -42,7 +42,7 @@ def sent(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def test_new_is_what_was_said_after_everything_that_was_answered() -> None:
-    """Only messages after the last answer are new; a new thread takes the earlier ones as its history."""
+    """Only messages after the last answer are new; in a new thread, the earlier messages become its history."""
     asked = parse_input(sent(user("one"), said("two"), user("three", "u3"), user("four", "u4")))
     assert asked.said == ("three", "four")
     assert asked.history == (UserMessage("one"), AssistantMessage("two"))
@@ -60,7 +60,7 @@ def test_parts_of_text_are_taken_together() -> None:
 
 
 def test_answers_and_outcomes_are_found() -> None:
-    """Answers name the question and the digest of what was seen; tool messages name their calls."""
+    """Each answer names its question and the digest the person saw; each tool message names its call."""
     call = {"id": "c1", "type": "function", "function": {"name": "show", "arguments": "{}"}}
     result = {"id": "m", "role": "tool", "toolCallId": "c1", "content": "seen", "error": "badly"}
     entries = [
@@ -102,7 +102,7 @@ def test_answers_and_outcomes_are_found() -> None:
     ],
 )
 def test_what_is_wrong_is_named_by_its_place(wrong: Any, where: str) -> None:
-    """Invalid input is never guessed at: the error says where the problem is and what is expected."""
+    """Invalid input is refused with an error that says where the problem is and what is expected."""
     with pytest.raises(RequestRefused) as refused:
         parse_input(wrong)
     assert refused.value.status == 422
@@ -135,7 +135,7 @@ def test_whatever_comes_is_taken_or_refused(value: Any) -> None:
 
 
 async def test_a_frontend_tool_is_a_question_that_the_client_answers() -> None:
-    """The client's description, names and schema reach the model unchanged, and its answer is the result."""
+    """A client tool reaches the model with its own description and schema, and the client's answer is the result."""
 
     def answers(payload: Any) -> Any:
         return {"content": f"shown: {payload['arguments']['place']}"}
@@ -159,7 +159,7 @@ async def test_a_frontend_tool_that_failed_is_a_failed_call() -> None:
 
 
 def test_the_tools_of_a_recorded_run_are_found_in_its_record() -> None:
-    """A resumed run has the client's tools, even before the client returns."""
+    """A resumed run has the client's tools, even if the client has not reconnected."""
     from handrail.adapter.run_record import offer_of
 
     made = frontend_tool("showMap", "Show it.", SCHEMA)

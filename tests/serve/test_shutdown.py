@@ -1,4 +1,4 @@
-"""A server that stops while clients are connected: at once, with complete streams and a clean log."""
+"""Shutdown while clients are connected: the server stops promptly, completes its streams and logs no error."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def _until_served(client: Client) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_another_server_stops_though_somebody_looks(tmp_path: Path, number: signal.Signals):
-    """uvicorn's own command stops although a client follows a stream, which would otherwise keep it waiting."""
+    """Under uvicorn's own command, an app stops on a signal and completes the stream that a client follows."""
     (tmp_path / "desk.py").write_text(APP)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -64,7 +64,7 @@ async def test_another_server_stops_though_somebody_looks(tmp_path: Path, number
         async with client.stream("GET", "/threads/a/events?follow=1") as stream:
             process.send_signal(number)
             async with asyncio.timeout(120):
-                await stream.all()  # the response is complete, as the protocol requires
+                await stream.all()  # reading to the end succeeds only if the response is complete
         _, log = await asyncio.to_thread(process.communicate, timeout=300)
     finally:
         process.close()
@@ -74,7 +74,7 @@ async def test_another_server_stops_though_somebody_looks(tmp_path: Path, number
 
 
 async def test_a_server_that_cancels_a_stream_ends_it(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """A server that stops without a signal gives its streams a second, then cancels them."""
+    """A server that is stopped without a signal gives its streams a second, then cancels them."""
     journal = SqliteJournal(tmp_path / "runs.db")
     app = asgi(source(), journal=journal)
     config = uvicorn.Config(

@@ -67,7 +67,7 @@ def test_a_handled_failure_in_a_task_group_is_no_cancellation() -> None:
 
 
 def test_an_error_that_can_not_describe_itself_still_ends_the_call() -> None:
-    """A call whose error raises in `__str__` still has its result and its end, and leaves nothing."""
+    """A call whose error raises in `__str__` still has its result and its end, and leaves no changes."""
 
     class Mute(Exception):
         def __str__(self) -> str:
@@ -89,7 +89,7 @@ def test_an_error_that_can_not_describe_itself_still_ends_the_call() -> None:
 
 @pytest.mark.parametrize("how", ["cancels itself", "run cancelled"])
 def test_every_compensation_gets_its_turn(how: str) -> None:
-    """If a compensation fails or is cancelled, the others still run, and the end event is published."""
+    """If one compensation fails or is cancelled, the others still run and the end event is published."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -135,7 +135,7 @@ def test_every_compensation_gets_its_turn(how: str) -> None:
 
 
 def test_once_is_once_although_the_call_was_asked_about_the_first_time() -> None:
-    """A retry finds what the first attempt settled with `once`, since questions are numbered separately."""
+    """A retry finds what the first attempt settled with `once`, even if the call was asked about in between."""
 
     async def main() -> None:
         paid: list[int] = []
@@ -164,7 +164,7 @@ def test_once_is_once_although_the_call_was_asked_about_the_first_time() -> None
 
 
 def test_two_compensations_have_two_keys() -> None:
-    """Two compensations that use the same `once` key each settle it for themselves."""
+    """Two compensations that use the same `once` key each settle it separately."""
 
     async def main() -> None:
         refunds: list[str] = []
@@ -196,7 +196,7 @@ def test_two_compensations_have_two_keys() -> None:
 
 
 def test_an_approval_is_not_replayed_when_an_id_is_used_again() -> None:
-    """Each call is asked about separately, even if the provider repeats the id of an earlier call."""
+    """Each call is asked about separately, even if the provider reuses the id of an earlier call."""
 
     async def main() -> None:
         ran: list[int] = []
@@ -282,7 +282,7 @@ def test_one_session_serves_two_event_loops() -> None:
 
 @pytest.mark.parametrize("where", ["on_result", "swallowed timeout"])
 def test_a_finished_call_that_can_not_commit_is_compensated(where: str) -> None:
-    """Whatever stops the commit of a finished call, its work is compensated or reported."""
+    """If a finished call can't be committed for any reason, its work is compensated or reported."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -350,7 +350,7 @@ def test_a_failed_call_does_not_keep_what_its_handler_held() -> None:
 
 
 def test_a_loop_is_freed_with_its_timers() -> None:
-    """A loop's timers do not prevent it from being freed."""
+    """A loop's timers do not keep it alive."""
 
     async def main() -> weakref.ref[Any]:
         loop = asyncio.get_running_loop()
@@ -363,7 +363,7 @@ def test_a_loop_is_freed_with_its_timers() -> None:
 
 
 def test_a_loop_is_freed_although_a_session_it_committed_to_lives_on() -> None:
-    """A session's commit lock releases loops that have ended, including those that had to wait for it."""
+    """A session's commit lock does not keep ended event loops alive, including those that waited for the lock."""
     lock = commit_lock_of(session := Session())
 
     async def main() -> weakref.ref[Any]:
@@ -466,7 +466,7 @@ def test_an_operation_of_a_call_is_refused_on_another_loop() -> None:
 
 
 def test_what_a_failed_inner_call_read_counts_for_the_outer_one() -> None:
-    """Two claims that each read the other's file as missing in a failed inner call can't both succeed."""
+    """If each of two calls found the other's file missing in a failed inner call, they can't both succeed."""
 
     async def main() -> None:
         meeting = asyncio.Barrier(2)
@@ -501,7 +501,7 @@ def test_what_a_failed_inner_call_read_counts_for_the_outer_one() -> None:
 
 
 def test_read_before_write_can_not_be_overtaken() -> None:
-    """A file that a policy read is not overwritten if its content has changed since."""
+    """A write fails if the file has changed since `ReadBeforeWritePolicy` checked it."""
 
     async def main() -> None:
         go_on = asyncio.Event()
@@ -572,7 +572,7 @@ def test_what_stops_the_run_stops_it_from_inside_a_task_group_too() -> None:
 
 
 def test_a_closed_coroutine_leaves_nothing_and_has_its_end() -> None:
-    """Closing a call's coroutine does only synchronous cleanup, leaves nothing, and gives the call its end."""
+    """Closing a call's coroutine does only synchronous cleanup, keeps no changes, and gives the call its end."""
 
     async def main() -> None:
         async def hangs(text: str, context: ToolContext) -> None:
@@ -616,7 +616,7 @@ def test_a_result_of_another_type_than_declared_fails_the_call(value: Any, words
 
 
 def test_a_result_that_can_not_be_shown_fails_the_call() -> None:
-    """A result that is not JSON fails the call, even without a declared type."""
+    """A result that can't be encoded as JSON fails the call, even without a declared type."""
 
     async def main() -> None:
         async def body(text: str, context: ToolContext) -> Any:
@@ -651,7 +651,7 @@ def test_unwrap_gives_the_value_or_says_why_not() -> None:
     ("option", "value", "hint"),
     [
         ("filesystem", "/tmp", "MemoryFilesystem"),
-        ("session", {}, "Give a Session"),
+        ("session", {}, "Pass a Session"),
         ("deadline", 5, "Deadline.after"),
         ("budget", 5, "Budget(tool_calls=100)"),
         ("policies", CapabilityPolicy(), "a list of policies"),
@@ -660,14 +660,14 @@ def test_unwrap_gives_the_value_or_says_why_not() -> None:
     ],
 )
 def test_wrong_options_of_a_gate_are_refused_by_name(option: str, value: Any, hint: str) -> None:
-    """Wrong gate options are refused before anything runs, and the error lists the accepted values."""
+    """Invalid gate options are refused before anything runs, and the error lists the accepted values."""
     with pytest.raises(DefinitionError) as error:
         open_gate([], **{option: value})
     assert hint in str(error.value)
 
 
 def test_events_of_undone_tries_and_denied_calls() -> None:
-    """A denied call, which never ran, has a start and an end but no rollback."""
+    """A denied call has a start and an end, but no rollback event, since it never ran."""
 
     async def main() -> None:
         rig = Rig([staged(nothing, effect="irreversible")], policies=[CapabilityPolicy()])

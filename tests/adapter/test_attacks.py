@@ -1,4 +1,4 @@
-"""The agent loop under attack: threads, broken text, unusual timing."""
+"""Attacks on the agent loop: threads, broken text, and unusual timing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def threads_take_turns() -> Iterator[None]:
 
 @pytest.mark.usefixtures("threads_take_turns")
 def test_two_threads_meet_in_a_session_that_was_just_loaded() -> None:
-    """Each of two threads on a session just loaded evaluates the whole conversation or is refused as busy."""
+    """Of two threads that use a newly loaded session, each sees the whole conversation or is refused as busy."""
     history = [each for _ in range(5000) for each in (UserMessage("u"), AssistantMessage("a"))]
     session = Session()
     Adapter(ScriptedModel(["x"])).evaluate(PLAIN, "hi", session=session, history=history).wait()
@@ -109,7 +109,7 @@ async def list_files() -> str:
 
 
 async def test_half_a_character_does_not_end_a_conversation() -> None:
-    """A file name that is not UTF-8, or a lone surrogate in a message, is sent with a replacement character."""
+    """A file name that is not UTF-8, or a lone surrogate in a message, is sent with replacement characters."""
     call = {"id": "a", "type": "function", "function": {"name": "list_files", "arguments": "{}"}}
     async with raw_server(said(None, tool_calls=[call]), said("ok")) as raw:
         adapter = Adapter(OpenAIModel("m", base_url=raw.url, key_variable=None))
@@ -143,7 +143,7 @@ class Thinking(Person):
 
 @pytest.mark.parametrize("tighter", [False, True])
 def test_a_person_asked_in_a_nested_run_stops_every_clock(tighter: bool) -> None:
-    """When a nested run asks a person, the outer run's deadline pauses too, if it pauses for people."""
+    """When a nested run asks a person, the deadlines of all runs around it pause too, if they pause for people."""
 
     @tool
     async def ask(context: UserContext) -> str:
@@ -192,7 +192,7 @@ BY_CALL = Traits(native_output=False)
 @pytest.mark.parametrize("wanted", [dict[str, int], Mapping[str, int], Counts])
 @pytest.mark.parametrize("native", [True, False])
 def test_mappings_can_be_asked_for_from_any_model(wanted: Any, native: bool) -> None:
-    """A mapping can be requested as a model's answer, although it can't be the params of a tool."""
+    """`prompt_model` can ask for a mapping, although a mapping can't be the params of a tool."""
 
     @tool
     async def count(context: AgentContext) -> str:
@@ -213,7 +213,7 @@ def test_mappings_can_be_asked_for_from_any_model(wanted: Any, native: bool) -> 
 
 
 def test_a_model_that_writes_where_it_should_call_is_told_to_call() -> None:
-    """A model that writes text instead of the expected tool call is told to make exactly that call."""
+    """A model that writes text instead of the expected tool call is told to make that call."""
     model = ScriptedModel(["The blue one.", ToolCall("final_answer", {"selected": "blue"})], traits=BY_CALL)
     response = Adapter(model).evaluate(Prompt("p", "Go.", output=Choice), "hi").wait()
     assert response.output == Choice("blue")
@@ -222,7 +222,7 @@ def test_a_model_that_writes_where_it_should_call_is_told_to_call() -> None:
     assert told.text.endswith("Call final_answer with it.")
 
 
-# --- what was said elsewhere -------------------------------------------------------------------
+# --- histories and params ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class Place:
 
 
 def test_params_that_do_not_fit_lose_nothing() -> None:
-    """After params are refused, the corrected evaluation starts from the same state."""
+    """After invalid params were refused, the same session and history can be evaluated with valid ones."""
     prompt = Prompt("p", [MarkdownSection[Place](title="Where", key="where", template="In $city.")])
     adapter, session = Adapter(ScriptedModel(["ok"])), Session()
     history = [UserMessage("u"), AssistantMessage("a")]
@@ -258,7 +258,7 @@ def test_a_history_with_repeated_ids_is_sent_with_ids_that_do_not_repeat() -> No
 
 
 def test_two_messages_are_refused_in_a_call_too() -> None:
-    """A call that gives two messages is refused, so that neither is silently dropped."""
+    """A nested evaluation that is given two messages is refused, so that neither is silently dropped."""
 
     @tool
     async def delegate(context: ToolContext) -> str:
@@ -269,14 +269,14 @@ def test_two_messages_are_refused_in_a_call_too() -> None:
     Adapter(model).evaluate(Prompt("p", "Go.", tools=[delegate]), "hi").wait()
     result = model.requests[-1].messages[-1]
     assert isinstance(result, ToolMessage)
-    assert "two messages were given" in result.results[0].text
+    assert "two messages were passed" in result.results[0].text
 
 
 # --- memory and retries ------------------------------------------------------------------------
 
 
 def test_large_prompts_are_not_kept() -> None:
-    """Encoding large prompts keeps none of them in memory."""
+    """Encoding large texts keeps none of them in memory."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -289,7 +289,7 @@ def test_large_prompts_are_not_kept() -> None:
 
 
 def test_many_attempts_are_possible() -> None:
-    """The wait between attempts stays finite, however many attempts there are."""
+    """The wait between attempts stays within its limits, however many attempts there were."""
     retry = Retry(attempts=5000, first_wait=0.5, longest_wait=60)
     wait = retry.wait_after(4000, ModelUnavailable("m", "down"))
     assert wait is not None

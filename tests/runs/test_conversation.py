@@ -1,4 +1,4 @@
-"""A session and its conversation, rebuilt from the journal alone."""
+"""Sessions and their conversations, rebuilt from the journal alone."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def texts(messages: list[Message]) -> list[str]:
             case ToolMessage():
                 found += [f"{result.name}: {result.text}" for result in each.results]
             case AssistantMessage() | UserMessage():
-                found.append(each.text or " ".join(asked.name for asked in each.calls))  # pyright: ignore[reportAttributeAccessIssue]  # a user's message has a text
+                found.append(each.text or " ".join(asked.name for asked in each.calls))  # pyright: ignore[reportAttributeAccessIssue]  # a user's message always has text
     return found
 
 
@@ -32,7 +32,7 @@ def recorder(tmp_path: Path):
 
 
 async def test_a_session_is_as_the_newest_run_that_is_over_left_it(recorder: Recorder):
-    """A rebuilt session is as its newest finished run left it; a waiting run is not included yet."""
+    """A rebuilt session is as its newest finished run left it, without a run that still waits."""
     session = Session(id="chat", principal="ada", config={"lang": "en"})
     await recorder.run("one", call("note", text="a"), "noted", session=session)
     await recorder.run("two", call("note", text="b"), "noted", session=session)
@@ -74,7 +74,7 @@ async def test_what_was_undone_is_not_in_it(recorder: Recorder):
 
 
 async def test_what_a_parked_run_has_said_so_far(recorder: Recorder):
-    """A parked run's conversation has the results of finished calls only; the others follow later."""
+    """A parked run's conversation has the results of its finished calls, and the others once it was resumed."""
     session = Session(id="chat", principal="ada")
     await recorder.run("one", "hello", session=session)
     script = [call("note", text="a"), [call("choose"), call("note", text="b")]]
@@ -87,7 +87,7 @@ async def test_what_a_parked_run_has_said_so_far(recorder: Recorder):
     assert response.text == "done"
     whole = await said(recorder.journal, "two")
     assert texts(whole) == [*texts(first)[:4], "choose: got 4", "note: noted b", "done"]
-    assert whole[:4] == first[:4], "with the same ids"
+    assert whole[:4] == first[:4], "the rebuilt messages have other ids"
     assert texts(await said(recorder.journal, "one")) == ["go", "hello"]
     with pytest.raises(RunUnknown):
         await said(recorder.journal, "none")

@@ -72,7 +72,7 @@ class Record(msgspec.Struct, frozen=True):
 @kept(key=lambda todo: todo.id)
 @dataclass(frozen=True)
 class Todo:
-    """Kept by key."""
+    """State that is kept by key."""
 
     id: int
     done: bool = False
@@ -160,7 +160,7 @@ def test_everything_comes_back_as_it_was():
     )
 )
 def test_any_session_comes_back_as_it_was(events: list[Any]):
-    """After loading, further dispatches continue from there."""
+    """Any session is restored as it was, and later dispatches continue from there."""
     session = filled(events)
     again = load(save(session), types=TYPES)
     for session_ in (session, again):
@@ -171,7 +171,7 @@ def test_any_session_comes_back_as_it_was(events: list[Any]):
 
 
 def test_kinds_are_kept():
-    """After loading, a keyed slice is still keyed, and a log is still not undone by a snapshot."""
+    """After loading, a keyed slice is still keyed, and a log is still unaffected by `restore`."""
     again = load(save(filled(EVENTS)), types=TYPES)
     assert again[Todo].get(1) == Todo(1, True)
     again.restore(Session(id="s1").snapshot())
@@ -184,7 +184,7 @@ def test_kinds_are_kept():
 
 
 def test_a_log_with_reducers_is_kept():
-    """A log with reducers is restored and reduced further."""
+    """A log with reducers is restored, and its reducers apply to later events."""
     rules = {
         Denied: SliceRules("log", reducers={Todo: lambda slice_, event: slice_.append(Denied(str(event.id)))})
     }
@@ -201,7 +201,7 @@ def test_a_log_with_reducers_is_kept():
     ],
 )
 def test_rules_that_were_given_must_be_given_again(rules: SliceRules, words: str):
-    """Loading without the `slices` rules that were given is refused, since a slice must not change its kind."""
+    """Loading without the slice rules that were given is refused, since slices would change their kind."""
     session = filled([Plan("a"), Plan("a")], slices={Plan: rules})
     with pytest.raises(SessionError, match=rf"{words}.*slices="):
         load(save(session), types=[Plan])
@@ -210,7 +210,7 @@ def test_rules_that_were_given_must_be_given_again(rules: SliceRules, words: str
 
 
 def test_our_own_facts_need_not_be_named():
-    """The gate's and policies' own events are known without naming their types; params are plain data."""
+    """Handrail's own events are loaded without naming their types, with params as plain data."""
     session = Session(id="s1")
     facts = [
         ToolStarted("1", "tool", ("outer", "tool"), 0.25, RUN),
@@ -240,7 +240,7 @@ def test_our_own_facts_need_not_be_named():
 
 
 def test_secrets_are_not_in_the_text():
-    """Every pydantic secret is saved as asterisks; with a journal, an event with a secret is refused."""
+    """Pydantic secrets are saved as asterisks; with a journal, an event with a secret is refused."""
     login = Login(user="ann", password=SecretStr("hunter2"))
 
     @dataclass(frozen=True)
@@ -259,26 +259,26 @@ def test_secrets_are_not_in_the_text():
     assert "hunter2" not in text
     assert "ann" in text
     for event in (login, wraps):
-        with pytest.raises(EventRefused, match="not the same after") as refused:
+        with pytest.raises(EventRefused, match="it changes when it is saved") as refused:
             check_serialisable(event)
         assert "hunter2" not in str(refused.value)
 
 
 def test_unknown_types_are_refused_by_name():
-    """Unknown types are refused, all of them listed at once, and no session is made."""
+    """Unknown types are refused, with all of them listed in one error, and no session is made."""
     with pytest.raises(
-        SessionError, match=r"'s1': it holds \S+Denied, \S+Record, which are not known"
+        SessionError, match=r"'s1': it contains the unknown types \S+Denied, \S+Record"
     ) as raised:
         load(save(filled(EVENTS)), types=[Plan, Todo, Model])
     assert "types=[...]" in str(raised.value)
 
 
 def test_a_name_in_the_text_never_imports_or_finds_anything_else():
-    """A name in the text never imports a module, and finds only types of slices and of loaded Handrail modules."""
+    """A type name in the text is never imported, and only types of slices and of loaded Handrail modules are found."""
     slices = json.loads(save(filled([Plan("a")])))["slices"]
     (contents,) = slices.values()
     for name in ("os.system", "handrail.session.session.Session.fork", "handrail.errors.nothing", "sys", ""):
-        with pytest.raises(SessionError, match="not known here"):
+        with pytest.raises(SessionError, match="the unknown type"):
             load(changed(slices={name: contents}))
 
 
@@ -289,13 +289,13 @@ def test_a_name_in_the_text_never_imports_or_finds_anything_else():
         (b"{", "not a saved session"),
         (b"\xff\xfe", "not a saved session"),
         (changed(principal="ann").replace(b"ann", b"\xff"), "damaged"),
-        (save(filled([Plan("zzz")])).replace(b"zzz", b"\xff"), "Plan does not fit"),
-        (save(filled([Record({}, b"", Decimal(1))])).replace(b'"1"', b'"\xff"'), "Record does not fit"),
+        (save(filled([Plan("zzz")])).replace(b"zzz", b"\xff"), "Plan does not match"),
+        (save(filled([Record({}, b"", Decimal(1))])).replace(b'"1"', b'"\xff"'), "Record does not match"),
         (b"[]", "not a saved session"),
         (b'"text"', "not a saved session"),
-        (b"{}", "version None and this is 1"),
-        (changed(version=2), "'s1'.*version 2 and this is 1.*version of Handrail that saved it"),
-        (changed(version="1"), "version '1' and"),
+        (b"{}", "version None, and this is version 1"),
+        (changed(version=2), "'s1'.*version 2, and this is version 1.*version of Handrail that saved it"),
+        (changed(version="1"), "version '1', and"),
         (changed(slices=[]), "'s1'.*damaged.*slices"),
         (changed(slices={"a": 3}), "damaged"),
         (changed(slices={"a": {"kind": "table", "keyed": False, "items": []}}), "damaged.*table"),
@@ -324,15 +324,15 @@ def test_no_damage_makes_another_error(data: st.DataObject):
 
 @pytest.mark.parametrize("kind", [Plan, Record, Model])
 def test_a_type_that_changed_since_is_named(kind: type):
-    """An item that no longer fits its type is refused with the problem."""
+    """An item that no longer fits its type is refused with an explanation."""
     saved = json.loads(save(filled(EVENTS)))
     saved["slices"][f"{kind.__module__}.{kind.__qualname__}"]["items"] = [{"surprise": 1}]
-    with pytest.raises(SessionError, match=rf"{kind.__name__} does not fit its type.*changed since"):
+    with pytest.raises(SessionError, match=rf"{kind.__name__} does not match its type.*changed since"):
         load(json.dumps(saved), types=TYPES)
 
 
 def local_type(name: str) -> type:
-    """Make one of several types with the same name."""
+    """Make one of several types that share a name."""
 
     @dataclass(frozen=True)
     class Local:
@@ -343,7 +343,7 @@ def local_type(name: str) -> type:
 
 
 class Bare:
-    """Neither a dataclass nor a model."""
+    """A class that is neither a dataclass nor a model."""
 
 
 @pytest.mark.parametrize(
@@ -355,12 +355,12 @@ class Bare:
         (lambda session: session.record(invoked(object(), 1)), "a ToolInvoked can't be saved"),
         (
             lambda session: [session.dispatch(local_type(name)(1)) for name in "ab"],
-            "two types called .*local_type.<locals>.Local",
+            "two types named .*local_type.<locals>.Local",
         ),
     ],
 )
 def test_what_cannot_be_saved_is_named(fill: Callable[[Session], None], words: str):
-    """The error names the type that can't be saved, and half a session is never written."""
+    """A session that can't be saved is refused with the type's name, and never written in part."""
     session = Session(id="s1")
     fill(session)
     with pytest.raises(SessionError, match=words):
@@ -370,16 +370,16 @@ def test_what_cannot_be_saved_is_named(fill: Callable[[Session], None], words: s
 
 
 def test_what_can_be_saved_passes_the_check():
-    """Every event that round-trips is accepted, and any other is refused."""
+    """`check_serialisable` accepts every event that can be restored, and refuses any other."""
     for event in EVENTS:
         check_serialisable(event)
     for wrong in (Bare(), Plan("x", raw=b"\xff"), local_type("a")(Todo(1)), local_type("a")((1, 2))):
-        with pytest.raises(EventRefused, match="journaled"):
+        with pytest.raises(EventRefused, match="has a journal"):
             check_serialisable(wrong)
 
 
 def test_a_type_that_cannot_be_loaded_is_refused():
-    """A type without a schema is refused by name, with Handrail's error instead of pydantic's."""
+    """A type without a schema is refused by name, with a Handrail error instead of pydantic's."""
     data = save(filled([Plan("a")])).replace(f"{__name__}.Plan".encode(), f"{__name__}.Bare".encode())
-    with pytest.raises(SessionError, match="Bare does not fit"):
+    with pytest.raises(SessionError, match="Bare does not match"):
         load(data, types=[Bare])

@@ -1,4 +1,4 @@
-"""Remembered decisions from one server to the next: killed, parked, or revoked by the command line."""
+"""Remembered decisions that outlive a server: after a kill, in parked threads, and revoked by the command line."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def started(folder: Path, *given: str) -> Generator[Client]:
         assert found is not None
         yield Client(found[0], None)  # type: ignore[arg-type]
     finally:
-        process.close()  # kills the process with SIGKILL
+        process.close()  # closing the process kills it with SIGKILL
 
 
 async def answered(client: Client, thread: str, said: str, value: Any) -> str:
@@ -84,7 +84,7 @@ async def answered(client: Client, thread: str, said: str, value: Any) -> str:
 
 
 async def unasked(client: Client, thread: str, said: str = "") -> str:
-    """Send a message that leads to no question, and return the result."""
+    """Send a message that must not lead to a question, and return the result."""
     if said:
         await client.say(thread, said)
     return (await client.idle(thread))["messages"][-1]["content"]
@@ -96,7 +96,7 @@ async def listed(client: Client, thread: str) -> list[tuple[str, bool]]:
 
 
 def test_decisions_outlive_a_server_that_was_killed(tmp_path: Path) -> None:
-    """After a kill a denial holds under --approve all, an approval is not asked again; both can be revoked."""
+    """After a server was killed, its decisions still hold, even under `--approve all`, and can be revoked."""
     (tmp_path / "desk.py").write_text(APP)
     both = [("pay (any arguments)", False), ("send (any arguments)", True)]
 
@@ -123,17 +123,19 @@ def test_decisions_outlive_a_server_that_was_killed(tmp_path: Path) -> None:
         assert shown[0].startswith("1  denied  pay: pay (any arguments)  (not from here)")
         assert shown[1].startswith("2  approved  send: send (any arguments)")
         wrong = handrail(*named, "--revoke", "3", cwd=tmp_path)
-        assert (wrong.returncode, "Give a number from 1 to 2." in wrong.stderr) == (2, True)
+        assert (wrong.returncode, "Pass a number from 1 to 2." in wrong.stderr) == (2, True)
         taken = json.loads(handrail(*named, "--revoke", "1", "--json", cwd=tmp_path).stdout)
         assert (taken["ok"], taken["revoked"]["tool"]) == (True, "pay")
         assert asyncio.run(listed(client, "a")) == both[1:]
-        assert asyncio.run(unasked(client, "a", PAY)) == "paid 5", "the server that runs has heard of it"
+        assert asyncio.run(unasked(client, "a", PAY)) == "paid 5", (
+            "the running server did not notice the revocation"
+        )
     with started(tmp_path) as client:
 
         async def revoke() -> None:
             assert await unasked(client, "a", SEND) == "sent to ann"
             assert await answered(client, "deep", '[["delegate", {}]]', ALWAYS) == "sent to ann"
-            for thread in ("a", "deep"):  # the second question came from an agent inside a call
+            for thread in ("a", "deep"):  # the question in `deep` came from an agent inside a call
                 [kept] = (await client.ask("GET", f"/threads/{thread}/approvals")).json["approvals"]
                 at = f"/threads/{thread}/approvals/{quote(kept['id'], safe='')}"
                 assert (await client.ask("DELETE", at)).status == 200
@@ -146,13 +148,15 @@ def test_decisions_outlive_a_server_that_was_killed(tmp_path: Path) -> None:
 
 
 async def test_a_thread_that_was_parked_and_is_opened_anew_remembers(tmp_path: Path) -> None:
-    """Decisions still hold after the server has dropped the thread from memory, even while no run is active."""
+    """After a restart, a thread's decisions still hold, are visible only to their principal, and can be revoked."""
     async with served(tmp_path, park_after=0.0, most_kept=0) as app:
         thread = app.thread()
         await thread.say(plan([["send", {"text": "a"}]], "ok"))
         await over(thread)
         [asked] = await thread.questions()
-        assert "decision_keys" not in question_json(asked), "what it is kept under is nobody's to see"
+        assert "decision_keys" not in question_json(asked), (
+            "a client can see the keys of remembered decisions"
+        )
         await give(thread, asked, NEVER)
         await over(thread)
         await app.restart()

@@ -1,4 +1,4 @@
-"""The list of threads: page by page, each thread once, and searchable by its first words."""
+"""The list of threads: paginated, with each thread listed once, and searchable by its first words."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def listing(sessions: list[tuple[float, str, str]]) -> ThreadList:
 
 
 def by_wire(mark: Mark) -> Mark | None:
-    """Return a mark as it is after a client has sent it back."""
+    """Return a mark as the server reads it after a client has sent it back."""
     scope = {"type": "http", "headers": [], "query_string": b"", PRINCIPAL: "local"}
     text = format_mark(Request(scope), mark)
     return before_of(Request({**scope, "query_string": f"before={quote(text, safe='')}".encode()}))
@@ -88,7 +88,7 @@ def test_pages_have_every_thread_once_in_order(
 
 
 async def test_one_request_does_not_look_through_everything(monkeypatch: pytest.MonkeyPatch):
-    """One search request looks at a limited number of threads; the next continues from its position."""
+    """A search request looks at a limited number of threads, and the next request continues from there."""
     monkeypatch.setattr(threads_module, "_MOST_SEARCHED", 4)
     made = await listing([(float(at), "local/t{}", "red" if at == 0 else "blue") for at in range(10)])
     page, next = await made.page("local", limit=2, words="red")
@@ -99,7 +99,7 @@ async def test_one_request_does_not_look_through_everything(monkeypatch: pytest.
 
 
 async def test_a_search_for_one_thread_asks_the_journal_no_oftener_than_one_for_many():
-    """A search with `limit=1` makes a few large journal queries, since each of them sorts all threads."""
+    """A search with `limit=1` makes at most a few large journal queries, since each query sorts all threads."""
     made = await listing([(float(at), "local/t{}", "red" if at == 0 else "blue") for at in range(300)])
     asked: list[int] = []
     sessions = made._journal.runs.sessions
@@ -108,10 +108,10 @@ async def test_a_search_for_one_thread_asks_the_journal_no_oftener_than_one_for_
         asked.append(which["limit"])
         return await sessions(principal, **which)
 
-    made._journal.sessions = counted  # pyright: ignore[reportAttributeAccessIssue]
+    made._journal.runs.sessions = counted
     page, next = await made.page("local", limit=1, words="red")
     assert ([each["id"] for each in page], next) == (["t0"], None)
-    assert len(asked) <= 3
+    assert 1 <= len(asked) <= 3
 
 
 async def test_the_server_pages_and_finds(tmp_path: Path):

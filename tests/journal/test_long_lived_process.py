@@ -1,4 +1,4 @@
-"""A journal in a long-lived process: threads, a full disk, memory, and processes on other machines."""
+"""Journals in a long-lived process: threads, a full disk, memory, and processes on other machines."""
 
 import asyncio
 import gc
@@ -18,6 +18,7 @@ from handrail.question import Answer, Question
 from handrail.records import RunStatus
 from handrail.runs import cancel
 from handrail.testing import Person
+from support.parked_runs import answer_to
 
 
 class Pick(BaseModel):
@@ -32,14 +33,10 @@ async def ask(context: ToolContext) -> int:
 
 
 class Thinking(Person):
-    """A person who is there but does not answer."""
+    """A person who is connected but does not answer."""
 
     async def ask(self, question: Question, /) -> Answer:
         return await asyncio.get_running_loop().create_future()
-
-
-def answer_to(question: Question) -> Answer:
-    return Answer(question_id=question.id, digest=question.digest, by=question.principal, value={"number": 1})
 
 
 def asking(journal: SqliteJournal, run_id: str) -> Any:
@@ -57,7 +54,7 @@ def until_asked(journal: SqliteJournal, run_id: str) -> Question:
 
 
 def test_answers_from_elsewhere_reach_every_thread(tmp_path: Path):
-    """Answers from other processes reach every thread, each with its own loop, even after one of them has ended."""
+    """Answers from other processes reach the event loop of every thread, even after one of the threads has ended."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=0.02)
     other = SqliteJournal(tmp_path / "runs.db", watch=None)
     said: dict[str, str] = {}
@@ -111,7 +108,7 @@ def full(connection: sqlite3.Connection) -> None:
 
 
 async def test_a_full_disk_is_named(tmp_path: Path):
-    """The error names the full disk, and not an error of the cleanup after it."""
+    """The error for a full disk names it, instead of an error in the cleanup that follows."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
     with pytest.raises(JournalError, match="disk is full"):
         journal._database.transact_now(full)  # pyright: ignore[reportPrivateUsage]
@@ -142,7 +139,7 @@ async def test_a_run_whose_end_could_not_be_recorded_can_be_cancelled_where_it_w
 
 
 async def test_a_journal_in_a_file_keeps_nothing_of_runs_that_are_over(tmp_path: Path):
-    """A journal in a file keeps nothing in memory about finished runs, since the file has everything."""
+    """A journal in a file keeps nothing about finished runs in memory."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
 
     @tool
@@ -169,7 +166,7 @@ async def test_a_journal_in_a_file_keeps_nothing_of_runs_that_are_over(tmp_path:
 
 
 def test_a_process_that_can_not_be_seen_from_here_is_not_said_to_be_dead(monkeypatch: pytest.MonkeyPatch):
-    """A process that can't be seen from here, as in another container of the pod, is not taken for dead."""
+    """A process that can't be seen from here, for example in another container of a pod, is not considered dead."""
     lease._host.cache_clear()  # pyright: ignore[reportPrivateUsage]
     owner = lease.new_owner()
     assert not lease.is_dead(owner)
@@ -187,7 +184,7 @@ def test_a_process_that_can_not_be_seen_from_here_is_not_said_to_be_dead(monkeyp
 def test_a_name_is_given_without_looking_up_again_when_this_process_started(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Owner names are made without reading this process's start time again, which costs more than a call."""
+    """Making an owner name does not read the start time of this process again, which would cost more than a call."""
     first = lease.new_owner()
-    monkeypatch.setattr(lease, "_started", lambda pid: pytest.fail("it was looked up again"))
+    monkeypatch.setattr(lease, "_started", lambda pid: pytest.fail("the start time was read again"))
     assert lease.new_owner().split("/")[:3] == first.split("/")[:3]

@@ -1,7 +1,7 @@
-"""Code for other libraries on the pages of `docs/moving`, run on these libraries.
+"""The migration guides in `docs/moving`: their code for other libraries runs on those libraries.
 
-pydantic-ai is installed for the bridge. The others need separate environments, which `make test-deep` creates
-(`scripts/peers`). Without them these tests are skipped with a reason, and fail in a deep run.
+pydantic-ai is installed for the bridge. The other libraries need separate environments, which `make test-deep`
+creates (`scripts/peers`). Without them these tests are skipped with a reason, and fail in a deep run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from support.documents import DOCS, ROOT, chains, compare
 
-pytestmark = pytest.mark.once  # other libraries' code runs on the interpreter of its own environment
+pytestmark = pytest.mark.once  # each library's code runs on the interpreter of its own environment
 
 PAGES = sorted((DOCS / "moving").glob("*.md"))
 RUNNER = """
@@ -30,23 +30,23 @@ for code in json.load(sys.stdin):
     said.append(printed.getvalue())
 print(json.dumps(said))
 """
-# Neither may use the network: both would send traces to a service.
+# Keeps both libraries from sending traces to a service.
 QUIET = {"LANGSMITH_TRACING": "false", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
 
 
 def python_with(library: str) -> str:
-    """Return the interpreter that has the library."""
+    """Return the interpreter in whose environment the library is installed."""
     if library == "pydantic_ai":
         return sys.executable
     python = ROOT / ".components/peers" / library / "bin/python"
     if not python.exists() and not os.environ.get("HANDRAIL_DEEP"):
-        pytest.skip(f"{library} is not installed: `scripts/peers` does, and `make test-deep` runs it")
+        pytest.skip(f"{library} is not installed. Run `scripts/peers`, or `make test-deep`.")
     return str(python)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
 def test_the_other_half_runs_on_the_other_library(page: Path, tmp_path: Path) -> None:
-    """Each block for the other library runs, in order, and prints what the page shows."""
+    """The blocks for the other library run in order on that library, and print what the page shows."""
     (blocks,) = chains(page, page.stem)
     assert len(blocks) == 4
     assert [block.prints is not None for block in blocks] == [False, True, True, True]
@@ -67,14 +67,14 @@ def test_the_other_half_runs_on_the_other_library(page: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
 def test_our_half_stands_beside_it(page: Path) -> None:
-    """Each page has three tasks in Handrail too, with their output."""
+    """Each page also solves its three tasks with Handrail, and shows the output."""
     (blocks,) = chains(page)
     assert [block.prints is not None for block in blocks] == [True, True, True]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
 def test_the_page_names_the_versions_it_was_run_on(page: Path) -> None:
-    """The versions on the page are the installed ones."""
+    """The versions named on the page are the pinned ones."""
     pins = ROOT / "requirements/peers" / f"{page.stem}.txt"
     installed = (pins if pins.exists() else ROOT / "constraints.txt").read_text()
     named = re.findall(r"([a-z-]+) (\d+\.\d+\.\d+)", page.read_text())

@@ -1,4 +1,4 @@
-"""Redeeming tickets: a tool that runs elsewhere commits with the call that issued the ticket, or not at all."""
+"""Redemption of tickets: a tool that runs elsewhere commits with the call that issued the ticket, or not at all."""
 
 import asyncio
 import contextlib
@@ -84,7 +84,7 @@ def giving(folder: Path, end: str, effect: str = "staged") -> Program:
 
 
 def test_what_another_process_did_commits_with_the_call(tmp_path: Path):
-    """Another process's file and event appear when the call commits, not before; later redemptions are refused."""
+    """Another process's file and event appear when the call commits, not earlier; then the ticket is refused."""
     first = giving(tmp_path, "ok")
     assert said_by(start(tmp_path, "redeem")) == "done at depth 0, 4 left"
     assert os.listdir(tmp_path / "files") == []
@@ -96,7 +96,7 @@ def test_what_another_process_did_commits_with_the_call(tmp_path: Path):
         "text": "over",
     }
     done = (tmp_path / "files" / "done.txt").read_text()
-    assert done.startswith("2 by ")  # the earlier commit and this one
+    assert done.startswith("2 by ")  # this commit is the second one
     assert done.endswith(".1")
     assert "its run 'run' is over" in said_by(start(tmp_path, "redeem"))
 
@@ -113,12 +113,12 @@ def test_nothing_of_it_is_left_where_the_call_fails(tmp_path: Path):
 
 
 def test_one_killed_while_redeeming_leaves_nothing(tmp_path: Path):
-    """A process killed while redeeming leaves nothing, and another process can redeem the ticket."""
+    """If a process is killed while it redeems a ticket, nothing of it remains, and another can redeem the ticket."""
     first = giving(tmp_path, "ok")
     killed = start(tmp_path, "hang")
     assert killed.stdout is not None
     assert killed.stdout.readline() == "begun\n"
-    assert "somebody is redeeming it" in said_by(start(tmp_path, "redeem"))
+    assert "another process is redeeming it" in said_by(start(tmp_path, "redeem"))
     killed.close()
     assert os.listdir(tmp_path / "files") == []
     assert said_by(start(tmp_path, "redeem")) == "done at depth 0, 4 left"
@@ -128,7 +128,7 @@ def test_one_killed_while_redeeming_leaves_nothing(tmp_path: Path):
 
 @pytest.mark.parametrize("effect", ["staged", "irreversible"])
 def test_a_deposit_outlives_the_process_that_gave_the_ticket_out(tmp_path: Path, effect: str):
-    """After a kill, a rerun call uses the deposit; a call that may not be rerun reports what its ticket did."""
+    """A deposit survives the issuer's kill: a rerun call uses it, and a call that can't be rerun reports it."""
     first = giving(tmp_path, "ok", effect)
     assert said_by(start(tmp_path, "redeem", effect=effect)) == "done at depth 0, 4 left"
     first.send_signal(signal.SIGKILL)
@@ -162,7 +162,7 @@ class Pick(BaseModel):
 
 
 def acting(body: Body, effect: Any = "staged", **options: Any) -> Tool[Any, Any]:
-    """Make the tool `work`, for the issuer or the redeemer."""
+    """Make the tool `work` with this body, for the issuer or the redeemer."""
 
     @tool(name="work", description="Work.", effect=effect, **options)
     async def work(context: ToolContext) -> Any:
@@ -172,7 +172,7 @@ def acting(body: Body, effect: Any = "staged", **options: Any) -> Tool[Any, Any]
 
 
 async def mark(context: ToolContext) -> str:
-    """Leave a note and a file, as the work that is done elsewhere."""
+    """Leave a note and a file, as the work of the redeemer."""
     context.session.dispatch(Note("there"))
     context.filesystem.write("there.txt", "there")
     return "marked"
@@ -195,7 +195,7 @@ class Stage:
         return Adapter(script, journal=self.here, filesystem=self.files, **options)
 
     async def run(self, *tools: Tool[Any, Any], **options: Any) -> str:
-        """Evaluate, and return the result of the `work` call."""
+        """Evaluate a prompt with these tools, and return the result of the `work` call."""
         await self.adapter().evaluate(
             Prompt("p", "Do.", tools=list(tools)), "go", session=self.session, run_id="run", **options
         )
@@ -249,7 +249,7 @@ async def test_a_deposit_is_applied_as_an_inner_call(tmp_path: Path, memory: boo
 
 
 async def test_a_ticket_of_a_nested_call_commits_with_it(stage: Stage):
-    """A nested call's ticket commits into the inner call, and with that into the outer one."""
+    """A nested call's ticket is committed with the inner call, and then with the outer one."""
 
     async def inner(context: ToolContext) -> str:
         return (await stage.redeem(context.ticket(), MARK)).render()
@@ -276,7 +276,7 @@ async def test_a_ticket_of_a_nested_call_commits_with_it(stage: Stage):
         (
             acting(mark, effect="irreversible"),
             {},
-            "does more here than where it was given out: a 'staged' call",
+            "does more here than where the ticket was issued: a 'staged' call",
         ),
         (tool(name="other", description="Other.")(mark), {}, "it is for the tool 'work', not for 'other'"),
         (MARK, {"journal": MemoryJournal()}, "its signature is wrong"),
@@ -306,7 +306,7 @@ async def test_a_forged_ticket_is_refused(stage: Stage):
         opened = Ticket.open(ticket, stage.here.key)
         for changed in ({"place": ".7~1.1"}, {"run_id": "other"}):
             forged = msgspec.structs.replace(opened, **changed)
-            with pytest.raises(TicketError, match="this journal knows nothing of it"):
+            with pytest.raises(TicketError, match="it is not in this journal"):
                 await stage.redeem(forged.seal(stage.here.key))
         return "refused"
 
@@ -330,7 +330,7 @@ async def test_an_expired_ticket_is_refused(stage: Stage):
 
 
 async def test_a_call_that_is_over_takes_nothing(stage: Stage):
-    """When the call ends, work in progress under its ticket is undone where it runs, or reported if it can't be."""
+    """When a call ends, work still in progress under its ticket is compensated, or reported if it can't be."""
     begun, over, undone = asyncio.Event(), asyncio.Event(), list[str]()
     redeeming: list[asyncio.Task[Any]] = []
 
@@ -359,11 +359,11 @@ async def test_a_call_that_is_over_takes_nothing(stage: Stage):
     assert undone == ["sent"]
 
 
-# --- what the call answers for -----------------------------------------------------------------------
+# --- responsibility of the issuing call --------------------------------------------------------------
 
 
 async def test_a_call_that_fails_answers_for_what_was_done_under_its_tickets(stage: Stage):
-    """When a call fails, work under its tickets is compensated or else reported, and none of its state remains."""
+    """If a call fails, work done under its tickets is compensated or reported, and its changes are discarded."""
     undone: list[str] = []
 
     async def undo(params: Any, value: Any, *, context: ToolContext) -> None:
@@ -389,7 +389,7 @@ async def test_a_call_that_fails_answers_for_what_was_done_under_its_tickets(sta
 
 
 async def test_a_deposit_that_does_not_fit_any_more_fails_the_call(tmp_path: Path):
-    """If the handler changed the same file, the call ends in a conflict, and the deposited booking is undone."""
+    """If a deposit conflicts with the handler's own change, the call fails and the deposit is compensated."""
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.txt").write_text("old")
     stage, undone = Stage(tmp_path), list[str]()
@@ -418,7 +418,7 @@ async def test_a_deposit_that_does_not_fit_any_more_fails_the_call(tmp_path: Pat
 
 
 async def test_another_try_has_tickets_of_its_own(stage: Stage):
-    """Tickets of a failed attempt are closed with it, and work done under them is discarded."""
+    """Each attempt of a call issues its own tickets, and work under a failed attempt's tickets is discarded."""
     tickets: list[str] = []
 
     async def here(context: ToolContext) -> str:
@@ -436,16 +436,16 @@ async def test_another_try_has_tickets_of_its_own(stage: Stage):
     assert [Ticket.open(each, stage.here.key).place for each in tickets] == [".1~1.1", ".1~2.1"]
 
 
-# --- once --------------------------------------------------------------------------------------------
+# --- repeated redemption -----------------------------------------------------------------------------
 
 
 async def test_a_ticket_is_redeemed_once(stage: Stage):
-    """A second redemption returns the recorded result; while the first is in progress, it is refused."""
+    """A second redemption returns the recorded result, and is refused while the first is in progress."""
     entered: list[str] = []
 
     async def there(context: ToolContext) -> str:
         entered.append(context.invocation.idempotency_key)
-        with pytest.raises(TicketError, match="somebody is redeeming it"):
+        with pytest.raises(TicketError, match="another process is redeeming it"):
             await stage.redeem(ticket[0])
         return await mark(context)
 
@@ -464,7 +464,7 @@ async def test_a_ticket_is_redeemed_once(stage: Stage):
 
 
 async def test_what_no_handler_began_can_be_redeemed_still(stage: Stage):
-    """A ticket stays redeemable if its arguments were invalid or a policy denied the call."""
+    """A ticket can still be redeemed after a redemption with invalid arguments or one that a policy denied."""
 
     async def here(context: ToolContext) -> str:
         ticket = context.ticket()
@@ -479,7 +479,7 @@ async def test_what_no_handler_began_can_be_redeemed_still(stage: Stage):
 
 
 async def test_a_failure_is_recorded_too(stage: Stage):
-    """A failed redemption is recorded; it does not fail the call, and none of its changes are applied."""
+    """A failed redemption is recorded; it does not fail the call, and its changes are not applied."""
 
     async def there(context: ToolContext) -> str:
         await mark(context)
@@ -499,7 +499,7 @@ async def test_a_failure_is_recorded_too(stage: Stage):
 
 
 async def test_one_that_was_cancelled_is_spent(stage: Stage):
-    """A ticket whose handler was cancelled can't be redeemed again, and nothing of the handler's work remains."""
+    """A ticket whose handler was cancelled can't be redeemed again, and none of the handler's changes remain."""
 
     async def there(context: ToolContext) -> str:
         await mark(context)
@@ -525,7 +525,7 @@ async def test_one_that_was_cancelled_is_spent(stage: Stage):
 async def test_one_who_could_not_keep_a_ticket_once_keeps_it_all_the_same(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """A redeemer keeps its ticket although renewing it fails once, as on a disk that is briefly full."""
+    """A redeemer keeps its ticket if renewing the claim fails once, for example because the disk is full."""
     monkeypatch.setattr(redemption, "LEASE_SECONDS", 0.03)
     claim, claims = stage.there.tickets.claim, list[str]()
     kept = asyncio.Event()
@@ -549,7 +549,7 @@ async def test_one_who_could_not_keep_a_ticket_once_keeps_it_all_the_same(
 
     await asyncio.wait_for(stage.run(acting(here)), 120)
     assert stage.notes == ["there"]
-    assert "the ticket run.1~1.1 could not be kept; it is tried again" in caplog.text
+    assert "the claim on ticket run.1~1.1 could not be renewed; will retry" in caplog.text
 
 
 def dead_owner() -> str:
@@ -559,7 +559,7 @@ def dead_owner() -> str:
 
 @pytest.mark.parametrize("effect", ["idempotent", "irreversible"])
 async def test_one_cut_is_done_again_only_where_that_is_harmless(stage: Stage, effect: str):
-    """An interrupted redemption is repeated only if harmless; otherwise its unknown outcome is reported."""
+    """A redemption interrupted by a crash is repeated only if that is harmless; otherwise its outcome is unknown."""
 
     async def here(context: ToolContext) -> str:
         ticket = context.ticket()
@@ -588,7 +588,7 @@ def left_after(session: Session, trackers: list[Any]) -> list[Any]:
 
 
 async def test_shares_of_the_budget_add_up(stage: Stage):
-    """Each ticket gets half of the remaining budget; what it does not spend is returned."""
+    """Each ticket gets half of the remaining budget, and what is not spent is returned."""
     there_left: list[Any] = []
     trackers: list[Any] = []
 
@@ -600,7 +600,7 @@ async def test_shares_of_the_budget_add_up(stage: Stage):
     async def here(context: ToolContext) -> str:
         tracker = tracker_of(context)
         trackers.append(tracker)
-        tracker.reserve(tokens=tracker.remaining()["tokens"] - 1000)  # gives round numbers
+        tracker.reserve(tokens=tracker.remaining()["tokens"] - 1000)  # leaves a round number
         one, two = context.ticket(), context.ticket()
         assert tracker.remaining() == {"tokens": 250, "money": 0.25, "tool_calls": 3}
         assert Ticket.open(two, stage.here.key).budget == {"tokens": 250, "money": 0.25, "tool_calls": 2}
@@ -616,7 +616,7 @@ async def test_shares_of_the_budget_add_up(stage: Stage):
 
 
 async def test_more_than_the_share_is_refused_there(stage: Stage):
-    """A redeemer can't exceed its share, and the issuer pays only for what was actually spent."""
+    """A redeemer can't exceed its share, and the issuer is charged only for what was spent."""
 
     async def there(context: ToolContext) -> str:
         tracker_of(context).reserve(requests=2).settle()
@@ -690,7 +690,7 @@ def answered(parked: RunParked, journal: Any) -> None:
 
 @pytest.mark.parametrize("when", ["before", "while"])
 async def test_a_deposit_waits_for_a_run_that_is_parked(tmp_path: Path, when: str):
-    """A parked run's rerun handler issues the same ticket with the same share; the deposit is applied once."""
+    """When a parked run's handler reruns, it issues the same ticket and share, and the deposit is applied once."""
     stage, tickets = Stage(tmp_path), list[str]()
 
     async def here(context: ToolContext) -> str:
@@ -722,7 +722,7 @@ async def test_a_deposit_waits_for_a_run_that_is_parked(tmp_path: Path, when: st
 
 
 async def test_what_was_spent_under_tickets_of_a_finished_call_is_billed_again(tmp_path: Path):
-    """A resumed run is charged for what its finished calls' tickets spent, as an uninterrupted run is."""
+    """What was spent under the tickets of finished calls counts against a resumed run's budget."""
     stage, left = Stage(tmp_path), list[Any]()
 
     async def there(context: ToolContext) -> str:
@@ -751,7 +751,7 @@ async def test_what_was_spent_under_tickets_of_a_finished_call_is_billed_again(t
 
 
 async def test_a_handler_that_gives_no_ticket_any_more_has_diverged(tmp_path: Path):
-    """A rerun handler that no longer issues its ticket has diverged from the record, as with any other verb."""
+    """If a rerun handler no longer issues its ticket, it has diverged from the record, as with any other verb."""
     stage = Stage(tmp_path)
 
     async def here(context: ToolContext) -> str:
@@ -773,14 +773,14 @@ async def test_a_handler_that_gives_no_ticket_any_more_has_diverged(tmp_path: Pa
     assert "the record has ticket" in response.session[ToolInvoked].all()[-1].result.message
 
 
-# --- who can't -----------------------------------------------------------------------------------------
+# --- refusals ------------------------------------------------------------------------------------------
 
 
 async def test_only_a_handler_in_a_recorded_run_gives_tickets_out(stage: Stage):
-    """`ticket` is refused in runs in which a ticket could not be redeemed or its deposit would never be used."""
+    """`ticket` is refused without a recorded run, in a policy, and in a call that itself redeems a ticket."""
 
     async def here(context: ToolContext) -> str:
-        with pytest.raises(NotSupported, match="Give the run a journal that other processes can reach"):
+        with pytest.raises(NotSupported, match="Give the run a journal that other processes can open"):
             context.ticket()
         return "none"
 
@@ -792,7 +792,7 @@ async def test_only_a_handler_in_a_recorded_run_gives_tickets_out(stage: Stage):
 
     class Curious(CapabilityPolicy):
         def check(self, tool: Any, params: Any, *, context: ToolContext) -> Any:
-            with pytest.raises(NotSupported, match="Only the handler of a tool"):
+            with pytest.raises(NotSupported, match="Only a tool's handler"):
                 context.ticket()
             return super().check(tool, params, context=context)
 

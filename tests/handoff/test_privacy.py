@@ -1,4 +1,4 @@
-"""A marker planted in the private part of a handoff: `after` gets it, and it appears nowhere else."""
+"""A marker in the private part of a handoff, which only `after` may receive."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 
 
 class Watching(Person):
-    """A person who records everything they are shown."""
+    """A person who records everything that is shown to them."""
 
     def __init__(self) -> None:
         super().__init__(approve=True, answers={"pick_card": {"index": 1}, "which": {"index": 1}})
@@ -66,7 +66,7 @@ async def with_wait_for(offer: Offer, *, context: ToolContext) -> Pick:
 
 
 async def with_approval(deck: Deck, pick: Pick, *, params: Deal, context: ToolContext) -> ToolResult[str]:
-    """Ask for approval in an `after` that holds the marker."""
+    """Request approval in an `after` that has the marker."""
     assert MARKER in deck.cards[pick.index]
     approval = await context.request_approval("Turn the card?")
     return ToolResult.ok(f"turned: {approval.approved}")
@@ -160,7 +160,7 @@ def test_the_private_part_is_shown_nowhere(game: str, who: str, logged: io.Strin
 
 
 def test_the_marker_would_be_found() -> None:
-    """The same search finds a marker in the result of `after`, which is shown."""
+    """A marker in the public result of `after` is found by the same search, which shows that the search works."""
 
     async def telling(deck: Deck, pick: Pick, *, context: ToolContext) -> ToolResult[str]:
         return ToolResult.ok(deck.cards[pick.index])
@@ -176,12 +176,12 @@ def test_the_marker_would_be_found() -> None:
 
 
 def test_the_repr_of_what_is_parked_shows_the_public_part_only() -> None:
-    """Printing or logging a `Parked` does not reveal the private part."""
+    """The repr of a `Parked` does not show the private part."""
     assert repr(Parked(Deck([MARKER]), Offer(1))) == "Parked(public=Offer(backs=1))"
 
 
 def test_what_an_act_raised_is_told_by_its_type_and_place(logged: io.StringIO) -> None:
-    """An act's exception is reported by its type and place; its text stays private."""
+    """An act's exception is reported with its type and place, but without its message."""
     session = Session()
     with RecordingSubscriber(session) as seen:
         Adapter(ScriptedModel([ToolCall("pick_card"), "Done."])).evaluate(
@@ -199,12 +199,12 @@ def test_what_an_act_raised_is_told_by_its_type_and_place(logged: io.StringIO) -
     assert isinstance(failed.error, ActFailed)
     assert failed.error.raised == "ValueError"
     assert failed.error.__context__ is None
-    assert "test_private.py" in failed.error.where[-1]
+    assert "test_privacy.py" in failed.error.where[-1]
     assert failed.error.where[-1].endswith("in raising")
 
 
 def test_a_private_part_that_does_not_fit_is_named_by_place() -> None:
-    """An invalid private part is refused when the handoff parks, and the error does not repeat the value."""
+    """An invalid private part is refused when the handoff is parked, with its place but not its value."""
     gate = open_gate([card_game(before=parking_badly)])
     assert gate.invoke("pick_card").wait().message == (
         "pick_card.before failed: the private part it parked is not what it declares, Deck, at cards[1]."
@@ -212,12 +212,12 @@ def test_a_private_part_that_does_not_fit_is_named_by_place() -> None:
 
 
 def test_a_digest_gives_nothing_away() -> None:
-    """The digest over a question's arguments is keyed, so it can't be used to guess them."""
+    """A digest does not contain the value it was made from."""
     assert MARKER not in digest(b"key", MARKER)
 
 
 def test_a_handoff_whose_private_part_has_a_secret_keeps_it() -> None:
-    """`after` gets the same object that `before` parked, secrets included."""
+    """`after` receives the object that `before` parked, including its secrets."""
     from dataclasses import dataclass
 
     from pydantic import SecretStr

@@ -1,4 +1,4 @@
-"""Runs whose process is still alive: ownership, time limits, and order."""
+"""Ownership of runs: leases, time limits, and the order of a session's runs."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -24,9 +24,9 @@ from handrail import (
 from handrail.errors import DefinitionError, PromptEvaluationError, RunBusy, RunError, RunParked
 from handrail.journal.sqlite import MemoryJournal
 from handrail.journals import Journal
-from handrail.question import Answer, Question
 from handrail.runs import cancel
 from handrail.sections.files import FileTools
+from support.parked_runs import answer_to
 
 
 class Pick(BaseModel):
@@ -38,12 +38,6 @@ async def ask(context: ToolContext) -> int:
     """Ask somebody for a number."""
     assert context.wait_for is not None
     return (await context.wait_for("pick", {}, Pick)).number
-
-
-def answer_to(question: Question, number: int = 1) -> Answer:
-    return Answer(
-        question_id=question.id, digest=question.digest, by=question.principal, value={"number": number}
-    )
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -59,7 +53,7 @@ async def as_it_stands(journal: Journal) -> tuple[object, ...]:
 
 
 async def test_an_active_run_is_not_resumed_by_its_own_process(journal: Journal):
-    """The process that owns the lease must refuse a second resume of its own run."""
+    """A run that is active in this process can't be resumed a second time."""
     at_work, go = asyncio.Event(), asyncio.Event()
     entered: list[str] = []
 
@@ -101,7 +95,7 @@ async def test_of_two_concurrent_resumes_one_wins(journal: Journal):
 
 
 async def test_a_resume_that_can_not_begin_leaves_the_run_as_it_was(journal: Journal):
-    """After a failed start the run is still parked and unowned, and can be resumed or cancelled."""
+    """If a resume fails to start, the run stays parked and unowned, and can be resumed or cancelled."""
     prompt = Prompt("p", "Do.", tools=[ask])
     adapter = Adapter(
         ScriptedModel([ToolCall("ask"), "done"]), journal=journal, environment=LaterEnvironment()
@@ -109,7 +103,7 @@ async def test_a_resume_that_can_not_begin_leaves_the_run_as_it_was(journal: Jou
     with pytest.raises(RunParked):
         await adapter.evaluate(prompt, "go", run_id="run", session=Session(id="s"))
     before = await as_it_stands(journal)
-    with pytest.raises(RunError, match="not an empty one"):
+    with pytest.raises(RunError, match="is not empty or has another id"):
         await adapter.resume("run", prompt, session=Session(id="another"))
     assert await as_it_stands(journal) == before
 
@@ -120,7 +114,7 @@ async def test_a_resume_that_can_not_begin_leaves_the_run_as_it_was(journal: Jou
 
 
 async def test_a_cancel_that_can_not_be_done_leaves_the_run_as_it_was(journal: Journal):
-    """A cancel is refused while an earlier run of the session is unfinished; once that has ended, it succeeds."""
+    """A run can't be cancelled while an earlier run of its session is unfinished, and the refusal changes nothing."""
     prompt = Prompt("p", "Do.", tools=[ask])
     script = ScriptedModel([ToolCall("ask"), ToolCall("ask")])
     adapter = Adapter(script, journal=journal, environment=LaterEnvironment())
@@ -150,7 +144,7 @@ class Shifted:
 
 
 async def test_what_people_take_does_not_count_however_often_a_run_is_parked(tmp_path: Path):
-    """People's time does not count: a run with an hour to work may wait three days for each of two answers."""
+    """Time spent waiting for people does not count towards a deadline, however often the run is parked."""
     clock = Shifted()
     journal = SqliteJournal(tmp_path / "runs.db", clock=clock)
     prompt = Prompt("p", "Do.", tools=[ask])
@@ -168,7 +162,7 @@ async def test_what_people_take_does_not_count_however_often_a_run_is_parked(tmp
 
 
 async def test_a_resumed_run_keeps_its_budget_and_its_deadline(tmp_path: Path):
-    """A resumed run keeps the budget and time it had left when it was parked, which here is none."""
+    """A resumed run keeps the budget and the time it had left when it was parked."""
     clock = Shifted()
     journal = SqliteJournal(tmp_path / "runs.db", clock=clock)
     prompt = Prompt("p", "Do.", tools=[ask])
@@ -221,7 +215,7 @@ async def test_runs_of_a_session_are_in_order_although_the_clock_was_set_back(jo
 
 
 async def test_one_of_two_answers_is_enough_for_a_handler_that_takes_the_first(tmp_path: Path):
-    """A handler that needs one of two answers continues with the first that arrives, and is not parked again."""
+    """A handler that takes the first of two answers continues with it, and is not parked for the other."""
     handed: list[int] = []
 
     @tool(effect="staged")
@@ -251,17 +245,15 @@ async def test_one_of_two_answers_is_enough_for_a_handler_that_takes_the_first(t
     adapter = Adapter(script, journal=journal, environment=LaterEnvironment())
     with pytest.raises(RunParked) as parked:
         await adapter.evaluate(prompt, "go", run_id="run")
-    journal.questions.answer(answer_to(parked.value.questions[1], 7))
+    journal.questions.answer(answer_to(parked.value.questions[1], {"number": 7}))
     with pytest.raises(RunParked) as parked:
         await adapter.resume("run", prompt)
     assert handed == [7]
     of_both = [each for each in parked.value.questions if each.asked_by == ("both",)]
     assert [each.name for each in of_both] == ["a", "b"]
-    journal.questions.answer(answer_to(of_both[1], 2))
-    with pytest.raises(
-        RunParked
-    ):  # this one needs the other answer as well, and is not kept in memory for it
+    journal.questions.answer(answer_to(of_both[1], {"number": 2}))
+    with pytest.raises(RunParked):  # `both` still needs the other answer
         await asyncio.wait_for(adapter.resume("run", prompt), 120)
-    journal.questions.answer(answer_to(of_both[0], 1))
+    journal.questions.answer(answer_to(of_both[0], {"number": 1}))
     assert (await adapter.resume("run", prompt)).text == "done"
     assert script.requests[-1].messages[-1].results[0].text == "[1, 2]"  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""The effect table's column *rerun after a crash*, one test per cell, with processes that are actually killed."""
+"""The effect table's column *rerun after a crash*: one test per cell, with processes that are killed."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ APP = SUPPORT / "crash_app.py"
 
 
 class Program:
-    """The program under test, which starts a new process each time."""
+    """The program under test, which is started as a new process each time."""
 
     def __init__(self) -> None:
         self._server = subprocess.Popen(
@@ -45,7 +45,7 @@ def program() -> Iterator[Program]:
 
 
 def crashed_and_resumed(program: Program, folder: Path, tool: str) -> tuple[list[str], str, int]:
-    """Crash and resume; return the effects on the world, the model's text, and the number of questions asked."""
+    """Crash and resume; return the effects on the world, the model's text, and the number of questions."""
     assert program.start(folder, tool, "crash")["code"] == 137
     resumed = program.start(folder, tool, "resume")
     assert resumed["code"] == 0
@@ -62,7 +62,7 @@ def test_what_is_all_inside_the_transaction_is_run_again(program: Program, tmp_p
 
 
 def test_what_is_idempotent_is_run_again_with_the_same_key(program: Program, tmp_path: Path):
-    """An idempotent call is rerun with the same key, so a service that honours the key does the work once."""
+    """An idempotent call is rerun with the same key, so that a service which honours the key does the work once."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "idempotent")
     begun = [line for line in world if line.startswith("begin")]
     assert len(begun) == 2
@@ -101,7 +101,7 @@ def recorded(folder: Path) -> list[tuple[str, str]]:
 
 
 def test_a_compensation_that_was_cut_runs_again(program: Program, tmp_path: Path):
-    """An interrupted compensation leaves nothing in the files; it is rerun, and the second one is recorded."""
+    """A compensation that was interrupted by a crash leaves no changes in files, is rerun, and is recorded once."""
     assert program.start(tmp_path, "compensable", "crash")["code"] == 137
     assert program.start(tmp_path, "compensable", "crash in compensation")["code"] == 137
     assert recorded(tmp_path) == []
@@ -113,7 +113,7 @@ def test_a_compensation_that_was_cut_runs_again(program: Program, tmp_path: Path
 
 
 def test_a_compensation_that_had_finished_does_not_run_again(program: Program, tmp_path: Path):
-    """A finished compensation is not rerun, even if the process died before the call it undid had ended."""
+    """A compensation that had finished is not rerun, even if the process died before the compensated call ended."""
     assert program.start(tmp_path, "compensable", "crash")["code"] == 137
     assert program.start(tmp_path, "compensable", "crash after compensation")["code"] == 137
     assert recorded(tmp_path) == [(".1-", "ok")]
@@ -124,7 +124,7 @@ def test_a_compensation_that_had_finished_does_not_run_again(program: Program, t
 
 
 def test_a_call_that_was_being_undone_is_not_replayed_as_done(program: Program, tmp_path: Path):
-    """An interrupted compensation is finished first; then the rerun handler is told that its call was undone."""
+    """An interrupted compensation is finished first; then the rerun handler learns that its call was undone."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "trip_entered_again")
     booked = ["booked flight", "booked hotel"]
     assert world == ["asked", *booked, "undone hotel", "undone flight", "undone flight", "asked"]
@@ -134,7 +134,7 @@ def test_a_call_that_was_being_undone_is_not_replayed_as_done(program: Program, 
 
 
 def test_what_was_undone_does_not_stand(program: Program, tmp_path: Path):
-    """If the handler is not rerun, the model is told only of inner calls that were not undone."""
+    """If the handler is not rerun, the model is told only about inner calls that were not undone."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "trip_not_entered_again")
     assert world == ["asked", "booked flight", "booked hotel", "undone hotel", "undone flight", "asked"]
     assert "It had done: flight." in told
@@ -142,7 +142,7 @@ def test_what_was_undone_does_not_stand(program: Program, tmp_path: Path):
 
 @pytest.mark.parametrize("cut", [False, True])
 def test_a_probe_that_fails_is_rolled_back_and_does_not_know(program: Program, tmp_path: Path, cut: bool):
-    """A failed probe is rolled back, an interrupted one is rerun, and in both cases the call is compensated."""
+    """A failed probe is rolled back and an interrupted one is rerun, and in both cases the call is compensated."""
     tool = "compensable_failing_probe"
     assert program.start(tmp_path, tool, "crash")["code"] == 137
     if cut:
@@ -155,14 +155,14 @@ def test_a_probe_that_fails_is_rolled_back_and_does_not_know(program: Program, t
 
 
 def test_what_is_irreversible_is_not_run_again(program: Program, tmp_path: Path):
-    """An irreversible call is not rerun; its outcome is unknown, and the model is told so."""
+    """An irreversible call is not rerun, and the model is told that its outcome is unknown."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "irreversible")
     assert world == ["asked", "begin irreversible", "asked"]
     assert "it is not known whether it happened" in told
 
 
 def test_a_settled_once_is_not_repeated(program: Program, tmp_path: Path):
-    """A settled `once` is not repeated, whether or not its handler is rerun."""
+    """A step recorded by `once` is not repeated, whether or not its handler is rerun."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "once_again")
     assert world == ["asked", "paid", "asked"]
     assert told == "it says: done"

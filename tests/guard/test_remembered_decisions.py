@@ -126,7 +126,7 @@ class Office:
     async def run(
         self, *calls: ToolCall, says: Any = None, session: Session | None = None, **options: Any
     ) -> list[str]:
-        """Run with a person who gives this answer, or with nobody, and return what the model was told."""
+        """Run with a person who gives this answer, or with no person, and return what the model was told."""
         self.calls, self.number = list(calls), self.number + 1
         self.person = Person(says)
         adapter = self.adapter(self.person if says is not None else None)
@@ -186,7 +186,7 @@ async def test_a_lasting_no_is_one_in_the_next_process_under_approve_all(office:
 
 
 async def test_it_holds_from_its_answer_on_whatever_becomes_of_the_run(office: Office):
-    """A remembered answer holds although its parked run was cancelled and never resumed."""
+    """A remembered answer to a parked run holds even if the run is cancelled and never resumed."""
     [question] = await office.park(PAY)
     office.answer(question, NEVER)
     office.restart()
@@ -197,7 +197,7 @@ async def test_it_holds_from_its_answer_on_whatever_becomes_of_the_run(office: O
 
 
 async def test_a_one_time_no_is_one_too_where_the_next_process_approves_all(office: Office):
-    """A one-time denial is kept for its own call even if the next process approves all; it covers no later call."""
+    """A one-time denial holds for its own call even if the next process approves all, and covers no later call."""
     [question] = await office.park(PAY)
     office.answer(question, {"approved": False, "reason": "not now"})
     office.restart()
@@ -216,7 +216,7 @@ async def test_strict_denies_also_what_was_answered(office: Office):
 async def test_what_an_irreversible_handler_was_answered_is_kept_although_it_is_never_entered_again(
     office: Office,
 ):
-    """A remembered answer to an irreversible handler is kept, although the process dies inside the handler."""
+    """A remembered answer to an irreversible call is kept even if the process dies inside its handler."""
     office.calls = [ToolCall("plead", {})]
     person = Person(lambda question: NEVER if question.name == "net" else {"approved": True})
     running = asyncio.ensure_future(
@@ -252,7 +252,7 @@ async def test_what_nobody_saw_is_kept_under_the_journals_key(
 
 
 async def test_what_is_shown_by_its_diff_stays_open_also_in_the_next_process(office: Office):
-    """In the next process, a question with a diff stays open although another answer covers it."""
+    """In the next process, a question with a diff stays open even if another answer covers it."""
     first, second = await office.park(
         ToolCall("edit", {"path": "docs/a.md"}), ToolCall("edit", {"path": "docs/b.md"})
     )
@@ -266,7 +266,7 @@ async def test_what_is_shown_by_its_diff_stays_open_also_in_the_next_process(off
 
 
 async def test_a_question_that_is_covered_is_withdrawn_from_the_record(office: Office):
-    """A question that another answer covers is withdrawn and accepts no answer; others of the run stay open."""
+    """A question that another answer covers is withdrawn and can't be answered; the run's other questions stay open."""
     first, second, third = await office.park(PAY, PAY, SEND)
     office.answer(first, ALWAYS)
     office.restart()
@@ -295,7 +295,7 @@ async def test_a_journal_in_memory_keeps_them_as_well(office: Office):
 
 
 async def test_what_was_decided_without_a_journal_is_recorded_when_there_is_one(office: Office):
-    """Decisions made without a journal are recorded by the session's first run with one."""
+    """Decisions made without a journal are recorded by the session's first run that has one."""
     session = Session(id="s", principal="ada")
     model = ScriptedModel([PAY, "done", SEND, "done"])
     bare = Adapter(model, environment=Person(NEVER))
@@ -308,7 +308,7 @@ async def test_what_was_decided_without_a_journal_is_recorded_when_there_is_one(
     assert "not here" in (await office.run(PAY, approvals="approve_all", session=empty))[0]
 
 
-# --- revoking ------------------------------------------------------------------------------------------
+# --- revocation ----------------------------------------------------------------------------------------
 
 
 async def test_what_is_revoked_elsewhere_counts_at_once_in_a_session_in_memory(office: Office):
@@ -319,7 +319,7 @@ async def test_what_is_revoked_elsewhere_counts_at_once_in_a_session_in_memory(o
     memory = await runs.approvals(elsewhere, "s", principal="ada")
     memory.revoke(memory.list()[0].id, by="the auditor")
     elsewhere.close()
-    assert len(approvals_of(session)) == 1, "it has not heard of it"
+    assert len(approvals_of(session)) == 1, "the session in memory already knows of the revocation"
     assert "nobody" in (await office.run(PAY, session=session))[0]
     assert approvals_of(session).list() == ()
 
@@ -344,7 +344,7 @@ async def test_what_is_revoked_elsewhere_counts_in_the_run_that_goes(office: Off
 
 
 async def test_what_was_revoked_does_not_come_back_with_the_answer_that_made_it(office: Office):
-    """After a revocation the answered call still runs, since the answer was for it; the next one is asked about."""
+    """If an approval is revoked, the call it was given for still runs, and the next such call is asked about."""
     [question] = await office.park(PAY)
     office.answer(question, ALWAYS)
     memory = await runs.approvals(office.journal, "s", principal="ada")
@@ -356,11 +356,11 @@ async def test_what_was_revoked_does_not_come_back_with_the_answer_that_made_it(
     assert len(office.person.questions) == 1
 
 
-# --- whose they are ------------------------------------------------------------------------------------
+# --- visibility ----------------------------------------------------------------------------------------
 
 
 async def test_others_never_see_them(office: Office):
-    """Decisions are hidden from the principal's other sessions, and from other principals with the same session id."""
+    """Neither the principal's other sessions nor other principals with the same session id see a decision."""
     await office.run(PAY, says=NEVER)
     office.restart()
     await office.run(PAY, approvals="approve_all", session=Session(id="t", principal="ada"))
@@ -384,7 +384,7 @@ async def test_they_are_forgotten_with_their_session_and_not_before(office: Offi
 async def test_a_run_that_is_parted_takes_the_denials_along_and_no_approval(
     office: Office, how: str, tmp_path: Path
 ):
-    """A forked or imported run takes the denials of its session along, but no approval."""
+    """A forked or imported run keeps its session's denials, but no approvals."""
     says = {"pay": NEVER, "send": ALWAYS, "unlock": NOT_THIS}
     unlocking = ToolCall("unlock", {"password": "x"})
     await office.run(PAY, SEND, unlocking, says=lambda question: says[question.name])
@@ -411,14 +411,14 @@ async def test_a_run_that_is_parted_takes_the_denials_along_and_no_approval(
     assert [each.name for each in office.person.questions] == ["send", "unlock"]
     assert "not here" in told[0]
     assert await office.listed(session_id) == [("pay (any arguments)", False)]
-    assert len(await office.listed()) == 2, "the first session has what it had"
+    assert len(await office.listed()) == 2, "the original session lost a decision"
     await runs.fork(office.journal, "other", 0, "third")
     office.calls = [PAY]
     assert "not here" in (await office.resume("third", approvals="approve_all"))[0]
 
 
 async def test_what_a_session_was_saved_with_goes_along_by_the_same_rule(office: Office):
-    """A fork takes along denials that its session was saved with, but no approvals."""
+    """A fork keeps the denials that its session was saved with, but no approvals."""
     session = Session(id="s", principal="ada")
     model = ScriptedModel([[PAY, SEND], "done"])
     says = {"pay": NEVER, "send": ALWAYS}
@@ -439,7 +439,7 @@ async def test_what_a_session_was_saved_with_goes_along_by_the_same_rule(office:
 
 
 async def test_a_call_with_nothing_remembered_costs_the_record_nothing(office: Office):
-    """A call without remembered decisions neither reads nor writes them: a run reads them once, when it begins."""
+    """A run reads remembered decisions once, when it begins, and writes none if there is nothing to remember."""
     written: list[str] = []
     read: list[str] = []
     box = office.journal.decisions
@@ -464,7 +464,7 @@ async def test_what_decides_by_memory_is_noted_at_its_place(office: Office):
 
 
 async def test_a_decision_that_can_not_be_recorded_does_not_count(office: Office):
-    """An approval or revocation that can't be recorded does not count."""
+    """A revocation that can't be recorded has no effect."""
     session = await office.session()
     await office.run(PAY, says=ALWAYS, session=session)
     assert isinstance(office.journal, SqliteJournal)
@@ -476,7 +476,7 @@ async def test_a_decision_that_can_not_be_recorded_does_not_count(office: Office
 
 
 async def test_a_process_that_was_overtaken_decides_nothing(office: Office):
-    """A process whose run was taken over by another decides nothing in it."""
+    """A process whose run was taken over by another process can make no decision in it."""
     [question] = await office.park(PAY)
     other = SqliteJournal(office.path, watch=None)
     await other.runs.take("run1")
@@ -514,7 +514,7 @@ async def test_a_process_that_was_overtaken_decides_nothing(office: Office):
     ],
 )
 async def test_an_answer_that_will_not_be_taken_leaves_nothing(office: Office, value: Any):
-    """An answer that fits the schema but fails the asker's validation leaves no decision."""
+    """An answer that fits the schema but fails the asker's own validation leaves no decision."""
     [question] = await office.park(PAY)
     answer = Answer(question_id=question.id, digest=question.digest, by="ada", value=value)
     assert remembered_by(question, answer, question.asked_at) is None

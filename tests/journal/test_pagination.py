@@ -1,4 +1,4 @@
-"""Listing the runs, sessions and questions of a principal, page by page."""
+"""Pages of a principal's runs, sessions and questions."""
 
 import asyncio
 import sqlite3
@@ -66,7 +66,7 @@ class Hands:
 async def fill(
     journal: Journal, clock: Hands, runs: list[tuple[int, str, str, int, int]]
 ) -> list[asyncio.Future[Any]]:
-    """Create runs and questions, and return the tasks that wait for the answers."""
+    """Create runs and questions, and return the tasks that wait for answers."""
     asking: list[asyncio.Future[Any]] = []
     for number, (began, principal, session, changed, waiting) in enumerate(runs):
         record = RunRecord(
@@ -119,7 +119,7 @@ async def all_sessions(journal: Journal, principal: str, limit: int) -> list[Ses
 def test_pages_have_everything_once_and_both_journals_say_the_same(
     runs: list[tuple[int, str, str, int, int]], limit: int
 ):
-    """Principals see only their own, newest first, even when many began at the same time."""
+    """Pages list each of a principal's entries once, newest first, even if many have the same time."""
 
     async def look() -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -166,7 +166,7 @@ def check_sessions(rows: list[RunRow], found: list[SessionRow]) -> None:
 
 
 def connection_of(journal: SqliteJournal) -> sqlite3.Connection:
-    """Return the connection of a journal that writes inline."""
+    """Return the database connection of a journal that writes inline."""
     connection = journal._database._connection  # pyright: ignore[reportPrivateUsage]
     assert connection is not None
     return connection
@@ -197,7 +197,7 @@ async def test_somebodys_runs_sessions_and_questions_are_found_by_an_index(tmp_p
 
 
 async def test_a_page_of_sessions_costs_by_its_lines_what_it_costs_among_few(tmp_path: Path):
-    """Each row of a page is found by its session, without scanning all runs of the principal."""
+    """A page of sessions takes about as many database steps among many sessions as among few."""
 
     async def steps(many: int) -> int:
         journal = SqliteJournal(tmp_path / f"{many}.db", watch=None, inline=True)
@@ -247,13 +247,13 @@ def a_run(run_id: str = "r") -> RunRecord:
 
 
 async def test_a_run_there_is_not_can_not_be_stopped(either: Journal):
-    """Stopping an unknown run raises an error."""
+    """Stopping an unknown run is refused."""
     with pytest.raises(RunUnknown, match="no such run"):
         await either.runs.stop("nothing")
 
 
 async def test_a_run_that_is_brought_in_is_nobodys(either: Journal):
-    """An imported run has neither the owner nor a cancel request of its source."""
+    """An imported run has neither the owner nor the cancel request of its source."""
     row = RunRow(record=a_run(), status="parked", owner="elsewhere", leased_until=1e12, stopping=True)
     await either.runs.add(RunCopy(row=row))
     taken = await either.runs.take("r")
@@ -261,7 +261,7 @@ async def test_a_run_that_is_brought_in_is_nobodys(either: Journal):
 
 
 async def test_of_a_run_that_is_forgotten_no_files_are_left_to_change(either: Journal):
-    """A forgotten run has no unapplied files left in the journal."""
+    """After a run is forgotten, the journal no longer lists its files as unapplied."""
     await either.runs.begin(a_run())
     await either.calls.commit(CommitUnit(run_id="r", call_id="c", files=[{"path": "a"}]))
     await either.runs.forget(["r"])

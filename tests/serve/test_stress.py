@@ -55,7 +55,7 @@ def asked_by_a_client(thread: str, leg: str, text: str) -> dict[str, Any]:
 
 
 async def first_id(client: Client, thread: str) -> str:
-    """Return the id of the first event of a thread."""
+    """Return the id of a thread's first event."""
     return (await client.idle(thread))["last_event_id"].rpartition("-")[0] + "-1"
 
 
@@ -83,7 +83,7 @@ async def test_cancelled_in_the_moment_of_parking(tmp_path: Path) -> None:
 
 
 async def test_cancelled_in_the_moment_of_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is cancelled while its file changes are still being collected reports its end anyway."""
+    """A run that is cancelled while its file changes are still being collected is reported as successful."""
     async with served(tmp_path) as app:
         thread, may_look, load = app.thread(), asyncio.Event(), app.journal.calls.load
 
@@ -106,7 +106,7 @@ async def test_cancelled_in_the_moment_of_the_end(tmp_path: Path, monkeypatch: p
 
 
 async def test_answered_in_the_moment_of_parking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the run is parked while the answer's question is looked up, the answer continues the resumed run."""
+    """If a run is parked while an answer's question is looked up, the answer resumes the run."""
     async with served(tmp_path, park_after=None) as app:
         thread = app.thread()
         await thread.say(plan([["choose", {}]]))
@@ -172,7 +172,7 @@ async def test_nothing_of_a_forgotten_thread_is_told_again(tmp_path: Path) -> No
             await anext(events)
             assert (await client.ask("DELETE", "/threads/a")).status == 200
             async with asyncio.timeout(120):
-                assert [event async for _, event in events]  # the run ends too
+                assert [event async for _, event in events]  # the stream ends after the thread is deleted
         again = await client.ask("GET", "/threads/a/events?follow=1", headers=headers)
         assert again.kind == "ThreadUnknown"
 
@@ -207,7 +207,7 @@ async def test_who_looks_while_a_tool_floods_sees_the_thread(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("leg", "ends"), [("mine", ["RUN_STARTED", "RUN_ERROR"]), ("", ["RUN_STARTED"])])
 async def test_a_reader_of_a_leg_that_takes_too_long_is_told_so(leg: str, ends: list[str]) -> None:
-    """An AG-UI reader of one leg that falls behind gets an error, since it does not reconnect; our page does."""
+    """A client of one AG-UI leg that falls behind receives an error, since it would not reconnect as the page does."""
     feed = Feed("boot", most_items=10)
     feed.append([Event({"type": "RUN_STARTED", "runId": "mine"})])
     reading = follow(feed, 0, leg=leg)
@@ -240,7 +240,7 @@ async def test_numbers_that_are_none_are_shown_as_nothing(tmp_path: Path) -> Non
 
 
 class Playing:
-    """A model that gives its answers in order; an exception among them is raised."""
+    """A model that gives its answers in order, and raises those that are exceptions."""
 
     name = "played"
     traits = Traits()
@@ -256,7 +256,7 @@ class Playing:
 async def test_a_failure_told_in_half_characters_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("handrail.serve"), "disabled", True)  # a log can't contain these
+    monkeypatch.setattr(logging.getLogger("handrail.serve"), "disabled", True)  # this text can't be logged
     async with serving(tmp_path, source_of(model=Playing(OSError("no file \udcff"), "better"))) as client:
         await client.say("a", "hello")
         assert (await client.idle("a"))["status"] == "failed"

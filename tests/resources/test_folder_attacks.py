@@ -123,7 +123,7 @@ def test_what_was_shown_is_not_changed_by_who_still_holds_the_files(files: Any, 
 
 
 def test_what_was_shown_is_not_changed_by_a_command_nobody_waited_for(root: Path) -> None:
-    """No command can start on files under review, and a change that one makes to their bytes is not committed."""
+    """During the review no command can start on the files, and bytes changed in their layer are not committed."""
     held: list[Any] = []
 
     @tool(effect="staged", capabilities={"fs.write"})
@@ -184,7 +184,7 @@ def test_a_command_may_rename_a_file(root: Path, script: str, nested: bool) -> N
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_file_deleted_under_a_command_that_changes_it_is_a_conflict(root: Path, nested: bool) -> None:
-    """A file that is deleted while a command writes it does not reappear."""
+    """If a file is deleted while a command changes it, the command's change is a conflict."""
     files = DirectoryFilesystem(root)
     outer = files.fork("outer")
     fork = outer.fork("inner") if nested else files.fork("inner")
@@ -200,7 +200,7 @@ def test_a_file_deleted_under_a_command_that_changes_it_is_a_conflict(root: Path
 
 
 def test_many_commands_of_one_call_stay_readable(root: Path) -> None:
-    """Many layers are merged; the files they wrote can still be read, shown and committed."""
+    """Many commands in one call merge their layers, and their files can still be read, shown and committed."""
 
     @tool(effect="staged", capabilities={"many"})
     async def many(context: ToolContext) -> str:
@@ -231,7 +231,7 @@ def test_many_commands_of_one_call_stay_readable(root: Path) -> None:
     assert (root / "f3").read_text() == "3\n"
 
 
-# --- searching ---------------------------------------------------------------------------------
+# --- searches ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def many(root: Path, monkeypatch: pytest.MonkeyPatch) -> DirectoryFilesystem:
 
 
 def test_a_file_that_was_moved_is_searched_and_not_what_lay_there(many: DirectoryFilesystem) -> None:
-    """A moved file is searched at its new path; old content at that path on disk, which ripgrep sees, is not."""
+    """A moved file is found at its new path, but not the old content on disk there, which ripgrep sees."""
     fork = many.fork("mover")
     fork.delete("0.txt")
     fork.move("a.txt", "0.txt")
@@ -258,14 +258,14 @@ def test_a_file_that_was_moved_is_searched_and_not_what_lay_there(many: Director
 def test_what_can_not_be_asked_of_ripgrep_is_found_without_it(
     many: DirectoryFilesystem, pattern: str
 ) -> None:
-    """A pattern that is too long for a command line is searched for without ripgrep."""
+    """A pattern too long for a command line is searched for without ripgrep."""
     assert many.grep(pattern) == ()
 
 
 def test_a_ripgrep_that_is_gone_is_done_without(
     many: DirectoryFilesystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A search works after ripgrep was uninstalled while the program runs."""
+    """A search works even if ripgrep is uninstalled while the program runs."""
     monkeypatch.setattr(links, "_ripgrep", lambda: "/nowhere/rg")
     assert [match.path for match in many.grep("one")] == ["a.txt"]
 
@@ -313,7 +313,7 @@ def test_the_mode_of_a_folder_is_shown_although_something_in_it_changed_too(root
 
 
 def test_what_can_not_be_shown_is_named(root: Path) -> None:
-    """A removed pipe, which can't be shown, is named in the preview and does not fail the call."""
+    """A removed pipe is named in the preview, since it can't be shown, and does not fail the call."""
     os.mkfifo(root / "pipe")
     result, shown = previewed(DirectoryFilesystem(root), "rm pipe")
     assert result.success, result.message
@@ -355,7 +355,7 @@ class Noted:
 
 
 def test_a_resource_or_state_without_words_is_named_in_the_preview() -> None:
-    """A change that can't be described is named in the preview, which never claims that nothing changed."""
+    """A change that can't be described is named in the preview, which never claims that nothing has changed."""
     counter, shown = Counter(), list[str]()
 
     @tool(effect="staged", capabilities={"count"})
@@ -393,7 +393,7 @@ def told(files: Any, *calls: ToolCall, sections: Any = None) -> list[tuple[bool,
 
 
 def test_a_link_that_leads_out_is_refused_in_words_and_can_be_deleted(root: Path) -> None:
-    """Writing through a link that leads outside is refused, and the link itself can be deleted."""
+    """Writing through a link that leads outside is refused with an explanation, and the link can be deleted."""
     (root / "out").symlink_to("/etc/hostname")
     (written, deleted) = told(
         DirectoryFilesystem(root),
@@ -406,7 +406,7 @@ def test_a_link_that_leads_out_is_refused_in_words_and_can_be_deleted(root: Path
 
 
 def test_a_line_has_one_number(root: Path) -> None:
-    """A line number that a search reports means the same line when the file is read, even after a form feed."""
+    """A line number reported by a search is the same when the file is read, even after unusual line separators."""
     (root / "old.c").write_text("one\n\x0ctwo\x85\u2028\nthree\r\nfour\rfive\n")
     found, shown = told(
         DirectoryFilesystem(root),
@@ -421,7 +421,7 @@ def test_a_line_has_one_number(root: Path) -> None:
 
 
 def test_a_command_that_has_to_pass_can_not_be_in_conflict(root: Path) -> None:
-    """A command that checks completion keeps none of its writes, so it can't conflict with a concurrent edit."""
+    """A command that checks completion keeps none of its writes, so it never conflicts with a concurrent edit."""
 
     def edited(command: tuple[str, ...], layers: Any) -> int:
         (layers.upper / "a.txt").write_text("written by the command\n")

@@ -1,4 +1,4 @@
-"""Results too large to display: no reader is dropped because of one, and the complete result is available."""
+"""Results too large to display: they end no stream, and the complete result remains available."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def dump(pages: int) -> str:
 
 
 def told(asked: list[int]) -> PromptSource:
-    """Make an app whose model makes these calls concurrently, and then reports the size of their results."""
+    """Make an app whose model makes these calls concurrently, then replies with the sizes of their results."""
 
     def play(request: ModelRequest) -> Any:
         last = request.messages[-1]
@@ -57,7 +57,7 @@ async def test_a_large_result_is_shortened_and_ends_no_stream(tmp_path: Path, as
         assert [each["content"] for each in seen["messages"] if each["role"] == "tool"] == shown
         assert [each["content"] for each in seen["messages"] if each["role"] == "assistant"][-1] == " ".join(
             str(pages * 1_000_000) for pages in asked
-        ), "the model had all of it"
+        ), "the model did not receive the complete results"
         tree = (await client.ask("GET", f"/threads/a/runs/{run_id}")).json
         calls = tree["turns"][0]["calls"]
         assert [call["message"] for call in calls] == ["é" * 1_000_000 * pages for pages in asked]

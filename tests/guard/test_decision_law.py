@@ -72,7 +72,7 @@ CALLS = [
 
 @dataclass(frozen=True)
 class Say:
-    """A person's answer to an open question, or the revocation of a decision if `approved` is None."""
+    """A person's answer to an open question or, if `approved` is None, the revocation of a decision."""
 
     which: int
     approved: bool | None
@@ -103,7 +103,7 @@ turns = st.builds(
 
 
 class Desk(Environment):
-    """An environment with a person who never answers here; answers are given through the journal."""
+    """An environment whose person never answers: all answers are given through the journal."""
 
     run_mode: RunMode = "user"
 
@@ -113,7 +113,7 @@ class Desk(Environment):
 
 
 class World:
-    """A session and its journal, with a record of everything visible from outside."""
+    """A session and its journal, with a record of everything that is visible from outside."""
 
     def __init__(self, base: Path) -> None:
         self.path = base / "runs.db"
@@ -271,9 +271,9 @@ PUT_A, PUT_B, PUT_C, BUILD_A, BUILD_B, *_, UNLOCK, _ = CALLS
 @example([Turn([PUT_A], [Say(0, False, "scope")]), Turn([PUT_B, PUT_C], [], approve_all=True)])
 @example([Turn([UNLOCK], [Say(0, False, "exact")]), Turn([UNLOCK], [], approve_all=True)])
 @example([Turn([PUT_A], [Say(0, True, "scope"), Say(0, None)]), Turn([PUT_B], [])])
-# A call allowed by a one-time approval continues, although another answer denies its kind meanwhile.
+# A call allowed by a one-time approval continues even if another answer denies its kind meanwhile.
 @example([Turn([BUILD_A, BUILD_B], [Say(0, True), Say(1, False, "scope")])])
-# A call allowed by a remembered approval continues after its revocation, and keeps its permission.
+# A call allowed by a remembered approval keeps its permission and continues after the revocation.
 @example([Turn([PUT_A], [Say(0, True, "scope")]), Turn([BUILD_B], [Say(0, None)])])
 @example([Turn([BUILD_A], [Say(0, True), Say(0, True), Say(0, True, "scope"), Say(0, None)])])
 def test_a_session_that_is_restarted_at_every_step_remembers_what_one_does_that_never_was(

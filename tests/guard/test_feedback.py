@@ -1,4 +1,4 @@
-"""Feedback providers and completion checkers: when they speak, how often, and with what effect."""
+"""Feedback providers and completion checkers: when they give advice, how often, and with what effect."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def write(path: str, text: str, context: ToolContext) -> str:
 
 @dataclass(frozen=True)
 class Says:
-    """A provider that gives fixed advice, with a given trigger."""
+    """A provider that gives fixed advice on a given trigger."""
 
     trigger: Trigger
     cap: int = 3
@@ -73,17 +73,17 @@ class Says:
 
 
 def steps(*seconds: int) -> ScriptedModel:
-    """Make a model that takes steps of these durations in seconds, and then ends."""
+    """Make a model that takes steps of these durations in seconds, and then finishes."""
     return ScriptedModel([*(ToolCall("step", {"seconds": each}) for each in seconds), "Done."])
 
 
 def advice(model: ScriptedModel) -> list[str]:
-    """Return the advice the model got between its calls."""
+    """Return the advice that the model received between its calls."""
     return [message.text for message in model.requests[-1].messages if isinstance(message, UserMessage)][1:]
 
 
 def evaluate(model: ScriptedModel, *feedback: Any, **options: Any) -> Session:
-    """Run the steps in virtual time with these providers."""
+    """Run the steps in virtual time with these feedback providers."""
     session = Session()
 
     async def scenario() -> None:
@@ -99,7 +99,7 @@ def evaluate(model: ScriptedModel, *feedback: Any, **options: Any) -> Session:
 
 
 def test_every_so_many_calls_up_to_the_cap() -> None:
-    """Advice comes after every second call, three times, and then stops."""
+    """With `calls=2`, advice comes after every second call, up to the default cap of three."""
     model = steps(*[1] * 9)
     session = evaluate(model, Says(Trigger(calls=2)))
     assert advice(model) == ["[says] 2 calls, said 0", "[says] 4 calls, said 1", "[says] 6 calls, said 2"]
@@ -109,21 +109,21 @@ def test_every_so_many_calls_up_to_the_cap() -> None:
 
 
 def test_every_so_many_seconds() -> None:
-    """Advice comes when enough time has passed since the last."""
+    """With `seconds=7`, advice comes once seven seconds have passed since the last advice."""
     model = steps(4, 4, 4, 4)
     evaluate(model, Says(Trigger(seconds=7)))
     assert advice(model) == ["[says] 2 calls, said 0", "[says] 4 calls, said 1"]
 
 
 def test_on_an_event() -> None:
-    """Advice comes after the turn in which the event was published."""
+    """With `event=`, advice comes after the turn in which the event was published."""
     model = steps(1, 7, 1)
     evaluate(model, Says(Trigger(event=Progress)))
     assert advice(model) == ["[says] 2 calls, said 0"]
 
 
 def test_a_provider_that_raises_is_reported_and_the_run_continues() -> None:
-    """If a provider raises, the run continues; the session has a report, and the model is not told."""
+    """If a provider raises, the run continues, the session has a report, and the model is told nothing."""
     model = steps(1, 1)
     session = evaluate(model, Says(Trigger(calls=1), raises=True))
     assert advice(model) == []
@@ -133,7 +133,7 @@ def test_a_provider_that_raises_is_reported_and_the_run_continues() -> None:
 
 
 def test_deadline_feedback() -> None:
-    """The model is told the remaining time once at each mark."""
+    """The model is told the remaining time once at each threshold."""
     model = steps(10, 30, 1, 35, 1)
     evaluate(model, DeadlineFeedback(at=(60, 30)), late=90)
     said = advice(model)
@@ -143,7 +143,7 @@ def test_deadline_feedback() -> None:
 
 
 def test_budget_feedback() -> None:
-    """The model is told the remaining budget once at each mark."""
+    """The model is told the remaining budget once at each threshold."""
     model = steps(*[1] * 9)
     evaluate(model, BudgetFeedback(at=(0.5, 0.8)), budget=Budget(tool_calls=10))
     said = advice(model)
@@ -155,16 +155,16 @@ def test_budget_feedback() -> None:
     ("wrong", "words"),
     [
         (lambda: Trigger(), "never fires"),
-        (lambda: Trigger(calls=0), "Give a whole number of at least 1"),
-        (lambda: Trigger(seconds=0), "Give a positive number"),
-        (lambda: FilesThere(), "Give at least one"),
-        (lambda: OutputFilled(), "Give at least one"),
+        (lambda: Trigger(calls=0), "Pass a whole number of at least 1"),
+        (lambda: Trigger(seconds=0), "Pass a positive number"),
+        (lambda: FilesThere(), "Pass at least one"),
+        (lambda: OutputFilled(), "Pass at least one"),
         (lambda: all_of(), "nothing to check"),
-        (lambda: Trigger(seconds=wrongly("5")), "Give a positive number"),
+        (lambda: Trigger(seconds=wrongly("5")), "Pass a positive number"),
     ],
 )
 def test_bad_definitions(wrong: Any, words: str) -> None:
-    """A provider that could never speak is refused where it is defined."""
+    """A provider or checker that could never give advice is refused when it is created."""
     with pytest.raises(DefinitionError, match=words):
         wrong()
 
@@ -179,7 +179,7 @@ class Report:
 
 
 def finish(model: ScriptedModel, *completion: Any, output: Any = None) -> Any:
-    """Run a model that writes these files, with these checkers."""
+    """Run the model with these completion checkers, and return the response."""
     prompt: Any = Prompt("p", "Go.", tools=[write], completion=completion, output=output)
     return Adapter(model).evaluate(prompt, "hi", filesystem=MemoryFilesystem()).wait()
 
@@ -189,7 +189,7 @@ WRITE_B = ToolCall("write", {"path": "b.md", "text": "b"})
 
 
 def test_a_run_that_stops_too_early_is_held() -> None:
-    """The model is told which files are missing, and ends once they exist."""
+    """A run that ends without its required files continues: the model is told which are missing."""
     model = ScriptedModel(["Done.", WRITE_A, "Done now."])
     response = finish(model, FilesThere("a.md"))
     assert (response.text, response.stop_reason) == ("Done now.", "done")
@@ -197,7 +197,7 @@ def test_a_run_that_stops_too_early_is_held() -> None:
 
 
 def test_a_checker_holds_a_run_up_to_its_cap() -> None:
-    """After its cap a checker no longer holds the run, which ends marked as incomplete."""
+    """A checker holds a run up to its cap; then the run ends, marked as incomplete."""
     model = ScriptedModel(["One.", "Two.", "Three."])
     response = finish(model, FilesThere("a.md", cap=2))
     assert (response.text, response.stop_reason) == ("Three.", "incomplete")
@@ -205,7 +205,7 @@ def test_a_checker_holds_a_run_up_to_its_cap() -> None:
 
 
 def test_output_fields_must_be_filled() -> None:
-    """An output with an empty field is sent back."""
+    """An output with an empty required field is sent back to the model."""
     model = ScriptedModel(['{"title": "x"}', '{"title": "x", "notes": "y"}'])
     response = finish(model, OutputFilled("notes"), output=Report)
     assert response.output == Report("x", "y")
@@ -213,7 +213,7 @@ def test_output_fields_must_be_filled() -> None:
 
 
 def test_a_field_there_is_not_is_named() -> None:
-    """A checker of an unknown field is reported in the session by the field's name, and the run continues."""
+    """A checker that names an unknown field is reported in the session, and the run continues."""
     response = finish(ScriptedModel(['{"title": "x"}']), OutputFilled("titel"), output=Report)
     (advised,) = response.session[Advised].all()
     assert advised.failed
@@ -229,14 +229,14 @@ def test_a_field_there_is_not_is_named() -> None:
     ],
 )
 def test_checkers_compose(checker: Any, script: list[Any], requests: int) -> None:
-    """A composed checker holds a run until all of its checkers are satisfied, or any of them."""
+    """A run continues until all checkers of `all_of`, or any checker of `any_of`, are satisfied."""
     model = ScriptedModel(script)
     assert finish(model, checker).stop_reason == "done"
     assert len(model.requests) == requests
 
 
 def test_a_checker_that_raises_is_reported_and_does_not_hold() -> None:
-    """A checker that raises is reported in the session, and does not hold the run."""
+    """A checker that raises is reported in the session, and does not keep the run from ending."""
     prompt = Prompt("p", "Go.", completion=[FilesThere("a.md")])
     response = Adapter(ScriptedModel(["Done."])).evaluate(prompt, "hi").wait()
     assert response.stop_reason == "done"
@@ -246,7 +246,7 @@ def test_a_checker_that_raises_is_reported_and_does_not_hold() -> None:
 
 
 def test_an_async_checker_is_awaited() -> None:
-    """The run waits for an async checker."""
+    """The run awaits an async checker before it ends."""
 
     class Slow:
         name = "slow"
@@ -261,7 +261,7 @@ def test_an_async_checker_is_awaited() -> None:
 
 
 def test_advice_comes_between_whole_turns() -> None:
-    """Advice follows the results of a whole turn, and never separates them."""
+    """Advice follows the results of a whole turn, and never comes between them."""
     model = ScriptedModel([[ToolCall("step", {"seconds": 0})] * 2, "Done."])
     evaluate(model, Says(Trigger(calls=1)))
     kinds = [type(message) for message in model.requests[-1].messages]

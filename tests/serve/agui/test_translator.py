@@ -1,4 +1,4 @@
-"""A run's events as AG-UI events, tested with whole runs: interrupted, resumed, nested and concurrent."""
+"""Translation of a run's events into AG-UI events, for runs that are interrupted, resumed, nested and concurrent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from handrail.serve.agui.wire_events import Event
 from handrail.tools import RunMode
 from support.agui_grammar import Checker, Wrong
 
-# --- the plan of a run: what its model says, and what its calls do ---------------------------------------
+# --- the plan of a run: the model's answers and the calls' steps -----------------------------------------
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Act:
     does: tuple[Any, ...] = ()
     """`progress`, `emit`, `ask`, `inner`, or a `Plan` for a nested run; several in a tuple run concurrently."""
     ends: str = "ok"
-    """`ok`, `fails`, `raises`, `risky` (needs approval), `unknown` (no such tool), `broken` (not JSON)."""
+    """`ok`, `fails`, `raises`, `risky` (needs approval), `unknown` (no such tool) or `broken` (invalid JSON)."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Turn:
     ids: str = "none"
     """`none`: the model gives no ids; `same`: the same ids in every turn; `own`: distinct ids."""
     fails: tuple[str, ...] = ()
-    """Parts that failed requests before this answer had streamed."""
+    """The part that each failed request had streamed before this answer was given."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run, given by all of its model's answers except the last, which is plain text."""
+    """A run, described by all of its model's answers except the last, which is plain text."""
 
     turns: tuple[Turn, ...] = ()
 
@@ -110,7 +110,7 @@ class AsksForRisky:
 
 
 class Stage:
-    """The tools and the model that play plans."""
+    """Tools and a model that carry out plans."""
 
     def __init__(self) -> None:
         self.plans: dict[str, Plan] = {}
@@ -188,19 +188,19 @@ class Stage:
         for number, act in enumerate(meant.acts):
             name = {"risky": "risky", "unknown": "nothing"}.get(act.ends, "act")
             arguments: Any = "{" if act.ends == "broken" else {"key": f"{key}/{turn}/{number}"}
-            # A resumed session does not know the ids of finished nested runs, so there the ids may repeat.
+            # A resumed session does not know the ids of finished nested runs, so nested runs use distinct ids.
             ids = "own" if meant.ids == "same" and "/" in key else meant.ids
             id = {"none": None, "same": f"call_{number}", "own": f"{key}-{turn}-{number}"}[ids]
             calls.append(ToolCall(name, arguments, id))
         return calls
 
 
-# --- a small thread: it runs plans, and streams them -------------------------------------------------------
+# --- a minimal thread that runs plans and streams their events ---------------------------------------------
 
 
 @dataclass
 class Window:
-    """A viewer of the thread, with the newest client or an older one."""
+    """A viewer of the thread that uses either the newest client or an older one."""
 
     checker: Checker
     older: bool
@@ -214,7 +214,7 @@ class Window:
 
 @dataclass
 class Small(Environment):
-    """A thread that runs, rests, parks, resumes and cancels as the server does; two windows receive all events."""
+    """A thread that runs, rests, parks, resumes and cancels as the server's threads do, with two viewers."""
 
     stage: Stage
     journal: MemoryJournal = field(default_factory=MemoryJournal)
@@ -266,7 +266,7 @@ class Small(Environment):
             window.take(events)
 
     def heard(self, event: object) -> None:
-        """Receive an event. Exceptions of a subscriber would be logged and lost, so they are kept for the test."""
+        """Receive an event, and keep any exception for the test, since the bus would only log it."""
         self.stirred += 1
         try:
             self.tell(self.now.take(event))
@@ -280,7 +280,7 @@ class Small(Environment):
         return f"leg-{self.legs}"
 
     def messages(self, session: Session) -> list[dict[str, Any]]:
-        """Return the messages so far as the first window knows them, computed independently."""
+        """Return the messages so far, computed from what the first window received."""
         known = self.windows[0].checker
         calls: list[dict[str, Any]] = [
             {"id": id, "type": "function", "function": {"name": known.names[id], "arguments": text}}
@@ -311,7 +311,7 @@ class Small(Environment):
     # --- a run ---
 
     async def run(self, key: str, plan: Plan, says: Callable[[Question], Answer], parks: bool) -> str:
-        """Play a plan to its end, answering every question once everything rests."""
+        """Run a plan to its end, answering every question once all calls are waiting."""
         self.stage.plans[key], self.is_parked = plan, parks
         session = self.current or self.session()
         adapter = self.new_adapter()
@@ -383,7 +383,7 @@ class Small(Environment):
 
 
 def said_in(session: Session) -> Callable[[str], list[Message]]:
-    """Return what a session has recorded of a run so far."""
+    """Return what a session has recorded about a run so far."""
 
     def said(run_id: str) -> list[Message]:
         facts = session[MessageAdded].all()
@@ -412,7 +412,7 @@ def answers(word: str = "tea", approved: bool = True) -> Callable[[Question], An
 
 
 def check_told(small: Small, *, done: bool) -> None:
-    """Check that every leg has its end and, once the run is over, that every started call has its result."""
+    """Check that every leg has ended and, if the run is over, that every started call has a result."""
     if small.wrong:
         raise small.wrong[0]
     for window in small.windows:
@@ -458,11 +458,11 @@ def test_a_run_that_is_cut_anywhere_is_told_to_its_end(plan: Plan, after: int) -
     asyncio.run(play())
 
 
-# --- one thing each ---------------------------------------------------------------------------------------
+# --- single features --------------------------------------------------------------------------------------
 
 
 async def test_what_the_page_is_told_of_calls() -> None:
-    """The page receives each call's start, waits and end, the path of inner calls, and nested costs."""
+    """Events for the page have each call's start, waits and end, the path of inner calls, and nested costs."""
     small = Small(Stage())
     inner = Plan((Turn(acts=(Act(("ask",)),)),))
     await small.run("a", Plan((Turn(acts=(Act(("inner", inner)), Act(ends="raises"))),)), answers(), False)
@@ -488,7 +488,7 @@ async def test_what_the_page_is_told_of_calls() -> None:
 
 
 async def test_progress_is_shown_anew_in_each_leg() -> None:
-    """Progress is sent again in each leg, for clients that join with the second one."""
+    """Each leg repeats a call's progress, for clients that join in the second leg."""
     small = Small(Stage())
     await small.run(
         "a", Plan((Turn(acts=(Act(("progress", "ask", "progress", "progress")),)),)), answers(), False
@@ -499,7 +499,7 @@ async def test_progress_is_shown_anew_in_each_leg() -> None:
 @pytest.mark.parametrize("parks", [False, True])
 @pytest.mark.parametrize("other", ["broken", "unknown", "raises", "ok"])
 async def test_a_call_that_ends_beside_a_question_is_told_before_the_rest(other: str, parks: bool) -> None:
-    """A call that ends beside a question is reported before the leg ends; nothing follows until the answer."""
+    """A call that ends while a question is open is reported before the leg ends; nothing follows until the answer."""
     small = Small(Stage())
     plan = Plan((Turn(acts=(Act(ends=other), Act(ends="risky"), Act(ends=other))),))
     await small.run("a", plan, answers(), parks)
@@ -509,7 +509,7 @@ async def test_a_call_that_ends_beside_a_question_is_told_before_the_rest(other:
 
 
 async def test_somebody_who_joins_in_the_middle_reads_a_right_stream() -> None:
-    """A client that joins in the middle first gets the open items, so that its stream is well-formed."""
+    """A client that joins in the middle first receives all open items, so its stream is well-formed."""
     small = Small(Stage())
     joined: list[Checker] = []
     heard = small.heard
@@ -535,7 +535,7 @@ async def test_somebody_who_joins_in_the_middle_reads_a_right_stream() -> None:
 
 
 async def test_the_state_is_told_by_what_changed() -> None:
-    """Added state items are sent as additions; any other change sends the complete list."""
+    """Added state items are sent as a patch; after any other change the complete list is sent."""
     checker = Checker()
     told = Translator("t", "r")
     states: list[Any] = [
@@ -575,7 +575,7 @@ def test_a_stream_that_is_right_passes_the_grammar() -> None:
     ],
 )
 def test_the_grammar_refuses_what_clients_let_pass(kind: str, fields: dict[str, Any]) -> None:
-    """The checker refuses each of these streams, which most clients accept."""
+    """The checker refuses malformed streams that most clients accept."""
     checker = Checker()
     checker.take({"type": "RUN_STARTED", "threadId": "t", "runId": "r"})
 

@@ -1,4 +1,4 @@
-"""Malformed responses from providers, what is sent to them, and what is shown of both."""
+"""Attacks on the wires: malformed responses, leaks of the key, and requests that a provider would refuse."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def chat(raw: Raw, **options: Any) -> OpenAIModel:
 
 
 async def test_a_provider_that_counts_nothing_is_not_free() -> None:
-    """Without usage, the reserved bound counts as spent, so a budget still ends a run."""
+    """If the provider reports no usage, the reserved bound counts as spent, so a budget still ends a run."""
     async with raw_server(said("ok")) as raw:
         adapter = Adapter(chat(raw, price=Price(Decimal(1), Decimal(1))), max_tokens=100)
         budget = BudgetTracker(Budget(tokens=500))
@@ -90,7 +90,7 @@ async def test_a_provider_that_counts_nothing_is_not_free() -> None:
 
 
 async def test_without_usage_the_next_request_is_bounded_by_all_that_is_sent() -> None:
-    """Messages that the provider has not counted are estimated again, in the second turn too."""
+    """Without reported usage, the next request's bound covers everything that is sent, including earlier messages."""
     call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
     async with raw_server(said(None, tool_calls=[call]), said("ok")) as raw:
         budget = BudgetTracker(Budget(tokens=100_000))
@@ -99,7 +99,7 @@ async def test_without_usage_the_next_request_is_bounded_by_all_that_is_sent() -
 
 
 async def test_a_stream_that_breaks_off_is_not_free() -> None:
-    """A stream that breaks off has unknown usage, so its reserved bound counts as spent."""
+    """The usage of a stream that breaks off is unknown, so its reserved bound counts as spent."""
     async with raw_server(streamed(delta(content="One two"), end=b"")) as raw:
         budget = BudgetTracker(Budget(tokens=5000))
         adapter = Adapter(chat(raw), retry=Retry(attempts=2, first_wait=0), max_tokens=100)
@@ -159,7 +159,7 @@ async def test_a_provider_can_not_bring_the_key_out(
         model: Any = (
             AnthropicModel("m", base_url=raw.url, key_variable="PLANTED_KEY")
             if wire == "messages"
-            else OpenAIModel("m", api=wire, base_url=raw.url, key_variable="PLANTED_KEY")  # pyright: ignore[reportArgumentType]  # from a table
+            else OpenAIModel("m", api=wire, base_url=raw.url, key_variable="PLANTED_KEY")  # pyright: ignore[reportArgumentType]  # `wire` is one of the literals
         )
         adapter = Adapter(model, retry=ONCE)
         with pytest.raises(PromptEvaluationError) as raised:
@@ -205,7 +205,7 @@ def piece(city: str, id: str, **more: Any) -> dict[str, Any]:
     ],
 )
 async def test_parallel_calls_are_kept_separate(chunks: list[Any]) -> None:
-    """Parallel calls are kept separate, however a server numbers them, or if it does not."""
+    """Parallel calls are kept separate, whether and however a server numbers them."""
     async with raw_server(
         streamed(*chunks, delta("tool_calls")), streamed(delta(content="Rain."), delta("stop"))
     ) as raw:
@@ -219,7 +219,7 @@ async def test_parallel_calls_are_kept_separate(chunks: list[Any]) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_content_in_parts(stream: bool) -> None:
-    """Text that a server sends in parts, with thoughts between them, is joined."""
+    """Text that a server sends in parts, with thinking between them, is joined."""
     parts = [
         {"type": "text", "text": "One "},
         {"type": "thinking", "thinking": []},
@@ -236,7 +236,7 @@ async def test_content_in_parts(stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_refusal_is_one_streamed_or_not(stream: bool) -> None:
-    """A refusal ends as `refused`, however it was sent."""
+    """A refusal has the stop reason `refused`, streamed or not."""
     answer = streamed(delta(refusal="No."), delta("stop")) if stream else said(None, refusal="No.")
     async with raw_server(answer) as raw:
         adapter = Adapter(chat(raw), retry=ONCE)
@@ -248,7 +248,7 @@ async def test_a_refusal_is_one_streamed_or_not(stream: bool) -> None:
 
 
 async def test_a_connection_is_used_again_after_a_stream() -> None:
-    """The connection is used again after a stream, since the end of the stream is read."""
+    """A connection is reused after a stream, since the end of the stream is read."""
     async with raw_server(streamed(delta(content="ok"), delta("stop"))) as raw:
         for _ in range(4):
             await Adapter(chat(raw)).stream(PLAIN, "hi").response
@@ -256,14 +256,14 @@ async def test_a_connection_is_used_again_after_a_stream() -> None:
 
 
 async def test_a_stream_that_stays_open_after_its_end_is_left() -> None:
-    """A server that never closes its stream delays nobody."""
+    """A run does not wait for a server that never closes its stream."""
     answer = streamed(delta(content="ok"), delta("stop")).removesuffix(b"0\r\n\r\n")
     async with raw_server(answer) as raw, asyncio.timeout(120):
         assert (await Adapter(chat(raw)).stream(PLAIN, "hi").response).text == "ok"
 
 
 async def test_a_stream_may_begin_with_a_byte_order_mark() -> None:
-    """The mark is not part of the first line, and nothing of the answer is lost."""
+    """A byte order mark at the start of a stream is skipped, and nothing of the answer is lost."""
     answer = streamed(delta(content="ok"), delta("stop"))
     marked = answer.replace(b"\r\n\r\n", b"\r\n\r\n3\r\n\xef\xbb\xbf\r\n", 1)
     async with raw_server(marked) as raw:
@@ -307,7 +307,7 @@ async def test_a_stream_may_begin_with_a_byte_order_mark() -> None:
 async def test_a_tool_sees_what_is_left_of_the_providers_limits(
     headers: dict[str, str], limit: RateLimit | None
 ) -> None:
-    """Tools see the remaining provider limits in any provider's format, except values that make no sense."""
+    """Tools see the provider's remaining rate limits, whatever their header format, and no nonsensical values."""
     seen: list[RateLimit | None] = []
 
     @tool(effect="pure")
@@ -330,7 +330,7 @@ async def test_a_tool_sees_what_is_left_of_the_providers_limits(
 
 
 def test_loops_that_have_ended_are_let_go() -> None:
-    """Connections, deadlines and throttles do not keep a closed loop alive, except the last one."""
+    """Connections, deadlines and throttles do not keep closed event loops alive, except possibly the latest one."""
     throttle, loops = Throttle(at_once=1), list[weakref.ref[Any]]()
 
     async def evaluate() -> None:
@@ -376,7 +376,7 @@ server.server_close()
 
 
 def test_a_script_ends_without_a_word_of_complaint() -> None:
-    """A script's connections are closed when it ends, without a warning, even if its loop was not cleaned up."""
+    """A script's connections are closed without a warning when it ends, even if its loop was not cleaned up."""
     ended = subprocess.run(
         [sys.executable, "-W", "always", "-c", SCRIPT],
         capture_output=True,
@@ -392,7 +392,7 @@ def test_a_script_ends_without_a_word_of_complaint() -> None:
 
 @pytest.mark.parametrize("thinks", [False, True])
 async def test_text_with_nothing_to_read_is_not_sent_back(thinks: bool) -> None:
-    """Blank text before a call is not sent back, since the API refuses a blank block."""
+    """Blank text is not sent back to Anthropic, whose API refuses a blank block."""
     thoughts = [
         {"type": "thinking", "thinking": "hm", "signature": "s"},
         {"type": "redacted_thinking", "data": "z"},
@@ -431,14 +431,14 @@ class Dog:
 
 @dataclass(frozen=True)
 class Told:
-    """A pet, distinguished by its kind."""
+    """A pet, distinguished by its `kind` field."""
 
     pet: Annotated[Cat | Dog, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True)
 class Untold:
-    """A pet, distinguished by its fields."""
+    """A pet, distinguished only by its fields."""
 
     pet: Cat | Dog
 
@@ -464,7 +464,7 @@ class Several:
 async def test_strict_is_only_said_of_what_a_strict_mode_takes(
     wanted: type[Any], strict: bool, api: Literal["chat", "responses"]
 ) -> None:
-    """Strict mode is requested only for schemas that it supports; any other answer is checked here."""
+    """Strict mode is requested only for schemas that it supports; other answers are validated by Handrail."""
     async with raw_server(whole({"error": {"message": "no"}}, 400)) as raw:
         with pytest.raises(PromptEvaluationError):
             await Adapter(chat(raw, api=api)).evaluate(Prompt("p", "Go.", output=wanted), "hi")
@@ -474,7 +474,7 @@ async def test_strict_is_only_said_of_what_a_strict_mode_takes(
 
 
 class Table(ModuleType):
-    """A price table like `genai-prices`: a dollar per token, a quarter more for cache writes."""
+    """A price table like `genai-prices`: one dollar per token, and a quarter more for cache writes."""
 
     @dataclass
     class Usage:
@@ -505,7 +505,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("table")
 async def test_what_is_written_to_a_cache_is_reserved_too() -> None:
-    """Cache writes, which cost more than plain input, are included in the reserved bound."""
+    """The reserved bound includes cache writes, which cost more than plain input."""
     usage = {"input_tokens": 0, "cache_creation_input_tokens": 40, "output_tokens": 1}
     answer = whole({"content": [{"type": "text", "text": "ok"}], "stop_reason": "end_turn", "usage": usage})
     async with raw_server(answer) as raw:
@@ -526,7 +526,7 @@ async def test_what_is_written_to_a_cache_is_reserved_too() -> None:
     ],
 )
 async def test_usage_that_makes_no_sense_ends_no_run(usage: Any) -> None:
-    """An answer with invalid usage is kept, and its usage is counted as far as possible."""
+    """An answer with nonsensical usage does not end the run, and its usage is counted as far as possible."""
     async with raw_server(said("ok", usage)) as raw:
         budget = BudgetTracker(Budget(money=10_000, tokens=10_000))
         assert (await Adapter(chat(raw), max_tokens=9).evaluate(PLAIN, "hi", budget=budget)).text == "ok"
@@ -555,7 +555,7 @@ async def test_keys_as_they_are_found_in_environments(monkeypatch: pytest.Monkey
     ],
 )
 def test_addresses_and_headers_are_looked_at_when_a_model_is_made(options: Any, words: str) -> None:
-    """An address or header that can't be sent, or would leak, is refused before any request, and not repeated."""
+    """An address or header that can't be sent, or would leak, is refused when the model is made, and not repeated."""
     with pytest.raises(DefinitionError, match=words) as raised:
         OpenAIModel("m", **options)
     assert "hunter2" not in str(raised.value)
@@ -566,7 +566,7 @@ def test_addresses_and_headers_are_looked_at_when_a_model_is_made(options: Any, 
 async def test_arguments_go_back_as_an_object_whatever_they_were(
     arguments: str, api: Literal["chat", "responses"]
 ) -> None:
-    """Earlier calls' arguments are sent back as JSON objects, since llama.cpp and vLLM refuse anything else."""
+    """Arguments of earlier calls are sent back as JSON objects, since llama.cpp and vLLM refuse anything else."""
     history = [
         UserMessage("u"),
         AssistantMessage("", (CallAsked("a", "weather", arguments),)),
@@ -590,7 +590,7 @@ class Score:
 
 
 async def test_bounds_are_checked_here_and_not_sent_to_anthropic() -> None:
-    """Bounds are checked here and not sent to Anthropic, whose API refuses them; the model corrects its answer."""
+    """Bounds are not sent to Anthropic, whose API refuses them; the answer is validated and the model corrects it."""
 
     def answer(points: int) -> bytes:
         text = json.dumps({"points": points, "pattern": "x", "tags": []})

@@ -1,4 +1,4 @@
-"""An app without a token, under any server: only clients on its own machine have access."""
+"""An app without a token, under any ASGI server: only clients on the same machine have access."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FAR = [
 async def asked(
     folder: Path, client: Any, server: Any = HERE, path: str = "/about", *, more: Any = (), **options: Any
 ) -> tuple[int, Any]:
-    """Return the app's response to a connection with these addresses."""
+    """Return the app's response to a connection between these addresses."""
     journal = SqliteJournal(folder / "runs.db")
     app = asgi(source(), journal=journal, **options)
     headers = [(b"host", b"127.0.0.1:8600"), *more]
@@ -67,7 +67,7 @@ async def test_nobody_else_does(tmp_path: Path, client: Any):
 
 
 async def test_a_proxy_that_says_who_it_is_for_makes_nobody_near(tmp_path: Path):
-    """A local client address from a proxy's header gives no access if the server's own address is not local."""
+    """A client address that a proxy reports as local gives no access if the server's own address is not local."""
     status, told = await asked(tmp_path, ("127.0.0.1", 50_000), ("192.0.2.1", 8600), hosts=["127.0.0.1"])
     assert (status, told["error"]["kind"]) == (403, "TokenNeeded")
 
