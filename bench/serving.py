@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PIECES = 20
+TOKEN = "a-token-for-the-bench"
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -60,10 +61,10 @@ def serve(folder: Path) -> None:
     model = ScriptedModel(play)
     model.requests = _Nothing()
     source = PromptSource(Prompt("bench", "Do what is asked.", tools=[look]), Adapter(model))
-    limits = Limits(connections=4000, streams=4000, runs=4000, runs_per_principal=4000, burst=100_000,
+    limits = Limits(connections=4000, streams=4000, runs=4000, runs_per_principal=4000, idle_per_address=8000, burst=100_000,
                     write_seconds=600.0)  # fmt: skip
-    app = asgi(source, journal=SqliteJournal(folder / "runs.db"), limits=limits)
-    listening = listen("127.0.0.1", 0, app)
+    app = asgi(source, journal=SqliteJournal(folder / "runs.db"), token=TOKEN, limits=limits)
+    listening = listen("127.0.0.1", 0)
     port = listening.getsockname()[1]
     asyncio.run(run(app, listening, ready=lambda: print(port, flush=True)))
 
@@ -116,6 +117,7 @@ class Took(NamedTuple):
 def request(port: int, method: str, path: str, body: Any = None) -> bytes:
     data = b"" if body is None else json.dumps(body).encode()
     head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+    head += f"Authorization: Bearer {TOKEN}\r\n"
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 

@@ -117,7 +117,7 @@ def serve() -> str:
     """Check that the page and its libraries are served over HTTP."""
     from handrail import SqliteJournal
     from handrail.serve import PromptSource, asgi
-    from handrail.serve.routes import PAGE
+    from handrail.serve.pages import PAGE
     from handrail.serve.server import address_of, listen, run
 
     async def visit() -> int:
@@ -126,7 +126,7 @@ def serve() -> str:
             app = asgi(
                 PromptSource(Prompt("p", "Answer."), Adapter(ScriptedModel(["done"]))), journal=journal
             )
-            listening = listen("127.0.0.1", 0, app)
+            listening = listen("127.0.0.1", 0)
             ready = asyncio.Event()
             serving = asyncio.create_task(run(app, listening, ready=ready.set))
             await ready.wait()
@@ -149,8 +149,17 @@ def serve() -> str:
     return f"the page came, with {asyncio.run(visit())} scripts"
 
 
+def oidc() -> str:
+    """Check that people can sign in with a provider."""
+    from handrail.serve import OidcProvider
+
+    OidcProvider("https://login.example.org", "handrail", "secret")
+    import_module("authlib.integrations.httpx_client")
+    return "a provider can be named"
+
+
 USES: dict[str, Callable[[], str]] = {
-    use.__name__: use for use in (models, local, prices, bridge, workers, cli, serve)
+    use.__name__: use for use in (models, local, prices, bridge, workers, cli, serve, oidc)
 }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from handrail.question import Answer, Question
+from handrail.question import Answer, Question, Vote
 from handrail.records import (
     CommitUnit,
     Decision,
@@ -230,6 +230,21 @@ class Questions(Protocol):
         ...
 
 
+class Votes(Protocol):
+    """Votes of people on questions that quorums decide."""
+
+    async def cast(self, run_id: str, vote: Vote, /) -> Sequence[Vote]:
+        """Record a vote, and return all votes on the question. Repeating one is harmless.
+
+        Raises `AnswerRefused` if the person has voted differently on exactly this question.
+        """
+        ...
+
+    async def on(self, run_id: str, question_id: str, digest: str, /) -> Sequence[Vote]:
+        """Return the votes on exactly this question, oldest first."""
+        ...
+
+
 class Decisions(Protocol):
     """Decisions that hold for whole sessions. They outlive the runs that made them."""
 
@@ -334,6 +349,8 @@ class Journal(Protocol):
     def questions(self) -> Questions: ...
     @property
     def decisions(self) -> Decisions: ...
+    @property
+    def votes(self) -> Votes: ...
     @property
     def tickets(self) -> Tickets: ...
     @property

@@ -25,7 +25,7 @@ from typing import (
 import msgspec
 
 from handrail.context.facts import Approval
-from handrail.question import Answer, Question
+from handrail.question import Answer, Question, Quorum
 
 if TYPE_CHECKING:
     from handrail.adapter import PromptResponse
@@ -275,10 +275,11 @@ class CostTracker(Protocol):
 
 
 class PolicyDecision(msgspec.Struct, frozen=True):
-    """The decision of a policy: allow, deny with a reason, or ask for approval."""
+    """The decision of a policy: allow, deny with a reason, or ask the person whose run it is, or the quorums."""
 
     kind: Literal["allow", "deny", "ask"]
     reason: str = ""
+    quorums: tuple[Quorum, ...] = ()
 
     @staticmethod
     def allow() -> PolicyDecision:
@@ -290,9 +291,9 @@ class PolicyDecision(msgspec.Struct, frozen=True):
         return PolicyDecision("deny", reason)
 
     @staticmethod
-    def ask(reason: str = "") -> PolicyDecision:
-        """Let the call run if a person approves it. The person is shown the reason."""
-        return PolicyDecision("ask", reason)
+    def ask(reason: str = "", *others: Quorum) -> PolicyDecision:
+        """Let the call run if a person approves it, or all of the `others`. They are shown the reason."""
+        return PolicyDecision("ask", reason, others)
 
 
 _ALLOW = PolicyDecision("allow")
@@ -410,19 +411,19 @@ class Environment(ABC):
 
     @abstractmethod
     async def ask(self, question: Question, /) -> Answer | None:
-        """Ask a question and return the answer.
+        """Ask a question and return the answer, or None to leave it open: its answer comes through the journal."""
 
-        Return None to leave the question open. Its answer comes through the journal; the run may be parked.
-        """
+    def voters(self, quorum: Quorum, principal: str, /) -> Sequence[str]:
+        """Return the names of the people who could vote in a quorum on a run of this principal. By default nobody."""
+        return ()
 
     def run_started(self, parking: Parking) -> None:  # noqa: B027  # by default there is nothing to do
         """Handle the start of a run that may be parked. Called on the run's loop."""
 
     def run_waiting(self, parking: Parking) -> None:
-        """Handle a run in which everything waits for an answer: park it, or leave it in memory.
+        """Handle a run in which everything waits for an answer: park it, the default, or leave it in memory.
 
-        Called on the run's loop, and again whenever a question has been asked or is over. By default the run
-        is parked as soon as it may be.
+        Called on the run's loop, and again whenever a question has been asked or is over.
         """
         parking.park()
 

@@ -6,12 +6,14 @@ other than the one that asked.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Any, Literal, cast
 
 import msgspec
 
 from handrail.context.facts import RunContext
+from handrail.errors import DefinitionError
 from handrail.rendering import Row, rows_of
 
 QuestionKind = Literal["approval", "input", "handoff"]
@@ -34,6 +36,51 @@ class DecisionKeys(msgspec.Struct, frozen=True, kw_only=True):
     scopes: dict[str, str]
     """Maps the text of each offered scope to its key, narrowest first."""
     run_context: RunContext
+
+
+class Quorum(msgspec.Struct, frozen=True):
+    """Who has to approve, besides the person whose run it is: so many people, with this role."""
+
+    role: str | None = None
+    """The role they need; None for anybody who may approve for others."""
+    approvals: int = 1
+
+    def __str__(self) -> str:
+        people = "1 person" if self.approvals == 1 else f"{self.approvals} people"
+        return (
+            f"{people} with the role {self.role!r}" if self.role else f"{people} who may approve for others"
+        )
+
+    def counts(self, vote: Vote) -> bool:
+        """Return whether a vote comes from one of the people who are asked."""
+        return self.role is None or self.role in vote.roles
+
+
+def ask(role: str | None = None, approvals: int = 1) -> Quorum:
+    """Return who has to approve: so many people with this role, other than the person whose run it is.
+
+    It is a verdict of a `CapabilityPolicy`: `{"money": ask(role="finance", approvals=2)}`.
+    """
+    if type(approvals) is not int or approvals < 1:
+        raise DefinitionError(f"ask(approvals={approvals!r}): give a number of people, from 1.")
+    if role is not None and (not isinstance(role, str) or not role):  # pyright: ignore[reportUnnecessaryIsInstance]  # a policy's own
+        raise DefinitionError(
+            f"ask(role={role!r}): give the name of a role, such as 'finance', or leave it out."
+        )
+    return Quorum(None if role == "approver" else role, approvals)
+
+
+class Vote(msgspec.Struct, frozen=True, kw_only=True):
+    """What one person said to a question that a quorum decides."""
+
+    question_id: str
+    digest: str
+    by: str
+    roles: tuple[str, ...]
+    """The roles that the person had when they voted."""
+    approved: bool
+    reason: str = ""
+    at: float = 0.0
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +112,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """The outermost run that waits for the answer."""
     decision_keys: DecisionKeys | None = None
     """Keys for an approval whose answer can be remembered. Recorded, never shown."""
+    quorums: tuple[Quorum, ...] = ()
+    """The people who decide an approval instead of the principal. All quorums must be met."""
     secret: bool = False
     """Whether the answer may contain a secret. It is then recorded masked, and accepted only while the asker waits."""
 
@@ -72,6 +121,28 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     def rows(self) -> tuple[Row, ...]:
         """The payload as every environment shows it. For an approval, this is the call's parsed arguments."""
         return rows_of_payload(self.kind, self.payload)
+
+    def may_vote(self, by: str, roles: Collection[str]) -> bool:
+        """Return whether somebody is among those who are asked. The person whose run it is never is."""
+        vote = Vote(question_id=self.id, digest=self.digest, by=by, roles=tuple(roles), approved=True)
+        return by != self.principal and any(quorum.counts(vote) for quorum in self.quorums)
+
+    def decided_by(self, votes: Iterable[Vote]) -> bool | None:
+        """Return what the votes decide: denied by any denial, approved once every quorum is met, None until then.
+
+        Only votes of those who are asked count, each person once, and only for exactly this question.
+        """
+        counted: dict[str, Vote] = {}
+        for vote in votes:
+            if vote.digest == self.digest and self.may_vote(vote.by, vote.roles):
+                counted.setdefault(vote.by, vote)
+        if any(not vote.approved for vote in counted.values()):
+            return False
+        met = (
+            sum(quorum.counts(vote) for vote in counted.values()) >= quorum.approvals
+            for quorum in self.quorums
+        )
+        return True if self.quorums and all(met) else None
 
 
 def rows_of_payload(kind: QuestionKind, payload: Any) -> tuple[Row, ...]:
@@ -92,5 +163,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     outcome: AnswerOutcome = "answered"
     value: Any = None
     reason: str = ""
+    votes: tuple[Vote, ...] = ()
+    """The votes that decided, if the question has quorums."""
     seal: str = ""
     """For a recorded answer whose value is masked, a digest of the actual value. Only the journal sets it."""

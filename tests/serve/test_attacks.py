@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 
-from support.serving import TOKEN, Client, Limits, Said, answer, serving, source
+from support.serving import BEARER, TOKEN, Client, Limits, Said, answer, serving, signed_in, source
 
 pytestmark = pytest.mark.once  # sockets, processes and limits do not depend on the Python version
 
-BEARER = {"Authorization": f"Bearer {TOKEN}"}
 SAY = {"text": "hello"}
 
 
@@ -179,8 +178,7 @@ async def _(client: Client) -> str:
 
 @attack("wrong tokens, and many of them", alone=True, token=TOKEN, limits=Limits(wrong_tokens=3))
 async def _(client: Client) -> str:
-    signed = await client.ask("POST", "/login", {"token": TOKEN})
-    cookie = {"Cookie": signed.headers["set-cookie"].partition(";")[0]}
+    signed = await signed_in(client, token=TOKEN)
     for wrong in (TOKEN[:-1], TOKEN + "x", "\xff\xfe"):
         refused(
             await client.ask("GET", "/about", headers={"Authorization": f"Bearer {wrong}"}), 401, "TokenWrong"
@@ -190,7 +188,7 @@ async def _(client: Client) -> str:
     # A correct token is refused too: otherwise a guess would still show whether it is right. Users who are signed in
     # are not affected.
     refused(await client.ask("POST", "/login", {"token": TOKEN}), 429, "TooManyWrongTokens")
-    await client.serves(cookie)
+    await client.serves(signed)
     return refused(said, 429, "TooManyWrongTokens")
 
 
@@ -201,24 +199,44 @@ async def _(client: Client) -> str:
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
     assert TOKEN not in cookie
-    good = cookie.partition(";")[0]
-    assert (await client.ask("GET", "/about", headers={"Cookie": good})).status == 200
-    name, _, value = good.partition("=")
-    version, until, nonce, signature = value.split(".")
-    forged = [
-        f"{version}.{int(until) + 1}.{nonce}.{signature}",
-        f"{version}.{until}.{nonce}.",
-        f"{version}.{until}.{nonce}.{'A' * len(signature)}",
-        "",
-        "...",
-        "1.9999999999.x",
-        "\xff",
-        TOKEN,
-    ]
-    for each in forged:
-        said = await client.ask("GET", "/about", headers={"Cookie": f"{name}={each}"})
+    name, _, value = cookie.partition(";")[0].partition("=")
+    key = {"Handrail-Key": signed.json["key"]}
+    assert (await client.ask("GET", "/about", headers={"Cookie": f"{name}={value}", **key})).status == 200
+    for each in (value[:-1], value + "A", value.swapcase(), "", "...", "1.9999999999.x", "\xff", TOKEN):
+        said = await client.ask("GET", "/about", headers={"Cookie": f"{name}={each}", **key})
         refused(said, 401, "TokenMissing")
     return "401 TokenMissing"
+
+
+@attack("a cookie that another port of the host was sent", token=TOKEN)
+async def _(client: Client) -> str:
+    signed = await signed_in(client, token=TOKEN)
+    for key in ("-", "", "x" * 43, signed["Cookie"].partition("=")[2]):
+        said = await client.ask("GET", "/about", headers={**signed, "Handrail-Key": key})
+        refused(said, 401, "TokenMissing")
+    return refused(
+        await client.ask("POST", "/threads/a/messages", SAY, {**signed, "Handrail-Key": "-"}),
+        401,
+        "TokenMissing",
+    )
+
+
+@attack(
+    "a session used from an allowed origin, or at another host name",
+    token=TOKEN,
+    origins=["http://chat.example"],
+    hosts=["desk.example"],
+)
+async def _(client: Client) -> str:
+    signed = await signed_in(client, token=TOKEN)
+    for more in (
+        {"Origin": "http://chat.example"},
+        {"Host": "desk.example"},
+        {"Host": f"localhost:{client.port}"},
+    ):
+        refused(await client.ask("GET", "/about", headers={**signed, **more}), 401, "TokenMissing")
+    said = await client.ask("POST", "/login", {"token": TOKEN}, {"Origin": "http://chat.example"})
+    return refused(said, 403, "OriginRefused")
 
 
 # --- other principals ---
@@ -354,7 +372,7 @@ async def _(client: Client) -> str:
 
 @attack(
     "1,000 connections against a limit of 100",
-    limits=Limits(connections=100, streams=2000, burst=5000, header_seconds=50),
+    limits=Limits(connections=100, streams=2000, burst=5000, header_seconds=50, idle_per_address=2000),
 )
 async def _(client: Client) -> str:
     await client.say("a", "hello")
@@ -432,6 +450,43 @@ async def _(client: Client) -> str:
     for name in ("a", "b"):
         assert (await client.ask("POST", f"/threads/{name}/cancel", {})).status == 202
     return refused(said, 429, "TooManyRuns")
+
+
+@attack("waiting runs too many", limits=Limits(runs_per_principal=2), park_after=0.001)
+async def _(client: Client) -> str:
+    for name in ("a", "b"):
+        await client.say(name, "call order")
+        await client.asked(name)
+    said = await client.ask("POST", "/threads/c/messages", SAY)
+    for _ in range(6000):
+        if client.app.threads.parked == 2:
+            break
+        await asyncio.sleep(0.01)
+    refused(await client.ask("POST", "/threads/c/messages", SAY), 429, "TooManyRuns")  # parked ones count too
+    assert (await client.ask("POST", "/threads/a/cancel", {})).status == 202
+    return refused(said, 429, "TooManyRuns")
+
+
+@attack("idle connections without end", limits=Limits(idle_per_address=5))
+async def _(client: Client) -> str:
+    streaming = client.stream("GET", "/threads/a/events?follow=1")
+    await client.say("a", "hello")
+    await client.idle("a")
+    async with streaming as stream:
+        events = stream.events()
+        await anext(events)
+        opened = [await client.connect() for _ in range(50)]
+        async with asyncio.timeout(120):
+            for reader, _ in opened[:45]:
+                assert await reader.read() == b"", "the longest idle ones are closed"
+        reader, writer = opened[-1]
+        writer.write(client.head("GET", "/health"))
+        assert (await answer(reader)).status == 200, "the newest ones are served"
+        await client.say("a", "again")
+        await anext(events)  # a connection with a request in progress is not idle
+        for _, writer in opened:
+            writer.close()
+    return "closed"
 
 
 # --- malformed bytes ---
@@ -690,7 +745,7 @@ async def _(client: Client) -> str:
 
 
 def headers_of(row: Attack) -> dict[str, str]:
-    return BEARER if "token" in row.options else by("zoe")
+    return by("zoe") if "authenticate" in row.options else BEARER
 
 
 async def carried_out(row: Attack, folder: Path) -> str:

@@ -21,6 +21,7 @@ from handrail.serve import PromptSource, asgi
 from support.browsers import CHROMIUM, arguments
 from support.handoff_patterns import PATTERNS, at_terminal, example, replying
 from support.served_threads import plan
+from support.serving import BEARER, TOKEN
 
 PATTERN = PATTERNS["flexible"]
 SAID = plan([[PATTERN.handoff, dict(PATTERN.arguments)]])
@@ -31,7 +32,7 @@ Page = Callable[[str, str, dict[str, Any]], Awaitable[str]]
 
 async def in_the_page(address: str, said: str, filled: dict[str, Any]) -> str:
     """Use the page by making its requests directly."""
-    async with aiohttp.ClientSession(address) as page:
+    async with aiohttp.ClientSession(address, headers=BEARER) as page:
         await post(page, "/threads/t/messages", {"text": said})
         while not (shown := await get(page, "/threads/t"))["questions"]:
             await asyncio.sleep(0.005)
@@ -51,6 +52,8 @@ async def in_a_browser(address: str, said: str, filled: dict[str, Any]) -> str:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=arguments())
         page = await browser.new_page()
         await page.goto(address)
+        await page.get_by_label("Password or token").fill(TOKEN)
+        await page.keyboard.press("Enter")
         await page.get_by_label("Message", exact=True).fill(said)
         await page.keyboard.press("Enter")
         for label, value in filled.items():
@@ -111,7 +114,7 @@ async def test_one_handoff_in_the_page_at_a_terminal_and_by_a_model(tmp_path: Pa
     adapter = Adapter(ScriptedModel(charged))
 
     journal = SqliteJournal(tmp_path / "runs.db")
-    async with running(asgi(PromptSource(prompt, adapter), journal=journal)) as address:
+    async with running(asgi(PromptSource(prompt, adapter), journal=journal, token=TOKEN)) as address:
         by_page = await page(address, SAID, {"selected": "tea"})
     journal.close()
 

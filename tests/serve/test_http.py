@@ -21,20 +21,20 @@ from hypothesis import strategies as st
 
 from handrail.errors import DefinitionError
 from handrail.schema.problems import location_of
-from handrail.serve.limits import Limits, Quota, Rate
+from handrail.serve.limits import Limits, Quota, Rate, network_of
 from handrail.serve.metrics import REFUSED
 from handrail.serve.middleware import CSP
+from handrail.serve.pages import Pages
+from handrail.serve.people import People
 from handrail.serve.principals import Principals
 from handrail.serve.refusals import RequestRefused, pointer_of
 from handrail.serve.requests import parse_json
-from handrail.serve.routes import Pages
-from handrail.serve.server import address_of, listen
+from handrail.serve.server import address_of, is_reachable, listen
 from support import warm_python
-from support.serving import TOKEN, Client, said_by, serving, source
+from support.serving import BEARER, TOKEN, Client, said_by, serving, source
 from support.warm_python import Program
 
 pytestmark = pytest.mark.once  # sockets, processes and limits do not depend on the Python version
-BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 
 # --- bodies ---
@@ -447,7 +447,7 @@ def test_tokens_that_are_weak_or_beside_a_hook_are_refused():
         {"token": TOKEN, "authenticate": print},
     ):
         with pytest.raises(DefinitionError):
-            Principals(b"key", limits=Limits(), **options)  # type: ignore[arg-type]
+            Principals(People(), limits=Limits(), **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", [0, -1, float("inf"), float("nan"), True, "5", None])
@@ -457,14 +457,27 @@ def test_an_invalid_limit_is_refused_where_it_is_given(given: Any):
             Limits(**{name: given})
 
 
-async def test_other_addresses_want_a_token(tmp_path: Path):
-    async with serving(tmp_path) as client:
-        for host in ("0.0.0.0", "::", ""):
-            with pytest.raises(DefinitionError, match=r"token"):
-                listen(host, 0, client.app)
-    async with serving(tmp_path, token=TOKEN) as client:
-        with listen("0.0.0.0", 0, client.app) as listening:
-            assert address_of(listening).startswith("http://127.0.0.1:")
+def test_an_address_for_all_is_shown_as_this_machine_s_own():
+    with listen("0.0.0.0", 0) as listening:
+        assert address_of(listening).startswith("http://127.0.0.1:")
+        assert is_reachable(listening)
+    with listen("127.0.0.1", 0) as listening:
+        assert not is_reachable(listening)
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_a_client_with_a_whole_network_is_counted_once(address: str, network: str):
+    assert network_of(address) == network
 
 
 # --- the command ---
@@ -499,7 +512,7 @@ def started(folder: Path, *given: str, **env: str) -> Generator[tuple[Program, s
 def client_of(line: str) -> Client:
     found = re.search(r"http://\S+?/", line)
     assert found is not None
-    return Client(found[0], None)  # type: ignore[arg-type]
+    return Client(found[0], None, BEARER)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -516,7 +529,7 @@ def test_the_command_serves_a_module(tmp_path: Path, app: str, name: str):
     (tmp_path / "apps").mkdir()
     for file in ("desk.py", "apps/json.py"):
         (tmp_path / file).write_text(APP)
-    with started(tmp_path, app) as (process, line):
+    with started(tmp_path, app, HANDRAIL_TOKEN=TOKEN) as (process, line):
         assert line.startswith(f"{name} is at http://127.0.0.1:")
         asyncio.run(client_of(line).serves())
         process.send_signal(signal.SIGINT)
@@ -535,10 +548,10 @@ def test_the_command_serves_workers_with_a_token_and_parks(tmp_path: Path):
     (folder / "main.md").write_text("---\nname: main\ndescription: Helps.\n---\nHelp.\n")
     with started(tmp_path, "team/main", "--model", "model:slow", HANDRAIL_TOKEN=TOKEN, PYTHONPATH=".") as (process, line):  # fmt: skip
         assert line.startswith("main is at ")
-        assert f"#token={TOKEN}" in line
+        assert TOKEN not in line
         client = client_of(line)
-        asyncio.run(client.serves(BEARER))
-        asyncio.run(client.say("slow", "take your time", BEARER))
+        asyncio.run(client.serves())
+        asyncio.run(client.say("slow", "take your time"))
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=300)
         assert process.returncode == 0
@@ -548,7 +561,7 @@ def test_the_command_serves_workers_with_a_token_and_parks(tmp_path: Path):
 def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path):
     (tmp_path / "desk.py").write_text(APP.replace('"hello"', 'Reply("x", delay=60)').replace(
         "ScriptedModel\n", "ScriptedModel\nfrom handrail.models.scripted import Reply\n", 1))  # fmt: skip
-    with started(tmp_path, "desk.py") as (process, line):
+    with started(tmp_path, "desk.py", HANDRAIL_TOKEN=TOKEN) as (process, line):
         asyncio.run(client_of(line).say("a", "take your time"))
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None
@@ -564,8 +577,17 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path):
         (["nothing"], "neither a folder, a worker's file nor a module"),
         (["nothing.py"], "there is no module"),
         (["desk:none"], "no Agent or Prompt called 'none'"),
-        (["desk.py", "--host", "0.0.0.0"], "a token is needed"),
-        (["desk.py", "--token", "short"], "too easy to guess"),
+        (["desk.py", "--token", "a-long-token-in-arguments"], "No such option: --token"),
+        (["desk.py", "--token-file", "desk.py"], "others may read it. Run: chmod 600 desk.py"),
+        (["desk.py", "--token-file", "none"], "Give a file with the token in it"),
+        (["desk.py", "--token-file", "token", "--files", "."], "which tools may read and change"),
+        (
+            ["desk.py", "--tls-key", "work/x/key", "--files", "work/{principal}"],
+            "which tools may read and change",
+        ),
+        (["desk.py", "--files", "work/{principal}"], "'work' is not a folder"),
+        (["desk.py", "--tls-cert", "desk.py"], "Give both"),
+        (["desk.py", "--tls-cert", "desk.py", "--tls-key", "desk.py"], "not a certificate and its key"),
         (["desk.py", "--host", "no.such.host.invalid"], "can't listen on no.such.host.invalid"),
         (["desk.py", "--approve", "later"], "is not one of ask, all, strict"),
         (["desk.py", "--journal", "/dev/null/x"], "--journal"),

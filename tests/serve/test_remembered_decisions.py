@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from handrail.serve.agui.interrupts import question_json
 from support import warm_python
 from support.programs import handrail
 from support.served_threads import give, over, plan, served, settle, texts
-from support.serving import Client
+from support.serving import BEARER, TOKEN, Client
 
 pytestmark = pytest.mark.once
 
@@ -61,7 +62,7 @@ ALWAYS = {"approved": True, "remember": "scope"}
 def started(folder: Path, *given: str) -> Generator[Client]:
     """Run `handrail serve` for the length of the block, then kill it."""
     program = ["-m", "handrail", "serve", "desk.py", "--port", "0", "--journal", "runs.db"]
-    process = warm_python.start([*program, *given], cwd=folder)
+    process = warm_python.start([*program, *given], cwd=folder, env={**os.environ, "HANDRAIL_TOKEN": TOKEN})
     assert process.stdout is not None
     assert process.stderr is not None
     try:
@@ -69,7 +70,7 @@ def started(folder: Path, *given: str) -> Generator[Client]:
         assert line, process.stderr.read()
         found = re.search(r"http://\S+?/", line)
         assert found is not None
-        yield Client(found[0], None)  # type: ignore[arg-type]
+        yield Client(found[0], None, BEARER)  # type: ignore[arg-type]
     finally:
         process.close()  # closing the process kills it with SIGKILL
 

@@ -19,14 +19,16 @@ from handrail.serve.app import on_stop_signal
 from handrail.serve.feed import EventStream, Feed, Streams, follow
 from handrail.serve.metrics import EVENTS_SENT, PrometheusMetrics
 from support import warm_python
-from support.serving import Client, serving, source
+from support.serving import BEARER, TOKEN, Client, serving, source
 
 APP = """
 from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal
 from handrail.serve import PromptSource, asgi
 
 adapter = Adapter(ScriptedModel(lambda request: "hello"))
-app = asgi(PromptSource(Prompt("desk", "Help."), adapter), journal=SqliteJournal("runs.db"))
+app = asgi(
+    PromptSource(Prompt("desk", "Help."), adapter), journal=SqliteJournal("runs.db"), token="a-token-that-nobody-guesses"
+)
 """
 
 
@@ -57,7 +59,7 @@ async def test_another_server_stops_though_somebody_looks(tmp_path: Path, number
         env={**os.environ, "PYTHONPATH": "."},
     )
     try:
-        client = Client(f"http://127.0.0.1:{port}", None)  # type: ignore[arg-type]
+        client = Client(f"http://127.0.0.1:{port}", None, BEARER)  # type: ignore[arg-type]
         await _until_served(client)
         await client.say("a", "hello")
         await client.idle("a")
@@ -76,7 +78,7 @@ async def test_another_server_stops_though_somebody_looks(tmp_path: Path, number
 async def test_a_server_that_cancels_a_stream_ends_it(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """A server that is stopped without a signal gives its streams a second, then cancels them."""
     journal = SqliteJournal(tmp_path / "runs.db")
-    app = asgi(source(), journal=journal)
+    app = asgi(source(), journal=journal, token=TOKEN)
     config = uvicorn.Config(
         app, port=0, lifespan="on", log_config=None, timeout_graceful_shutdown=1, access_log=False
     )
@@ -84,7 +86,7 @@ async def test_a_server_that_cancels_a_stream_ends_it(tmp_path: Path, caplog: py
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     going = asyncio.create_task(server._serve([listening]))  # pyright: ignore[reportPrivateUsage]  # without signals
-    client = Client(f"http://127.0.0.1:{port}", app)
+    client = Client(f"http://127.0.0.1:{port}", app, BEARER)
     await _until_served(client)
     await client.say("a", "hello")
     await client.idle("a")

@@ -19,6 +19,7 @@ from handrail.models.scripted import Reply, Scripted
 from handrail.serve.app import asgi
 from handrail.serve.sources import PromptSource
 from support.served import PLAYS, PROMPT, Booking, PlayedModel, said, source_in
+from support.serving import TOKEN
 
 PLANS: Mapping[str, Sequence[Scripted]] = {
     **PLAYS,
@@ -61,7 +62,7 @@ def source_of(folder: Path) -> PromptSource:
 
 
 def main(folder: Path, port: int) -> None:
-    app = asgi(source_of(folder), journal=SqliteJournal(folder / "runs.db"))
+    app = asgi(source_of(folder), journal=SqliteJournal(folder / "runs.db"), token=TOKEN)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import uvicorn
 from pydantic import BaseModel, Field, field_validator
@@ -45,7 +46,11 @@ from handrail.messages import (
 )
 from handrail.models.scripted import Reply, Scripted
 from handrail.serve.app import asgi
+from handrail.serve.people import People
 from handrail.serve.sources import PromptSource, Source
+
+if TYPE_CHECKING:
+    from playwright.sync_api import BrowserContext
 
 # --- gates that tests open ----------------------------------------------------------------------------
 
@@ -277,6 +282,7 @@ class Served:
     """A server on loopback that runs in its own thread."""
 
     def __init__(self, app: Any, port: int = 0) -> None:
+        self.app = app
         listening = socket.socket()
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(("127.0.0.1", port))
@@ -286,6 +292,14 @@ class Served:
         config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name=f"server on {self.port}", daemon=True)
+
+    def sign_in(self, context: BrowserContext, **given: str) -> None:
+        """Give a browser context a session, as the page does: by a link, or as somebody."""
+        given = given or {"link": self.app.principals.new_link()}
+        said = context.request.post(f"{self.url}/login", data=given)
+        assert said.ok, said.text()
+        key = json.dumps(said.json()["key"])
+        context.add_init_script(f"localStorage.setItem('handrail.key', {key})")
 
     def start(self) -> None:
         self._thread.start()
@@ -308,12 +322,18 @@ class Served:
 def serving(
     folder: Path, *, source: Source | None = None, port: int = 0, **options: Any
 ) -> Generator[Served]:
-    """Serve the app from a folder that also has its journal, until the block ends."""
+    """Serve the app from a folder, with its journal inside, until the block ends.
+
+    Pages sign in by link (`Served.sign_in`); a `token` in the options lets programs in.
+    """
     journal = SqliteJournal(folder / "runs.db")
-    server = Served(asgi(source or source_in(folder), journal=journal, **options), port)
+    people = People(folder / "people.db")
+    app = asgi(source or source_in(folder), journal=journal, people=people, **options)
+    server = Served(app, port)
     server.start()
     try:
         yield server
     finally:
         server.stop()
         journal.close()
+        people.close()

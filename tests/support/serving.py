@@ -25,10 +25,12 @@ from handrail.messages import AssistantMessage, ModelRequest, ToolMessage, UserM
 from handrail.models.scripted import Reply, Scripted
 from handrail.serve.app import ServedApp, asgi
 from handrail.serve.limits import Limits
+from handrail.serve.people import People
 from handrail.serve.server import address_of, listen, server_for
 from handrail.serve.sources import PromptSource
 
 TOKEN = "a-token-that-nobody-guesses"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 
 @dataclass
@@ -115,8 +117,10 @@ class Said:
 class Client:
     """A client that writes HTTP/1.1 itself, so that no library corrects its requests."""
 
-    def __init__(self, address: str, app: ServedApp) -> None:
+    def __init__(self, address: str, app: ServedApp, headers: dict[str, str] | None = None) -> None:
         self.address = address
+        self.headers = headers or {}
+        """Sent with every request, unless the request has its own; the value `-` leaves a header out."""
         self.app = app
         self.host = address.removeprefix("http://").rstrip("/")
         name, _, port = self.host.rpartition(":")
@@ -126,7 +130,7 @@ class Client:
         return await asyncio.open_connection(self.name, self.port)
 
     def head(self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b"") -> bytes:
-        given = {"Host": self.host, **(headers or {})}
+        given = {"Host": self.host, **self.headers, **(headers or {})}
         if body or method == "POST":
             given = {"Content-Type": "application/json", "Content-Length": str(len(body)), **given}
         lines = [f"{name}: {value}" for name, value in given.items() if value != "-"]
@@ -265,22 +269,42 @@ async def serving(
     limits: Limits | None = None,
     **options: Any,
 ) -> AsyncGenerator[Client]:
-    """Start a server as `handrail serve` does, but in this process."""
+    """Start a server as `handrail serve` does, but in this process.
+
+    Unless the options say who may use it, it has a token, and the client sends that.
+    """
     journal = SqliteJournal(folder / "runs.db")
-    app = asgi(served or source(), journal=journal, limits=limits, grace=0.2, **options)
-    listening = listen(host, 0, app)
+    people = People(folder / "people.db")
+    headers: dict[str, str] = {}
+    if not options.keys() & {"authenticate", "token"} and not people.has_users():
+        options["token"] = TOKEN
+        headers = BEARER
+    app = asgi(served or source(), journal=journal, people=people, limits=limits, grace=0.2, **options)
+    listening = listen(host, 0)
     server = server_for(app)
-    await app.threads.start()
+    await app.start()
     task = asyncio.create_task(server.serve([listening]))
     try:
         while not server.started:
             await asyncio.sleep(0.005)
-        yield Client(address_of(listening), app)
+        yield Client(address_of(listening), app, headers)
     finally:
         await app.stop()
         server.should_exit = True
         await task
         journal.close()
+        people.close()
+
+
+async def signed_in(client: Client, **given: str) -> dict[str, str]:
+    """Sign in, and return the headers that the page sends from then on."""
+    said = await client.ask("POST", "/login", given)
+    assert said.status == 200, said.body
+    return {
+        "Authorization": "-",
+        "Cookie": said.headers["set-cookie"].partition(";")[0],
+        "Handrail-Key": said.json["key"],
+    }
 
 
 def said_by(messages: Any) -> list[str]:

@@ -155,21 +155,38 @@ class ServeOptions:
     host: Annotated[
         str,
         typer.Option(
-            metavar="ADDRESS", help="The address to listen on. Any but this machine's own needs a token."
+            metavar="ADDRESS", help="The address to listen on; 0.0.0.0 for every one, which wants TLS."
         ),
     ] = "127.0.0.1"
     port: Annotated[
         int, typer.Option(min=0, max=65535, metavar="N", help="The port, or 0 for any free one.")
     ] = 8600
-    token: Annotated[
-        str | None,
+    token_file: Annotated[
+        Path | None,
         typer.Option(
-            metavar="TOKEN",
-            help="The token clients must send. Safer in $HANDRAIL_TOKEN, where `ps` does not show it.",
+            "--token-file",
+            metavar="FILE",
+            help="A file with the token that programs send; or set $HANDRAIL_TOKEN. Default: none, and pages are "
+            "entered by a link that works once.",
         ),
     ] = None
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option("--tls-cert", metavar="FILE", help="A certificate in PEM, to serve over TLS."),
+    ] = None
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's private key.")
+    ] = None
     model: ModelName = None
-    files: FilesFolder = None
+    files: Annotated[
+        Path | None,
+        typer.Option(
+            "--files",
+            metavar="FOLDER",
+            help="The folder tools may change; 'work/{principal}' gives each person their own. Default: `files` "
+            "beside the worker, if any.",
+        ),
+    ] = None
     journal: JournalFile = None
     approve: Annotated[
         str,
@@ -178,6 +195,26 @@ class ServeOptions:
             help="What happens to calls that need approval. ask: ask on the page; all: approve; strict: deny.",
         ),
     ] = "ask"
+    oidc_issuer: Annotated[
+        str | None,
+        typer.Option(
+            "--oidc-issuer",
+            metavar="URL",
+            help="Let users sign in with this OpenID Connect provider; they are named by their email address.",
+        ),
+    ] = None
+    oidc_client: Annotated[
+        str | None,
+        typer.Option(
+            "--oidc-client", metavar="ID", help="The client id there. Its secret: $HANDRAIL_OIDC_SECRET."
+        ),
+    ] = None
+    access_log: Annotated[
+        Path | None,
+        typer.Option(
+            "--access-log", metavar="FILE", help="Append every request to this file, as JSON lines."
+        ),
+    ] = None
     open: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False
     hosts: Annotated[
         list[str] | None,

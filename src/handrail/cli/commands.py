@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from handrail.cli.command_options import ServeOptions, WorkerOptions, takes_options
+from handrail.cli.command_options import JournalFile, ServeOptions, WorkerOptions, takes_options
 from handrail.cli.outcome import EXIT_CODES
 
 _EPILOG = "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES) + "."
@@ -109,20 +109,44 @@ def serve(options: ServeOptions) -> None:
     raise typer.Exit(serve_command.serve(options))
 
 
+@app.command()
+def audit(
+    who: Annotated[
+        str | None, typer.Option("--who", metavar="NAME", help="Only what this person did.")
+    ] = None,
+    after: Annotated[
+        int, typer.Option("--after", min=0, metavar="N", help="Only entries after this number.")
+    ] = 0,
+    journal: JournalFile = None,
+) -> None:
+    """Print who signed in, saw, answered and undid what on a server, one JSON object a line."""
+    from handrail.cli import users_commands
+
+    raise typer.Exit(users_commands.audit(journal, who, after))
+
+
 class _RunsGroup(TyperGroup):
     """Loads the commands of `handrail runs` when one of them is used."""
 
+    def load(self) -> Any:
+        from handrail.cli import runs_commands
+
+        return typer.main.get_command(runs_commands.app)
+
     def list_commands(self, ctx: Any) -> list[str]:
-        return _load_runs().list_commands(ctx)
+        return self.load().list_commands(ctx)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return _load_runs().get_command(ctx, cmd_name)
+        return self.load().get_command(ctx, cmd_name)
 
 
-def _load_runs() -> Any:
-    from handrail.cli import runs_commands
+class _UsersGroup(_RunsGroup):
+    """Loads the commands of `handrail users` when one of them is used."""
 
-    return typer.main.get_command(runs_commands.app)
+    def load(self) -> Any:
+        from handrail.cli import users_commands
+
+        return typer.main.get_command(users_commands.app)
 
 
 app.add_typer(
@@ -132,6 +156,16 @@ app.add_typer(
         help="Look at recorded runs and continue them. A run is named by its id, or the beginning of it.",
         epilog="Exit codes: 0 done; 1 it failed, or the replay differs; 2 the command line is wrong; "
         "4 the run reached its deadline or budget; 5 the run waits for an answer; 130 cancelled by Ctrl-C.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+)
+app.add_typer(
+    typer.Typer(
+        name="users",
+        cls=_UsersGroup,
+        help="Say who may use a server, and end their sessions. They are kept beside the journal.",
         no_args_is_help=True,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import importlib.util
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,58 +18,129 @@ from handrail.cli.command_options import (
     open_journal,
     parse_approvals,
 )
-from handrail.cli.outcome import DONE, UsageError, divert_stdout, fail
+from handrail.cli.outcome import DONE, UsageError, divert_stdout, fail, journal_path
+from handrail.cli.server_token import BrowserFile, read_token, take_variable
 from handrail.rendering import escape_line
 
 if TYPE_CHECKING:
     import socket
 
+    from handrail.resources.directory import DirectoryFilesystem
     from handrail.serve.app import ServedApp
+    from handrail.serve.oidc import OidcProvider
+    from handrail.serve.principal_files import PrincipalFiles
+    from handrail.serve.server import Tls
     from handrail.serve.sources import Loaded
 
 
 def serve(options: ServeOptions) -> int:
     """Serve until told to stop, and return the exit code."""
-    token = options.token or os.environ.get("HANDRAIL_TOKEN") or None
     try:
+        _check_apart(options)
+        token = read_token(options.token_file)  # before anything of the app runs
+        secret = take_variable("HANDRAIL_OIDC_SECRET")
         _check_extra()
         from handrail.serve.app import asgi
+        from handrail.serve.people import People, people_path
 
+        tls = _tls(options)
         with divert_stdout():
             loaded = _load(options)
-        with contextlib.closing(open_journal(options.journal, loaded.source.files)) as journal:
+        with (
+            contextlib.closing(open_journal(options.journal, loaded.source.files)) as journal,
+            contextlib.closing(People(people_path(journal_path(options.journal)))) as people,
+        ):
             app = asgi(
                 loaded.source,
                 journal=journal,
                 authenticate=loaded.authenticate,
+                people=people,
+                oidc=_oidc(options, secret),
                 token=token,
                 renderers=loaded.renderers,
                 hosts=options.hosts or (),
                 origins=options.origins or (),
+                access_log=options.access_log,
             )
-            asyncio.run(_serve(options, app, _listen(options, app), token))
+            asyncio.run(_serve(options, app, _listen(options), tls))
     except Exception as error:
         return fail(error)
     return DONE
 
 
-async def _serve(options: ServeOptions, app: ServedApp, listening: socket.socket, token: str | None) -> None:
-    from handrail.serve.server import address_of, run
+async def _serve(options: ServeOptions, app: ServedApp, listening: socket.socket, tls: Tls | None) -> None:
+    from handrail.serve.server import address_of, is_reachable, run
 
-    address = address_of(listening) + (f"#token={token}" if token is not None else "")
+    address = address_of(listening, "http" if tls is None else "https")
+    principals, browser = app.principals, BrowserFile()
+
+    def entrance() -> str:
+        return f"{address}#link={principals.new_link()}" if principals.has_links else address
 
     def ready() -> None:
-        _print(f"{escape_line(app.threads.source.name)} is at {address} (Ctrl-C stops it)")
+        at = entrance()
+        _print(f"{escape_line(app.threads.source.name)} is at {at} (Ctrl-C stops it)")
+        if tls is None and is_reachable(listening):
+            _print(
+                "Others on the network can read the traffic. Use --tls-cert and --tls-key, or a proxy with TLS."
+            )
         if options.open:
-            import webbrowser
+            browser.open(at)
 
-            webbrowser.open(address)
+    def link_used() -> None:
+        browser.remove()
+        _print(f"The link was used. To open the page elsewhere, use the next one: {entrance()}")
 
     def stopping(runs: int) -> None:
         parked = "" if not runs else f", parking {runs} run{'s' if runs > 1 else ''}"
         _print(f"Stopping{parked}. Nothing is lost; press again to quit at once.")
 
-    await run(app, listening, ready=ready, stopping=stopping)
+    principals.link_used = link_used
+    try:
+        await run(app, listening, tls=tls, ready=ready, stopping=stopping)
+    finally:
+        browser.remove()
+
+
+def _oidc(options: ServeOptions, secret: str | None) -> OidcProvider | None:
+    from handrail.serve.oidc import OidcProvider
+
+    if options.oidc_issuer is None and options.oidc_client is None:
+        return None
+    if not (options.oidc_issuer and options.oidc_client and secret):
+        raise UsageError(
+            "OpenID Connect needs an issuer, a client and its secret. Give --oidc-issuer URL --oidc-client ID, and set "
+            "$HANDRAIL_OIDC_SECRET."
+        )
+    return OidcProvider(options.oidc_issuer, options.oidc_client, secret)
+
+
+def _check_apart(options: ServeOptions) -> None:
+    """Refuse a token, a key or a log that lies in the folder that tools may change."""
+    if options.files is None:
+        return
+    folder = Path(str(options.files).partition("{")[0] or ".").resolve()
+    for name, path in (
+        ("--token-file", options.token_file),
+        ("--tls-key", options.tls_key),
+        ("--access-log", options.access_log),
+    ):
+        if path is not None and path.resolve().is_relative_to(folder):
+            raise UsageError(
+                f"{name} {path} lies in {folder}, which tools may read and change. Move it elsewhere."
+            )
+
+
+def _tls(options: ServeOptions) -> Tls | None:
+    from handrail.serve.server import Tls
+
+    if options.tls_cert is None and options.tls_key is None:
+        return None
+    if options.tls_cert is None or options.tls_key is None:
+        raise UsageError("TLS needs a certificate and its key. Give both: --tls-cert FILE --tls-key FILE.")
+    tls = Tls(options.tls_cert, options.tls_key)
+    tls.check()
+    return tls
 
 
 def _load(options: ServeOptions) -> Loaded:
@@ -91,16 +161,24 @@ def _load(options: ServeOptions) -> Loaded:
         str(path) if is_worker else options.app,
         model=find_model(options.model),
         approvals=parse_approvals(options.approve),
-        files=open_files(options.files, folder) if is_worker or options.files is not None else None,
+        files=_open_files(options.files, folder) if is_worker or options.files is not None else None,
     )
 
 
-def _listen(options: ServeOptions, app: ServedApp) -> socket.socket:
+def _open_files(files: Path | None, folder: Path) -> DirectoryFilesystem | PrincipalFiles | None:
+    from handrail.serve.principal_files import PLACEHOLDER, PrincipalFiles
+
+    if files is not None and PLACEHOLDER in str(files):
+        return PrincipalFiles(str(files))
+    return open_files(files, folder)
+
+
+def _listen(options: ServeOptions) -> socket.socket:
     from handrail.serve.server import listen
 
     where = f"{options.host}:{options.port}"
     try:
-        return listen(options.host, options.port, app)
+        return listen(options.host, options.port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             advice = f"Use another port: --port {options.port + 1}, or --port 0 for any free one."

@@ -59,7 +59,9 @@ async def ask_approval(
     arguments = pydantic_core.from_json(attempt.tool.dump(params))  # secrets masked
     cover = _covering(attempt, asks, name, params, arguments, diff)
     keys = cover(session.id)
-    kept = attempt.tool.capabilities.isdisjoint(NEVER_REMEMBERED)
+    quorums = attempt.quorums if asks == "call" else ()
+    attempt.has_asked = attempt.has_asked or asks == "call"
+    kept = attempt.tool.capabilities.isdisjoint(NEVER_REMEMBERED) and not quorums
     scopes = {scope.words: scope.key for scope in keys.scopes} if kept else {}
     payload = {"tool": attempt.name, "arguments": arguments, "reason": exact(reason)}
     if kept:
@@ -84,6 +86,7 @@ async def ask_approval(
         APPROVAL_SCHEMA,
         frame.options.approval_seconds,
         decision_keys if kept else None,
+        quorums,
     )
     recall = Recall(session, question, cover, frame.clock)
     asked = ApprovalRequest(

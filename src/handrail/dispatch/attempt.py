@@ -47,6 +47,7 @@ from handrail.tools import Tool, ToolResult
 
 if TYPE_CHECKING:
     from handrail.dispatch.gate import Gate
+    from handrail.question import Quorum
 
 
 class Attempt(msgspec.Struct, eq=False):
@@ -76,6 +77,10 @@ class Attempt(msgspec.Struct, eq=False):
     """The handler's return value, even if the call failed afterwards."""
     decision: str = ""
     """The combined decision of the policies; None if there are no policies."""
+    quorums: tuple[Quorum, ...] = ()
+    """The people besides the principal whom the policies ask."""
+    has_asked: bool = False
+    """Whether an approval of the call was asked for, so that the quorums can't grow any more."""
     preview: str | None = None
     """The reason for approval if the call runs first and its changes are approved afterwards; otherwise None."""
     stale: tuple[str, ...] = ()
@@ -200,7 +205,9 @@ class Attempt(msgspec.Struct, eq=False):
     def next(self) -> Attempt:
         """Return the next attempt at the same call. It replaces this attempt, whose context has expired."""
         has_secret = self.call.kind.is_part and self.has_secret
-        return Attempt(self.call, self.frame, self.number + 1, self.retries, has_secret, self.started)
+        again = Attempt(self.call, self.frame, self.number + 1, self.retries, has_secret, self.started)
+        again.quorums, again.has_asked = self.quorums, self.has_asked
+        return again
 
     # Numbers and ids. They follow from the order in which a handler uses its verbs, and are never random.
 

@@ -205,6 +205,14 @@ def _reason_to_ask(attempt: Attempt, policy: ToolPolicy, decision: PolicyDecisio
     if decision.kind != "ask":  # anything but the three kinds is denied, too
         attempt.decision = "deny"
         raise Refused("denied", f"{attempt.name} is not allowed: {decision.reason}")
+    missing = set(decision.quorums) - set(attempt.quorums)
+    if missing and attempt.has_asked:  # what was approved before was not approved by these people
+        attempt.decision = "deny"
+        raise Refused(
+            "denied", f"{attempt.name} needs the approval of other people than before. Call it again."
+        )
+    if missing:
+        attempt.quorums = tuple(dict.fromkeys((*attempt.quorums, *decision.quorums)))
     return asked or decision.reason or f"{policy.name} asks"
 
 

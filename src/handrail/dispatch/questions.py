@@ -24,7 +24,7 @@ from handrail.errors import (
 from handrail.events import QuestionAnswered, QuestionAsked
 from handrail.journal.digest import digest
 from handrail.operation import Operation
-from handrail.question import Answer, DecisionKeys, Question, QuestionKind, rows_of_payload
+from handrail.question import Answer, DecisionKeys, Question, QuestionKind, Quorum, rows_of_payload
 from handrail.rendering import exact
 from handrail.replay.marks import has_secret, mark_given, was_given_secret
 from handrail.replay.parked_run import end_grace
@@ -210,6 +210,7 @@ def question_of(
     schema: dict[str, Any],
     timeout: float | None,
     decision_keys: DecisionKeys | None = None,
+    quorums: tuple[Quorum, ...] = (),
 ) -> Question:
     """Create an attempt's question. Its digest binds the answer to everything that the question is about."""
     frame = attempt.frame
@@ -222,6 +223,7 @@ def question_of(
     rows = [[row.name, row.whole] for row in rows_of_payload(kind, payload)]
     message = exact(message)  # it may quote what a model wrote
     principal = frame.session.principal
+    people = [(quorum.role, quorum.approvals) for quorum in quorums]
     covered = (
         attempt.tool.name,
         attempt.tool.json_schema,
@@ -229,6 +231,7 @@ def question_of(
         attempt.id,
         question_id,
         principal,
+        *([people] if people else ()),
     )
     return Question(
         id=question_id,
@@ -245,6 +248,7 @@ def question_of(
         expires_at=None if timeout is None else now + timedelta(seconds=timeout),
         run_id=frame.run_context.request_id,
         decision_keys=decision_keys,
+        quorums=quorums,
     )
 
 

@@ -21,6 +21,7 @@ from handrail.guard.policy import (
     ReadBeforeWritePolicy,
     SequentialDependencyPolicy,
 )
+from handrail.question import ask
 
 __all__ = [
     "ApprovalMemory",
@@ -41,4 +42,5 @@ __all__ = [
     "all_of",
     "any_of",
     "approvals_of",
+    "ask",
 ]

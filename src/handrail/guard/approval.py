@@ -98,6 +98,8 @@ class Broker:
             return Approval(
                 False, "approvals are strict here: what needs asking is denied", "strict", "denied"
             )
+        if request.question.quorums:
+            return await self._ask_others(request)
         while True:
             if recall is not None:
                 remembered = recall.find()
@@ -113,6 +115,21 @@ class Broker:
             if answer is not None:
                 return decision(answer, request)
             await self._questions.withdraw(request.question.id)  # nothing is waiting for its answer any more
+
+    async def _ask_others(self, request: ApprovalRequest) -> Approval:
+        """Let the people decide whom the policies ask for. Nothing stands in for them: no mode, nothing remembered.
+
+        Where too few of them exist, the request is denied at once.
+        """
+        question, environment = request.question, self._environment
+        for quorum in question.quorums:
+            found = () if environment is None else environment.voters(quorum, question.principal)
+            if environment is None or len(found) < quorum.approvals:
+                there = "nobody" if not found else f"only {len(found)}"
+                reason = f"it needs {quorum} other than {question.principal!r}, and there is {there}"
+                return Approval(False, reason, "", "denied")
+        answer = await self._ask(request, cast("Environment", environment))
+        return Approval(False, "", "", "cancelled") if answer is None else decision(answer, request)
 
     async def _ask(self, request: ApprovalRequest, environment: Environment) -> Answer | None:
         """Return the answer to a request; None if the request was withdrawn because a new decision covers it."""
@@ -165,6 +182,9 @@ def decision(answer: Answer, request: ApprovalRequest) -> Approval:
         outcomes: dict[str, ApprovalOutcome] = {"declined": "denied", "timed out": "timed out"}
         return Approval(False, answer.reason, answer.by, outcomes.get(answer.outcome, "cancelled"))
     decided = _checked(answer.value, request)
+    question = request.question
+    if question.quorums and decided.approved and question.decided_by(answer.votes) is not True:
+        return Approval(False, "the people whom it needs have not approved it", answer.by, "denied")
     reason = decided.reason or ""
     recall: ApprovalRecall | None = request.recall
     if recall is not None and decided.remember != "once":

@@ -14,12 +14,14 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.context import ToolContext
 from handrail.errors import DefinitionError, FileError, FileMissing, HandrailError, ResourceError
 from handrail.protocols import Filesystem, PolicyDecision, ToolPolicy
+from handrail.question import Quorum
 from handrail.resources.paths import parse_path
 from handrail.session import kept
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 from handrail.tools.checks import CAPABILITY
 
-Verdict = Literal["allow", "ask", "deny"]
+Verdict = Literal["allow", "ask", "deny"] | Quorum
+"""What is decided about a capability or an effect. A quorum, from `ask(role=..., approvals=...)`, asks other people."""
 
 _PATTERN = re.compile(rf"(\*|{CAPABILITY}(\.\*)?)\Z")
 
@@ -234,9 +236,10 @@ class CapabilityPolicy(_CheckOnly):
                     "Write 'fs.write', 'fs.*' or '*'."
                 )
         for what, verdict in [*(verdicts or {}).items(), *(effects or {}).items()]:
-            if verdict not in ("allow", "ask", "deny"):
+            if verdict not in ("allow", "ask", "deny") and not isinstance(verdict, Quorum):  # pyright: ignore[reportUnnecessaryIsInstance]  # a user's own
                 raise DefinitionError(
-                    f"policy {name!r}: the verdict on {what!r} is {verdict!r}. Use 'allow', 'ask' or 'deny'."
+                    f"policy {name!r}: the verdict on {what!r} is {verdict!r}. Use 'allow', 'ask', 'deny' or "
+                    "ask(role=..., approvals=...)."
                 )
         for effect in effects or ():
             if effect not in EFFECTS:
@@ -279,11 +282,13 @@ class CapabilityPolicy(_CheckOnly):
 
     def _by_capability(self, tool: Tool[Any, Any]) -> PolicyDecision | None:
         found = [(word, self._verdict_on(word)) for word in sorted(tool.capabilities)]
-        strictest_first: tuple[Verdict, ...] = ("deny", "ask")
-        for wanted in strictest_first:
-            for word, verdict in found:
-                if verdict == wanted:
-                    return self._decision(wanted, f"{tool.name} uses {word!r}")
+        denied = [word for word, verdict in found if verdict == "deny"]
+        if denied:
+            return self._decision("deny", f"{tool.name} uses {denied[0]!r}")
+        quorums = tuple(verdict for _, verdict in found if isinstance(verdict, Quorum))
+        asked = [word for word, verdict in found if verdict == "ask" or isinstance(verdict, Quorum)]
+        if asked:
+            return self._ask(f"{tool.name} uses {asked[0]!r}", quorums)
         allowed = found and all(verdict == "allow" for _, verdict in found)
         return PolicyDecision.allow() if allowed else None
 
@@ -304,7 +309,13 @@ class CapabilityPolicy(_CheckOnly):
     def _decision(self, verdict: Verdict, about: str) -> PolicyDecision:
         if verdict == "deny":
             return PolicyDecision.deny(f"{about}, which is not allowed here.")
+        if isinstance(verdict, Quorum):
+            return self._ask(about, (verdict,))
         return PolicyDecision.ask(about) if verdict == "ask" else PolicyDecision.allow()
+
+    def _ask(self, about: str, quorums: tuple[Quorum, ...]) -> PolicyDecision:
+        needed = f", which needs {' and '.join(map(str, quorums))}" if quorums else ""
+        return PolicyDecision.ask(f"{about}{needed}", *quorums)
 
     def _verdict_on(self, word: str) -> Verdict | None:
         if word in self._verdicts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hmac
 from datetime import datetime
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import msgspec
 import pydantic_core
@@ -42,15 +42,36 @@ def check_answer(question: Question, answer: Answer, now: datetime) -> None:
 
 def check_sender(question: Question, answer: Answer) -> None:
     """Raise `AnswerRefused` for an answer to another question, or from a person who was not asked."""
+    check_digest(question, answer)
+    if question.quorums and answer.outcome == "answered":
+        _check_votes(question, answer)
+    elif answer.by != question.principal:
+        raise AnswerRefused(
+            question.id, f"{answer.by!r} may not answer it", f"Only {question.principal!r} may."
+        )
+
+
+def check_digest(question: Question, answer: Answer) -> None:
+    """Raise `AnswerRefused` for an answer to another question."""
     if not hmac.compare_digest(_bytes(answer.digest), _bytes(question.digest)):
         raise AnswerRefused(
             question.id,
             "its digest does not match this question's",
             "Read the question again, and answer that version of it.",
         )
-    if answer.by != question.principal:
+
+
+def _check_votes(question: Question, answer: Answer) -> None:
+    """Raise `AnswerRefused` for an answer that the votes of the people who were asked do not decide."""
+    value: Any = answer.value
+    approved = isinstance(value, dict) and cast("dict[str, Any]", value).get("approved") is True
+    decided = question.decided_by(answer.votes)
+    if decided is None or decided != approved:
+        needed = " and ".join(map(str, question.quorums))
         raise AnswerRefused(
-            question.id, f"{answer.by!r} may not answer it", f"Only {question.principal!r} may."
+            question.id,
+            f"{answer.by!r} may not answer it alone",
+            f"It takes {needed}, other than {question.principal!r}: they find it in their inbox on the page.",
         )
 
 

@@ -16,6 +16,7 @@ from handrail.journal.digest import key_beside
 from handrail.journal.questions import SqliteQuestions
 from handrail.journal.runs import SqliteRuns
 from handrail.journal.tickets import SqliteTickets
+from handrail.journal.votes import SqliteVotes
 
 Durability = Literal["process", "power"]
 """What the record survives: the end of the process, even by `kill -9`, or also a power cut."""
@@ -70,6 +71,7 @@ class SqliteJournal:
         self.calls = SqliteCalls(database)
         self.questions = SqliteQuestions(database, clock, self.key, watch)
         self.decisions = SqliteDecisions(database)
+        self.votes = SqliteVotes(database)
         self.tickets = SqliteTickets(database)
         self.blobs = SqliteBlobs(database)
 

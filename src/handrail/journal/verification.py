@@ -21,7 +21,7 @@ RUN, OUTCOME, FORK, IMPORT = "run", "outcome", "fork", "import"
 UNIT, VOID = "unit", "void"
 STEP, SETTLED, CLEARED = "step", "step settled", "step cleared"
 QUESTION, WITHDRAWN, TICKET = "question", "withdrawn", "ticket"
-ANSWER, ANSWER_CLEARED, DEPOSIT, CANCEL = "answer", "answer cleared", "deposit", "cancel"
+ANSWER, ANSWER_CLEARED, VOTE, DEPOSIT, CANCEL = "answer", "answer cleared", "vote", "deposit", "cancel"
 
 _INTERNAL = frozenset(
     (RUN, OUTCOME, FORK, IMPORT, UNIT, VOID, STEP, SETTLED, CLEARED, QUESTION, WITHDRAWN, TICKET)

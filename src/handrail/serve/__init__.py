@@ -16,15 +16,30 @@ from handrail.errors import DefinitionError
 if TYPE_CHECKING:
     from handrail.serve.app import ServedApp, asgi
     from handrail.serve.limits import Limits
+    from handrail.serve.oidc import OidcProvider
+    from handrail.serve.people import People
     from handrail.serve.sources import PromptSource, Source, WorkersSource, load
     from handrail.serve.threads import Threads
 
-__all__ = ["Limits", "PromptSource", "ServedApp", "Source", "Threads", "WorkersSource", "asgi", "load"]
+__all__ = [
+    "Limits",
+    "OidcProvider",
+    "People",
+    "PromptSource",
+    "ServedApp",
+    "Source",
+    "Threads",
+    "WorkersSource",
+    "asgi",
+    "load",
+]
 
 REQUIRED = ("starlette", "uvicorn", "ag_ui")
 """The packages that the `serve` extra installs."""
 _HOMES = {
     "Limits": "limits",
+    "OidcProvider": "oidc",
+    "People": "people",
     "PromptSource": "sources",
     "ServedApp": "app",
     "Source": "sources",
@@ -35,10 +50,10 @@ _HOMES = {
 }
 
 
-def missing_extra(name: str) -> DefinitionError:
-    """Return the error for a package of the `serve` extra that is not installed."""
+def missing_extra(name: str, extra: str = "serve") -> DefinitionError:
+    """Return the error for a package of an extra that is not installed."""
     return DefinitionError(
-        f"serving needs {name}, which is not installed. Install it with: pip install 'handrail[serve]'"
+        f"serving needs {name}, which is not installed. Install it with: pip install 'handrail[{extra}]'"
     )
 
 
@@ -52,4 +67,4 @@ def __getattr__(name: str) -> Any:
         missing = (error.name or "").partition(".")[0]
         if missing not in REQUIRED:
             raise
-        raise missing_extra(missing) from None
+        raise missing_extra(missing, "oidc" if home == "oidc" else "serve") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
@@ -14,16 +15,23 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
+from handrail.errors import DefinitionError
 from handrail.journals import Journal
+from handrail.serve.access_log import AccessLog
 from handrail.serve.feed import Streams
+from handrail.serve.inbox import Inbox
 from handrail.serve.limits import Limits
 from handrail.serve.metrics import PrometheusMetrics, end_leg, refuse
 from handrail.serve.middleware import GuardMiddleware
+from handrail.serve.oidc import OidcProvider
+from handrail.serve.people import People
 from handrail.serve.principals import Authenticate, Principals
 from handrail.serve.refusals import exception_handlers
 from handrail.serve.routes import Routes
 from handrail.serve.sources import Source
 from handrail.serve.threads import Threads
+
+log = logging.getLogger("handrail.serve")
 
 
 class ServedApp:
@@ -31,7 +39,10 @@ class ServedApp:
 
     Runs are recorded in `journal`. On startup, runs that an earlier process left are resumed; on shutdown,
     every run is parked. `hosts` are additional host names the app answers to, `origins` additional origins
-    whose pages may use it.
+    whose pages may use it. Every request is written to `access_log`, if there is one, as a line of JSON.
+
+    Every request is authenticated: by `authenticate`, by the users in `people`, or by `token`. Without any of
+    them the page is entered by a link that works once, which the app logs when it starts under an ASGI server.
     """
 
     def __init__(
@@ -40,33 +51,51 @@ class ServedApp:
         *,
         journal: Journal,
         authenticate: Authenticate | None = None,
+        people: People | None = None,
+        oidc: OidcProvider | None = None,
         token: str | None = None,
         renderers: Path | None = None,
         hosts: Iterable[str] = (),
         origins: Iterable[str] = (),
         limits: Limits | None = None,
+        access_log: Path | None = None,
         park_after: float = 300.0,
         grace: float = 5.0,
     ) -> None:
         self.limits = limits or Limits()
         self.metrics = PrometheusMetrics()
-        self.threads = Threads(source, journal, park_after=park_after, ended=partial(end_leg, self.metrics))
+        self.people = people or People()
+        self.threads = Threads(
+            source,
+            journal,
+            park_after=park_after,
+            ended=partial(end_leg, self.metrics),
+            voters=self.people.who_may_vote,
+        )
+        self.inbox = Inbox(self.threads)
         self.streams = Streams(self.limits, self.metrics)
         self._grace = grace
         self._stop_task: asyncio.Task[None] | None = None
-        principals = Principals(journal.key, token=token, authenticate=authenticate, limits=self.limits)
-        self.is_open = principals.is_open
-        """Whether the app has no authentication."""
-        routes = Routes(
+        self.principals = principals = Principals(
+            self.people, key=journal.key, token=token, authenticate=authenticate, limits=self.limits
+        )
+        self._logs_link = token is None
+        if oidc is not None and not principals.has_people:
+            raise DefinitionError(
+                "people sign in with OpenID Connect, but the server has no users. Add one: handrail users add NAME."
+            )
+        self.routes = routes = Routes(
             self.threads,
             principals=principals,
             streams=self.streams,
             metrics=self.metrics,
             limits=self.limits,
             renderers=renderers,
+            inbox=self.inbox,
+            has_oidc=oidc is not None,
         )
         app = Starlette(
-            routes=routes.list(),
+            routes=[*routes.list(), *(() if oidc is None else oidc.routes(principals))],
             lifespan=self._lifespan,
             exception_handlers=exception_handlers(partial(refuse, self.metrics)),
         )
@@ -79,14 +108,25 @@ class ServedApp:
             hosts=hosts,
             origins=origins,
             stopping=lambda: self.threads.stopping,
+            access=None if access_log is None else AccessLog(access_log),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._guard(scope, receive, send)
 
+    async def start(self) -> None:
+        """Recover what an earlier process left: its runs, and votes that it did not count."""
+        await self.threads.start()
+        await self.inbox.count_all()
+
     async def stop(self) -> None:
         """Accept no new work, park every run, and end every stream. Calling it again is harmless."""
         await asyncio.shield(self._start_stopping())
+
+    def _log_link(self) -> None:
+        log.warning(
+            "to open the page once, add this to the server's address: /#link=%s", self.principals.new_link()
+        )
 
     def _start_stopping(self) -> asyncio.Task[None]:
         if self._stop_task is None:
@@ -100,7 +140,10 @@ class ServedApp:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
-        await self.threads.start()
+        await self.start()
+        if self._logs_link and self.principals.has_links:
+            self.principals.link_used = self._log_link
+            self._log_link()
         with on_stop_signal(self._start_stopping):
             yield
         await self.stop()

@@ -329,11 +329,19 @@ class Slot:
 class EventStream:
     """A response that streams events until they end, the reader leaves, or `end` is called.
 
-    If the server cancels it, it ends without raising an error, because nothing is lost.
+    If the server cancels it, it ends without raising an error, because nothing is lost. It also ends, and
+    sends nothing more, once `is_allowed` returns False: the reader's session was revoked.
     """
 
-    def __init__(self, streams: Streams, slot: Slot, chunks: AsyncGenerator[bytes]) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        slot: Slot,
+        chunks: AsyncGenerator[bytes],
+        is_allowed: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._streams = streams
+        self._is_allowed = is_allowed
         self._slot = slot
         self._chunks = chunks
         self._scope: asyncio.Timeout | None = None
@@ -370,6 +378,8 @@ class EventStream:
     async def _pump(self, scope: Scope, send: Send) -> None:
         metrics, first = self._streams.metrics, True
         async for chunk in self._chunks:
+            if not self._is_allowed():
+                return
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
             if chunk != PING:
                 metrics.add(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 from collections import OrderedDict
 from dataclasses import dataclass, fields
@@ -37,9 +38,15 @@ class Limits:
     """Maximum number of requests that a principal may send at once after a quiet period."""
     wrong_tokens: int = 10
     """Maximum number of wrong tokens from one address at once; after that, one every six seconds."""
+    idle_per_address: int = 100
+    """Maximum number of connections from one address without a request in progress; beyond it the oldest is closed.
+
+    An IPv6 address counts with its /64 network. Applies to `handrail serve` only.
+    """
     runs: int = 1000
     """Maximum number of active runs. Runs that wait for an answer do not count."""
     runs_per_principal: int = 100
+    """Maximum number of a principal's unfinished runs. Runs that wait for an answer count."""
     message_chars: int = 100_000
 
     def __post_init__(self) -> None:
@@ -49,6 +56,17 @@ class Limits:
                 raise DefinitionError(
                     f"Limits({field.name}={value!r}) is not a positive, finite number. Use one."
                 )
+
+
+def network_of(address: str) -> str:
+    """Return the address by which a client is counted. With IPv6 it is the /64 network: one client has all of it."""
+    try:
+        found = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.IPv6Network((found, 64), strict=False))
 
 
 class Rate:

@@ -13,7 +13,7 @@ from handrail.events import ApprovalDecided, PromptRendered, QuestionAnswered, T
 from handrail.messages import Message
 from handrail.place import is_in_run
 from handrail.protocols import Environment
-from handrail.question import Answer, Question
+from handrail.question import Answer, Question, Quorum
 from handrail.records import CommitUnit
 from handrail.replay.parked_run import Parking
 from handrail.serve.agui.translator import Translator
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail.serve")
 
 _STOPPING = "The server is stopping. The run resumes when it is back: follow the thread again."
+Voters = Callable[[str | None, str], Sequence[str]]
+"""Returns the names of those who may vote, by role, besides one person."""
 _MIN_CUT_SECONDS = 1.0
 """Minimum seconds that a run gets to end when it is cut off, however short the grace period was."""
 
@@ -49,7 +51,9 @@ class BrowserEnvironment(Environment):
         on_question: Callable[[Question], None],
         on_rest: Callable[[], None],
         park_after: float | None,
+        voters: Voters = lambda role, besides: (),
     ) -> None:
+        self._voters = voters
         self._on_question = on_question
         self._on_rest = on_rest
         self._park_after = park_after
@@ -68,6 +72,10 @@ class BrowserEnvironment(Environment):
         self.go_on()
         self._on_question(question)
         return None
+
+    def voters(self, quorum: Quorum, principal: str, /) -> Sequence[str]:
+        """Return the names of the server's people who could vote in a quorum."""
+        return self._voters(quorum.role, principal)
 
     def run_started(self, parking: Parking) -> None:
         """Keep the handle that parks the run."""
@@ -135,11 +143,12 @@ class LiveRun:
         commits: Callable[[], Awaitable[Sequence[CommitUnit]]],
         new_leg: Callable[[], str],
         park_after: float | None,
+        voters: Voters = lambda role, besides: (),
     ) -> None:
         self.run_id = run_id
         self.session = session
         self.environment = BrowserEnvironment(
-            on_question=self._add_question, on_rest=self.rest, park_after=park_after
+            on_question=self._add_question, on_rest=self.rest, park_after=park_after, voters=voters
         )
         self.questions: dict[str, Question] = {}
         """The open questions, by id."""

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.ids import NewId, random_id
+from handrail.serve.access_log import AccessLog
 from handrail.serve.limits import Limits, Rate
 from handrail.serve.metrics import BYTES_SENT, REQUESTS, Metrics, refuse
 from handrail.serve.principals import Principals
@@ -24,9 +25,11 @@ from handrail.serve.refusals import INCIDENT, RequestRefused, error_response, se
 
 log = logging.getLogger("handrail.serve")
 
-PRINCIPAL, STARTED = "handrail.principal", "handrail.started"
-"""The keys in a request's scope for the principal that sent it and the time it arrived."""
+PRINCIPAL, PERSON, STARTED = "handrail.principal", "handrail.person", "handrail.started"
+"""The keys in a request's scope for the principal that sent it, by name and with roles, and the time it arrived."""
 
+CALLBACK = "/oidc/callback"
+"""Where a sign-in provider sends a browser back to. It is the only address that another site may lead to."""
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -57,7 +60,7 @@ def is_static(path: str) -> bool:
 
 def is_open(path: str) -> bool:
     """Return whether a path is served without authentication."""
-    return is_static(path) or path in ("/health", "/login")
+    return is_static(path) or path in ("/health", "/login", "/oidc/login", CALLBACK)
 
 
 class GuardMiddleware:
@@ -75,7 +78,9 @@ class GuardMiddleware:
         stopping: Callable[[], bool] = lambda: False,
         clock: Clock = SYSTEM_CLOCK,
         new_id: NewId = random_id,
+        access: AccessLog | None = None,
     ) -> None:
+        self._access = access
         self._app = app
         self._principals = principals
         self._metrics = metrics
@@ -123,6 +128,21 @@ class GuardMiddleware:
         finally:
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self._metrics.add(REQUESTS, route=_route(scope), method=method, status=str(answer.status))
+            if self._access is not None:
+                self._access.write(self._line(scope, method, answer))
+
+    def _line(self, scope: Scope, method: str, answer: _Sender) -> dict[str, Any]:
+        """Return a request as a line of the access log."""
+        return {
+            "at": self._clock.now().isoformat(),
+            "address": scope["client"][0] if scope.get("client") else "",
+            "who": scope.get(PRINCIPAL, ""),
+            "method": method,
+            "route": _route(scope),
+            "status": answer.status,
+            "bytes": answer.sent,
+            "seconds": round(self._clock.monotonic() - scope[STARTED], 4),
+        }
 
     # The checks.
 
@@ -161,7 +181,8 @@ class GuardMiddleware:
             raise _method_refused()
 
     def _check_origin(self, request: Request) -> None:
-        if is_static(request.scope["path"]) and request.method in _SAFE:
+        path = request.scope["path"]
+        if (is_static(path) or path == CALLBACK) and request.method in _SAFE:
             return
         origin = request.headers.get("origin")
         if origin is not None and not self._is_allowed_origin(request, origin):
@@ -184,8 +205,9 @@ class GuardMiddleware:
         if method == "OPTIONS" or (method == "HEAD" and not is_static(path)):
             raise _method_refused()
         if not is_open(path):
-            principal = request.scope[PRINCIPAL] = await self._principals.of(request)
-            wait = self._rate.take(principal)
+            person = request.scope[PERSON] = await self._principals.of(request)
+            request.scope[PRINCIPAL] = person.name
+            wait = self._rate.take(person.name)
             if wait:
                 raise RequestRefused(
                     429,
@@ -301,6 +323,7 @@ class _Sender:
         self._more = more
         self.started = False
         self.status = 0
+        self.sent = 0
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -311,6 +334,7 @@ class _Sender:
                 headers.append((b"cache-control", b"no-store"))
             message = {**message, "headers": [*headers, *HEADERS, *self._more]}
         else:
+            self.sent += len(message.get("body", b""))
             self._metrics.add(BYTES_SENT, len(message.get("body", b"")))
         await self._send(message)
 

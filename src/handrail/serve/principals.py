@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import base64
+import asyncio
 import hashlib
 import hmac
 import inspect
-import ipaddress
 import logging
+import math
 import re
+import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.requests import Request
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError
-from handrail.ids import NewId, random_id
-from handrail.serve.limits import Limits, Rate
+from handrail.serve.limits import Limits, Rate, network_of
+from handrail.serve.people import SESSION_SECONDS, People, Person
 from handrail.serve.refusals import RequestRefused, ThreadNameRefused
+
+if TYPE_CHECKING:
+    from handrail.serve.requests import LoginBody
 
 Authenticate = Callable[[Request], "str | Awaitable[str | None] | None"]
 """An app's own hook. Returns the principal that sent a request, or None to refuse it."""
@@ -26,109 +30,249 @@ Authenticate = Callable[[Request], "str | Awaitable[str | None] | None"]
 log = logging.getLogger("handrail.serve")
 
 LOCAL = "local"
-"""The only principal of a server that has one token or no authentication."""
+"""The only principal of a server that has a token, and no people."""
 ID = re.compile(r"[A-Za-z0-9._:~-]{1,128}")
 """Valid ids of threads, and of the runs of AG-UI clients."""
 ID_RULE = "1 to 128 letters, digits and . _ : ~ -"
 MIN_TOKEN = 16
 MAX_PRINCIPAL = 256
-_COOKIE_SECONDS = 7 * 24 * 3600
+KEY_HEADER = "handrail-key"
+_NO_KEY = "/app/renderers.js"
+"""The only address that a cookie opens without its key: the page imports it, and imports can't send headers."""
+_HANDOVER_SECONDS = 60.0
 _TOKEN = re.compile(r"[\x21-\x7e]+")
-_HINT = "Send it as `Authorization: Bearer TOKEN`, or sign in on the page."
+_HINT = "Send it as `Authorization: Bearer TOKEN`, or open the link that the server printed."
+_NAMED_HINT = "Send `Authorization: Bearer NAME:TOKEN`, or sign in on the page."
+
+
+class Cookie(NamedTuple):
+    """The cookie of a new session, and the key that its page keeps and sends beside it."""
+
+    name: str
+    value: str
+    seconds: int
+    key: str
+    person: str
 
 
 class Principals:
-    """Authenticates requests by a token or by an app's own hook.
+    """Authenticates requests: by the app's own hook, by the people of the server, or by its one token.
 
-    With neither, only requests from this machine pass. Tokens are compared in constant time, and addresses
-    that send wrong ones are slowed down. The cookie that replaces the token holds an expiry time, signed with
-    the journal's key and the token: it survives a restart, but not a change of the token.
+    Without a token, a random one is made that nobody knows: the page is entered by a link that works once.
+    A page that has signed in has a session: a cookie that scripts can't read, and a key that only pages of this
+    very origin can read. Browsers send a cookie to every port of its host, so that the cookie alone opens nothing.
+    Secrets are compared in constant time. Addresses that send wrong ones are slowed down, and so are the names
+    that wrong ones are sent for.
     """
 
     def __init__(
         self,
-        key: bytes,
+        people: People,
         *,
+        key: bytes = b"",
         token: str | None = None,
         authenticate: Authenticate | None = None,
         limits: Limits,
         clock: Clock = SYSTEM_CLOCK,
-        new_id: NewId = random_id,
     ) -> None:
-        if token is not None and authenticate is not None:
-            raise DefinitionError("the app has its own `authenticate`. Leave the token out.")
+        self.has_people = authenticate is None and people.has_users()
+        if token is not None and (authenticate is not None or self.has_people):
+            whose = "the app has its own `authenticate`" if authenticate else "this server has users"
+            raise DefinitionError(f"{whose}, who sign in as themselves. Leave the token out.")
         if token is not None and (len(token) < MIN_TOKEN or not _TOKEN.fullmatch(token)):
             raise DefinitionError(
                 f"the token is too easy to guess, or can't be sent in a header. Use at least {MIN_TOKEN} letters "
                 'and digits, such as `python -c "import secrets; print(secrets.token_urlsafe(32))"` prints.'
             )
-        self._token = None if token is None else token.encode()
+        self.people = people
         self._authenticate = authenticate
-        self._key = hmac.digest(key, b"handrail serve cookie\0" + (self._token or b""), "sha256")
+        self._token = token or secrets.token_urlsafe(32)
+        self._issuer = "people"
+        if (
+            not self.has_people
+        ):  # a session ends with the token it was made by; without one it is the operator's
+            mark = b"" if token is None else hmac.digest(key, b"handrail issuer" + token.encode(), "sha256")
+            self._issuer = f"token {mark.hex()}" if mark else "link"
+        self._links: dict[bytes, tuple[str, float]] = {}
+        """Whom each link signs in, and until when it does, by the digest of its code."""
         self._clock = clock
-        self._new_id = new_id
+        self.link_used: Callable[[], None] = lambda: None
+        """Called after a link was used, so that the operator can be given the next one."""
         self._wrong = Rate(1 / 6, limits.wrong_tokens, clock=clock)
+        self._wrong_names = Rate(1 / 6, 10 * limits.wrong_tokens, clock=clock)
 
     @property
-    def is_open(self) -> bool:
-        """Whether the server has no authentication."""
-        return self._token is None and self._authenticate is None
+    def has_links(self) -> bool:
+        """Whether the page is entered by a link, because nobody signs in by name or by a hook."""
+        return self._authenticate is None and not self.has_people
 
-    async def of(self, request: Request) -> str:
-        """Return the principal that sent a request.
+    def new_link(self, name: str = LOCAL, seconds: float = math.inf) -> str:
+        """Return the code of a link that signs somebody in. It works once, and ends with this process at the latest."""
+        code = secrets.token_urlsafe(32)
+        self._links[_digest(code)] = (name, self._clock.monotonic() + seconds)
+        return code
 
-        Raises `RequestRefused`: 401, or 429 after many wrong tokens. Without authentication, requests from
-        other machines are refused with 403.
-        """
+    def link_for(self, name: str, request: Request) -> str:
+        """Return the code of a link for a user whom an OpenID Connect provider has named. Raises `RequestRefused`."""
+        if self.people.find(name) is None:
+            log.warning("a sign-in from %s was refused (UserUnknown)", address_of(request))
+            self.people.note("", "sign-in refused", address_of(request), kind="UserUnknown")
+            raise RequestRefused(
+                403,
+                "UserUnknown",
+                f"{name} is not a user of this server. Ask who runs it: handrail users add {name}.",
+            )
+        return self.new_link(name, _HANDOVER_SECONDS)
+
+    async def of(self, request: Request) -> Person:
+        """Return who sent a request. Raises `RequestRefused`: 401, or 429 after many wrong secrets."""
         if self._authenticate is not None:
-            return await self._call_hook(self._authenticate, request)
-        if self._token is None:
-            _check_local(request)
-            return LOCAL
-        if self._has_cookie(request):
-            return LOCAL
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+            return self._person(await self._call_hook(self._authenticate, request))
+        found = self._by_cookie(request)
+        if found is not None:
+            return found
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
-            raise RequestRefused(401, "TokenMissing", f"this server needs a token. {_HINT}")
-        self.check_token(request, token.strip())
-        return LOCAL
+            hint = _NAMED_HINT if self.has_people else _HINT
+            raise RequestRefused(401, "TokenMissing", f"this server needs a token. {hint}")
+        if not self.has_people:
+            self._check_token(request, given.strip())
+            return self._person(LOCAL)
+        name, _, secret = given.strip().partition(":")
+        return await self._check_secret(request, name, secret)
 
-    def check_token(self, request: Request, token: str) -> None:
-        """Refuse a wrong token, and any token from an address that has sent too many wrong ones."""
-        if self._token is None:
-            raise RequestRefused(404, "NotFound", "this server has no token to sign in with")
-        address = request.client.host if request.client is not None else ""
-        wait = self._wrong.wait(address)
+    # Signing in and out.
+
+    async def sign_in(self, request: Request, body: LoginBody) -> Cookie:
+        """Exchange a link, a token, or a name and its secret for a session. Raises `RequestRefused`."""
+        if self._authenticate is not None:
+            raise RequestRefused(404, "NotFound", "this server does not sign people in itself")
+        if not self._is_own_origin(request):
+            raise RequestRefused(403, "OriginRefused", "sign in on the server's own page")
+        if body.link:
+            name = self._take_link(request, body.link)
+            if self.has_people and self.people.find(name) is None:
+                raise self._wrong_secret(request, "SignInWrong", "you are no longer a user of this server")
+            person = self._person(name)
+        elif self.has_people:
+            person = await self._check_secret(request, body.name, body.password or body.token)
+        else:
+            self._check_token(request, body.token)
+            person = self._person(LOCAL)
+        made = self.people.sign_in(
+            person.name, host=_host(request), issuer=self._issuer, address=address_of(request)
+        )
+        self.people.note(person.name, "signed in", address_of(request), session=made.id)
+        if body.link and self.has_links:
+            self.link_used()
+        return Cookie(cookie_name(request), made.secret, SESSION_SECONDS, made.key, person.name)
+
+    def sign_out(self, request: Request, person: Person) -> None:
+        """End the session that a request belongs to."""
+        if person.session:
+            self.people.revoke(id=person.session)
+            self.people.note(person.name, "signed out", address_of(request), session=person.session)
+
+    def watch(self, person: Person) -> Callable[[], bool]:
+        """Return a function that says whether a person may go on reading what they have opened.
+
+        It is cheap while nothing changes: people and sessions are read again only after some of them changed.
+        """
+        checked = self.people.generation()
+        current = True
+
+        def is_current() -> bool:
+            nonlocal checked, current
+            now = self.people.generation()
+            if current and now != checked:
+                checked, current = now, self._is_current(person)
+            return current
+
+        return is_current
+
+    def _is_current(self, person: Person) -> bool:
+        if person.session and not self.people.is_session(person.session):
+            return False
+        found = self.people.find(person.name)
+        return not self.has_people or (found is not None and found.may("see"))
+
+    def _person(self, name: str, session: str = "") -> Person:
+        """Return a principal with the roles they have now."""
+        if self.has_links:
+            return Person(name, frozenset({"admin"}), session)
+        found = self.people.find(name)
+        if found is not None:
+            return Person(name, found.roles, session)
+        return Person(name, frozenset({"user"}), session)  # known to the app's own hook only
+
+    def _by_cookie(self, request: Request) -> Person | None:
+        value = request.cookies.get(cookie_name(request), "")
+        if not value or not self._is_own_origin(request):
+            return None
+        key = request.headers.get(KEY_HEADER)
+        if key is None and not (request.method == "GET" and request.scope["path"] == _NO_KEY):
+            return None
+        found = self.people.session_of(value, key, host=_host(request), issuer=self._issuer)
+        if found is None or (self.has_people and self.people.find(found.name) is None):
+            return None
+        return self._person(found.name, found.id)
+
+    def _is_own_origin(self, request: Request) -> bool:
+        """Return whether a request comes from this server's own page, or from no page at all."""
+        origin = request.headers.get("origin")
+        return origin is None or origin.lower() == f"{request.url.scheme}://{_host(request)}"
+
+    # Secrets.
+
+    def _check_token(self, request: Request, token: str) -> None:
+        self._check_patience(request)
+        if not hmac.compare_digest(_digest(token), _digest(self._token)):
+            raise self._wrong_secret(request, "TokenWrong", f"this is not the server's token. {_HINT}")
+
+    def _take_link(self, request: Request, code: str) -> str:
+        """Return whom a link signs in, and make it useless."""
+        self._check_patience(request)
+        name, until = self._links.pop(_digest(code), ("", 0.0))
+        if not name or self._clock.monotonic() > until:
+            raise self._wrong_secret(
+                request,
+                "LinkUsed",
+                "this link was used already, or is another server's. Open the newest link that the server printed.",
+            )
+        return name
+
+    async def _check_secret(self, request: Request, name: str, secret: str) -> Person:
+        self._check_patience(request, name)
+        found = await asyncio.to_thread(self.people.verify, name, secret)
+        if found is None:
+            raise self._wrong_secret(
+                request, "SignInWrong", f"the name or the password is wrong. {_NAMED_HINT}", name
+            )
+        return found
+
+    def _check_patience(self, request: Request, name: str = "") -> None:
+        """Refuse an address that has sent too many wrong secrets, and a name that too many were sent for."""
+        wait = max(
+            self._wrong.wait(network_of(address_of(request))), self._wrong_names.wait(name) if name else 0.0
+        )
         if wait:
             raise RequestRefused(
                 429,
                 "TooManyWrongTokens",
-                "too many wrong tokens from this address. Wait as long as `Retry-After` says.",
+                "too many wrong tokens or passwords. Wait as long as `Retry-After` says.",
                 retry_after=wait,
             )
-        if not hmac.compare_digest(_digest(token), _digest(self._token)):
-            self._wrong.take(address)
-            raise RequestRefused(401, "TokenWrong", f"this is not the server's token. {_HINT}")
 
-    # The cookie.
-
-    def new_cookie(self, request: Request) -> tuple[str, str, int]:
-        """Return the name, the value and the lifetime in seconds of a cookie that replaces the token."""
-        until = int(self._clock.now().timestamp()) + _COOKIE_SECONDS
-        content = f"1.{until}.{self._new_id()[:16]}"
-        return cookie_name(request), f"{content}.{self._sign(content)}", _COOKIE_SECONDS
-
-    def _has_cookie(self, request: Request) -> bool:
-        value = request.cookies.get(cookie_name(request), "")
-        content, _, signature = value.rpartition(".")
-        if not hmac.compare_digest(_digest(signature), _digest(self._sign(content))):
-            return False
-        _, until, _ = content.split(".")
-        return self._clock.now().timestamp() < int(until)
-
-    def _sign(self, content: str) -> str:
-        signature = hmac.digest(self._key, content.encode("utf-8", "surrogatepass"), "sha256")
-        return base64.urlsafe_b64encode(signature).decode().rstrip("=")
+    def _wrong_secret(self, request: Request, kind: str, message: str, name: str = "") -> RequestRefused:
+        """Count and log a failed attempt. A name that nobody has may be a password in the wrong field: it is not kept."""
+        address = address_of(request)
+        self._wrong.take(network_of(address))
+        if name:
+            self._wrong_names.take(name)
+        who = name if name and self.people.find(name) is not None else ""
+        log.warning("a sign-in from %s was refused (%s)", address, kind)
+        self.people.note(who, "sign-in refused", address, kind=kind)
+        return RequestRefused(401, kind, message)
 
     # The app's own hook.
 
@@ -157,40 +301,27 @@ class Principals:
 
 
 def cookie_name(request: Request) -> str:
-    """Return the cookie's name.
+    """Return the cookie's name. It contains the port, since a browser has one set of cookies for all ports of a host.
 
-    It contains the port: a browser shares cookies between all servers on a host.
+    Over TLS the prefix `__Host-` keeps other hosts of the same domain from setting it.
     """
-    return f"handrail-{request.url.port or (443 if request.url.scheme == 'https' else 80)}"
+    secure = request.url.scheme == "https"
+    prefix = "__Host-" if secure else ""
+    return f"{prefix}handrail-{request.url.port or (443 if secure else 80)}"
 
 
-def _check_local(request: Request) -> None:
-    """Refuse a request unless both ends of its connection are known to be loopback addresses."""
-    server: Any = request.scope.get("server")
-    client = None if request.client is None else request.client.host
-    if _is_loopback(client) and (server is None or _is_loopback(server[0])):
-        return
-    raise RequestRefused(
-        403,
-        "TokenNeeded",
-        "this server has no token, so it serves its own machine only. Give it one with "
-        "`asgi(..., token=...)`, or authenticate requests with `authenticate=...`.",
-    )
+def address_of(request: Request) -> str:
+    """Return the address that a request came from."""
+    return request.client.host if request.client is not None else ""
 
 
-def _is_loopback(host: Any) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(str(host).partition("%")[0])
-    except ValueError:
-        return False
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+def _host(request: Request) -> str:
+    return request.headers.get("host", "").lower()
 
 
-def _digest(text: str | bytes) -> bytes:
+def _digest(text: str) -> bytes:
     """Return a digest of constant length, so that a comparison does not reveal the text's length."""
-    return hashlib.sha256(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")).digest()
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 # --- thread names --------------------------------------------------------------------------------------

@@ -44,10 +44,22 @@ class AnswerBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = ""
 
 
-class LoginBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A token, to be exchanged for a cookie."""
+class VoteBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A vote on a question that is put to several people."""
 
-    token: str
+    question_id: str
+    digest: str
+    approved: bool
+    reason: str = ""
+
+
+class LoginBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The code of a link, a token, or a name and a password, to be exchanged for a session."""
+
+    token: str = ""
+    link: str = ""
+    name: str = ""
+    password: str = ""
 
 
 class EmptyBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,10 +1,9 @@
-"""`Routes`: the server's URLs and their handlers. `Pages`: the files of the page."""
+"""`Routes`: the server's URLs and their handlers."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import re
+import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from handrail import runs
@@ -22,16 +21,27 @@ from handrail.question import Answer
 from handrail.runs.catalog import approval_json
 from handrail.serve import requests, snapshots
 from handrail.serve.agui.inputs import parse_input, submit
+from handrail.serve.agui.interrupts import question_json
 from handrail.serve.feed import Event, EventStream, Streams, follow, send_all
+from handrail.serve.inbox import Inbox
 from handrail.serve.limits import Limits, Quota
 from handrail.serve.metrics import RUNS_STARTED, PrometheusMetrics
-from handrail.serve.middleware import PRINCIPAL
-from handrail.serve.principals import Principals
+from handrail.serve.middleware import PERSON, PRINCIPAL
+from handrail.serve.pages import Pages
+from handrail.serve.people import Person
+from handrail.serve.principals import Principals, address_of, cookie_name
 from handrail.serve.refusals import RequestRefused
+from handrail.serve.roles import ACTIONS, ROLES, Action, may
 from handrail.serve.thread import Thread
 from handrail.serve.threads import ThreadList, Threads
 
-_POST, _DELETE = ["POST"], ["DELETE"]
+_POST = ["POST"]
+_MOST_AUDITED = 10_000
+Endpoint = Callable[[Request], Awaitable[Any]]
+
+
+NOTED = "handrail.noted"
+"""The key in a request's scope for what an endpoint adds to the request's entry in the audit log."""
 
 
 class Routes:
@@ -46,6 +56,8 @@ class Routes:
         metrics: PrometheusMetrics,
         limits: Limits,
         renderers: Path | None,
+        inbox: Inbox,
+        has_oidc: bool = False,
     ) -> None:
         self._threads = threads
         self._journal = threads.journal
@@ -56,10 +68,14 @@ class Routes:
         self._pages = Pages()
         self._renderers = renderers
         self._thread_list = ThreadList(threads)
+        self._inbox = inbox
+        self._has_oidc = has_oidc
+        self._seen: set[tuple[str, str]] = set()
+        """Who has been shown which question of others, so that the audit log says it once."""
         self._starting = Quota(
             limits.runs_per_principal,
             "TooManyRuns",
-            "as many runs are active as allowed. Wait for one to end, or cancel it.",
+            "as many runs are active, or wait for an answer, as allowed. Answer or cancel one first.",
             limits.runs,
         )
 
@@ -67,26 +83,71 @@ class Routes:
         return [
             Route("/", self.page),
             Route("/assets/{name:path}", self.asset),
-            Route("/app/renderers.js", self.renderers),
-            Route("/about", self.about),
             Route("/login", self.sign_in, methods=_POST),
             Route("/health", self.health),
-            Route("/metrics", self.metrics),
-            Route("/agent", self.agent, methods=_POST),
-            Route("/threads", self.threads),
-            Route("/threads/{id}", self.thread),
-            Route("/threads/{id}", self.delete_thread, methods=_DELETE),
-            Route("/threads/{id}/events", self.events),
-            Route("/threads/{id}/messages", self.send_message, methods=_POST),
-            Route("/threads/{id}/answers", self.answer, methods=_POST),
-            Route("/threads/{id}/cancel", self.cancel, methods=_POST),
-            Route("/threads/{id}/runs/{run_id}", self.run),
-            Route("/threads/{id}/files", self.files),
-            Route("/threads/{id}/calls/{call_id:path}/undo", self.undo, methods=_POST),
-            Route("/threads/{id}/approvals", self.approvals),
-            Route("/threads/{id}/approvals/{approval_id:path}", self.revoke, methods=_DELETE),
-            Route("/runs", self.runs),
+            *(
+                Route(path, self._guard(action, endpoint, noted), methods=[method])
+                for method, path, action, endpoint, noted in self.guarded()
+            ),
         ]
+
+    def guarded(self) -> Sequence[tuple[str, str, Action, Endpoint, str]]:
+        """Return the endpoints that need a role: what each does, and its word in the audit log, if it has one."""
+        return [
+            ("GET", "/app/renderers.js", "see", self.renderers, ""),
+            ("GET", "/about", "see", self.about, ""),
+            ("POST", "/logout", "see", self.sign_out, ""),
+            ("GET", "/metrics", "see", self.metrics, ""),
+            ("POST", "/agent", "run", self.agent, "ran"),
+            ("GET", "/threads", "see", self.threads, ""),
+            ("GET", "/threads/{id}", "see", self.thread, "saw"),
+            ("DELETE", "/threads/{id}", "run", self.delete_thread, "deleted"),
+            ("GET", "/threads/{id}/events", "see", self.events, "saw"),
+            ("POST", "/threads/{id}/messages", "run", self.send_message, "sent a message"),
+            ("POST", "/threads/{id}/answers", "run", self.answer, "answered"),
+            ("POST", "/threads/{id}/cancel", "run", self.cancel, "cancelled"),
+            ("GET", "/threads/{id}/runs/{run_id}", "see", self.run, "saw"),
+            ("GET", "/threads/{id}/files", "see", self.files, "saw"),
+            ("POST", "/threads/{id}/calls/{call_id:path}/undo", "run", self.undo, "undid"),
+            ("GET", "/threads/{id}/approvals", "see", self.approvals, ""),
+            (
+                "DELETE",
+                "/threads/{id}/approvals/{approval_id:path}",
+                "run",
+                self.revoke,
+                "revoked a decision",
+            ),
+            ("GET", "/runs", "see", self.runs, ""),
+            ("GET", "/inbox", "vote", self.inbox, ""),
+            ("POST", "/inbox/answers", "vote", self.vote, "voted"),
+            ("GET", "/audit", "audit", self.audit, "read the audit log"),
+        ]
+
+    def _guard(self, action: Action, endpoint: Endpoint, noted: str) -> Endpoint:
+        """Return the endpoint for people whose role allows the action. What they did is noted in the audit log."""
+
+        async def guarded(request: Request) -> Any:
+            person: Person = request.scope[PERSON]
+            if not person.may(action):
+                roles = [role for role in ROLES if may([role], action)]
+                raise RequestRefused(
+                    403,
+                    "RoleMissing",
+                    f"{person.name} may not do this: it needs the role {' or '.join(roles)}. Ask who runs the server.",
+                )
+            response = await endpoint(request)
+            if noted:
+                self._note(request, noted)
+            return response
+
+        return guarded
+
+    def _note(self, request: Request, action: str, **details: Any) -> None:
+        """Add an entry to the audit log, with the ids in the request's path and what the endpoint added."""
+        names = {"id": "thread", "run_id": "run", "call_id": "call", "approval_id": "decision"}
+        found = {names.get(name, name): value for name, value in request.path_params.items()}
+        found |= request.scope.get(NOTED, {}) | details
+        self._principals.people.note(request.scope[PRINCIPAL], action, address_of(request), **found)
 
     # The page.
 
@@ -112,6 +173,10 @@ class Routes:
                 "model": source.model,
                 "files": source.files is not None,
                 "principal": request.scope[PRINCIPAL],
+                "roles": sorted(request.scope[PERSON].roles),
+                "actions": [action for action in ACTIONS if request.scope[PERSON].may(action)],
+                "people": self._principals.has_people,
+                "session": bool(request.scope[PERSON].session),
                 "version": version("handrail"),
                 "renderers": "/app/renderers.js" if self._renderers is not None else None,
                 "threads": True,
@@ -119,25 +184,33 @@ class Routes:
         )
 
     async def sign_in(self, request: Request) -> Response:
-        """Exchange the token for a cookie that scripts can't read and other sites' pages can't send."""
+        """Begin a session: a cookie that scripts can't read, and a key that only this origin's pages can read."""
         body = requests.parse(await request.body(), requests.LoginBody)
-        self._principals.check_token(request, body.token)
-        name, value, seconds = self._principals.new_cookie(request)
-        response = JSONResponse({})
+        cookie = await self._principals.sign_in(request, body)
+        response = JSONResponse({"key": cookie.key, "principal": cookie.person})
         response.set_cookie(
-            name,
-            value,
-            max_age=seconds,
+            cookie.name,
+            cookie.value,
+            max_age=cookie.seconds,
             httponly=True,
             samesite="strict",
             secure=request.url.scheme == "https",
         )
         return response
 
+    async def sign_out(self, request: Request) -> Response:
+        requests.parse(await request.body(), requests.EmptyBody)
+        self._principals.sign_out(request, request.scope[PERSON])
+        response = JSONResponse({})
+        response.delete_cookie(cookie_name(request), httponly=True, samesite="strict")
+        return response
+
     async def health(self, request: Request) -> Response:
         """Report whether the server is up. Only authenticated clients get the numbers."""
         stopping = self._threads.stopping
         health: dict[str, Any] = {"status": "stopping" if stopping else "ok"}
+        if self._has_oidc:
+            health["sign_in"] = "/oidc/login"
         try:
             await self._principals.of(request)
         except RequestRefused:
@@ -214,9 +287,10 @@ class Routes:
     async def _stream(
         self, request: Request, chunks: Callable[[], Awaitable[AsyncGenerator[bytes]]]
     ) -> EventStream:
-        slot = self._streams.take(request.scope[PRINCIPAL])
+        person: Person = request.scope[PERSON]
+        slot = self._streams.take(person.name)
         try:
-            return EventStream(self._streams, slot, await chunks())
+            return EventStream(self._streams, slot, await chunks(), self._principals.watch(person))
         except BaseException:
             slot.give_back()
             raise
@@ -256,6 +330,7 @@ class Routes:
             value=body.value,
             reason=body.reason[: self._limits.message_chars],
         )
+        request.scope[NOTED] = {"question": body.question_id, "digest": body.digest, "outcome": body.outcome}
         await thread.answer([answer])
         return JSONResponse({})
 
@@ -283,6 +358,8 @@ class Routes:
             raise RequestRefused(
                 422, "MessageEmpty", "the message is empty. Write something.", fields=[("/text", "some text")]
             )
+        if self._threads.unfinished(thread.principal) >= self._limits.runs_per_principal:
+            await self._threads.poll()  # some of them may have been answered or cancelled just now
         with self._run_slot(thread.principal):
             # Shielded, so that the run is recorded completely even if the client disconnects.
             run_id = await asyncio.shield(thread.say(text, **options))
@@ -291,13 +368,57 @@ class Routes:
 
     @contextmanager
     def _run_slot(self, principal: str) -> Generator[None]:
-        active = [each for each in self._threads.running() if each.live is not None and each.live.leg]
-        mine = sum(1 for each in active if each.principal == principal)
-        self._starting.take(principal, beside=mine, beside_total=len(active))
+        active = sum(1 for each in self._threads.running() if each.live is not None and each.live.leg)
+        self._starting.take(principal, beside=self._threads.unfinished(principal), beside_total=active)
         try:
             yield
         finally:
             self._starting.give_back(principal)
+
+    # The inbox.
+
+    async def inbox(self, request: Request) -> Response:
+        """Return the questions of others that are put to this person. They see these, and nothing around them."""
+        person: Person = request.scope[PERSON]
+        found: list[dict[str, Any]] = []
+        for question, votes in await self._inbox.list(person):
+            if (person.name, question.digest) not in self._seen:
+                self._seen.add((person.name, question.digest))
+                self._note(request, "saw", question=question.id, of=question.principal)
+            found.append(
+                {
+                    **question_json(question),
+                    "principal": question.principal,
+                    "votes": [vote.by for vote in votes],
+                    "voted": person.name in {vote.by for vote in votes},
+                }
+            )
+        return JSONResponse({"questions": found})
+
+    async def vote(self, request: Request) -> Response:
+        person: Person = request.scope[PERSON]
+        body = requests.parse(await request.body(), requests.VoteBody)
+        reason = body.reason[: self._limits.message_chars]
+        given = Answer(question_id=body.question_id, digest=body.digest, by=person.name, reason=reason)
+        decided = await self._inbox.vote(person, given, body.approved)
+        request.scope[NOTED] = {
+            "question": body.question_id,
+            "digest": body.digest,
+            "approved": body.approved,
+            "decided": decided,
+        }
+        return JSONResponse({"decided": decided})
+
+    async def audit(self, request: Request) -> Response:
+        """Return the audit log as JSON lines, oldest first, after the entry with the number `?after=`."""
+        after = request.query_params.get("after", "0")
+        if not after.isdecimal() or len(after) > 15:
+            raise RequestRefused(422, "BadNumber", "`after` is the number of an entry")
+        lines = (
+            json.dumps({**entry, "at": snapshots.format_time(entry["at"])})
+            for entry in self._principals.people.audit(after=int(after), limit=_MOST_AUDITED)
+        )
+        return PlainTextResponse("".join(f"{line}\n" for line in lines), media_type="application/jsonl")
 
     # History.
 
@@ -342,77 +463,3 @@ class Routes:
     async def revoke(self, request: Request) -> Response:
         await self._thread(request).revoke(request.path_params["approval_id"])
         return JSONResponse({})
-
-
-PAGE = Path(__file__).parent / "page"
-_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".mjs": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".json": "application/json",
-    ".map": "application/json",
-    ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".ico": "image/x-icon",
-    ".woff2": "font/woff2",
-    ".txt": "text/plain; charset=utf-8",
-}
-_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
-_NOT_BUILT = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>Handrail</title>
-<h1>The page is not built</h1>
-<p>This installation comes from a source checkout that lacks the page's libraries. Run <code>scripts/page</code> in the
-checkout (it needs npm), reinstall if you had installed it, then reload this page.</p>
-<p>The server itself works: AG-UI clients can use <code>/agent</code>.</p>
-</html>
-"""
-
-
-class Pages:
-    """Serves the files of one folder, and nothing outside it."""
-
-    def __init__(self, folder: Path = PAGE) -> None:
-        self._folder = folder.resolve()
-        self._cache: dict[Path, tuple[tuple[int, int], str, bytes]] = {}
-
-    def page(self, request: Request) -> Response:
-        """Return the page, or a 503 with instructions if its libraries are missing."""
-        vendor = self._folder / "vendor"
-        if not vendor.is_dir() or not any(vendor.iterdir()):
-            return HTMLResponse(_NOT_BUILT, 503)
-        return self.file(request, self._folder / "index.html")
-
-    def asset(self, request: Request, name: str) -> Response:
-        """Return a file of the page."""
-        parts = name.split("/")
-        if not all(_PART.fullmatch(part) for part in parts):
-            raise _missing()
-        path = self._folder.joinpath(*parts)
-        if not path.resolve().is_relative_to(self._folder):
-            raise _missing()
-        return self.file(request, path)
-
-    def file(self, request: Request, path: Path) -> Response:
-        """Return a file with its type and an ETag, or 304 if the client has it already."""
-        kind = _TYPES.get(path.suffix)
-        try:
-            stat = path.stat()
-            if kind is None or not path.is_file():
-                raise _missing()
-            stamp = (stat.st_mtime_ns, stat.st_size)
-            cached = self._cache.get(path)
-            if cached is None or cached[0] != stamp:
-                data = path.read_bytes()
-                cached = self._cache[path] = (stamp, f'"{hashlib.sha256(data).hexdigest()[:32]}"', data)
-        except OSError:
-            raise _missing() from None
-        _, tag, data = cached
-        headers = {"etag": tag, "cache-control": "no-cache"}
-        if tag in request.headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=headers)
-        return Response(data, headers=headers, media_type=kind)
-
-
-def _missing() -> RequestRefused:
-    return RequestRefused(404, "NotFound", "there is no such file")

@@ -9,8 +9,10 @@ import json
 import os
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Generator
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import h11
 import uvicorn
@@ -19,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from handrail.errors import DefinitionError
 from handrail.serve.app import ServedApp
-from handrail.serve.limits import Limits
+from handrail.serve.limits import Limits, network_of
 from handrail.serve.metrics import Metrics, refuse
 from handrail.serve.middleware import HEADERS
 from handrail.serve.refusals import error_body
@@ -31,19 +33,27 @@ _ABORT_SECONDS = 1.0
 _SHUTDOWN_SECONDS = 2
 
 
-def listen(host: str, port: int, app: ServedApp) -> socket.socket:
-    """Open a listening socket.
+class Tls(NamedTuple):
+    """The files of a certificate and its private key, in PEM."""
 
-    Raises `DefinitionError` if other machines could reach an app without authentication.
-    """
+    certificate: Path
+    key: Path
+
+    def check(self) -> None:
+        """Raise `DefinitionError` if the files are not a certificate and its key."""
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key)
+        except (OSError, ssl.SSLError) as error:
+            reason = getattr(error, "reason", None) or error.strerror or str(error)
+            raise DefinitionError(
+                f"{self.certificate} and {self.key} are not a certificate and its key: {reason}. Give two PEM files."
+            ) from None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open a listening socket."""
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
-    if app.is_open and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-        raise DefinitionError(
-            f"{host or 'every address'} can be reached from other machines, so a token is needed. Set "
-            "$HANDRAIL_TOKEN, or listen at 127.0.0.1. To make a token: "
-            '`python -c "import secrets; print(secrets.token_urlsafe(32))"`.'
-        )
     made = socket.socket(family, kind, protocol)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -55,19 +65,25 @@ def listen(host: str, port: int, app: ServedApp) -> socket.socket:
     return made
 
 
-def address_of(listening: socket.socket) -> str:
+def address_of(listening: socket.socket, scheme: str = "http") -> str:
     """Return the URL to open in a browser, such as `http://127.0.0.1:8600/`."""
     host, port = listening.getsockname()[:2]
     address = ipaddress.ip_address(host.partition("%")[0])
     if address.is_unspecified:
-        return f"http://{'[::1]' if address.version == 6 else '127.0.0.1'}:{port}/"
-    return f"http://{f'[{host}]' if address.version == 6 else host}:{port}/"
+        return f"{scheme}://{'[::1]' if address.version == 6 else '127.0.0.1'}:{port}/"
+    return f"{scheme}://{f'[{host}]' if address.version == 6 else host}:{port}/"
+
+
+def is_reachable(listening: socket.socket) -> bool:
+    """Return whether other machines can reach the socket."""
+    return not ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
 
 
 async def run(
     app: ServedApp,
     listening: socket.socket,
     *,
+    tls: Tls | None = None,
     ready: Callable[[], None] = lambda: None,
     stopping: Callable[[int], None] = lambda runs: None,
 ) -> None:
@@ -75,7 +91,7 @@ async def run(
 
     `ready` is called when requests are accepted, `stopping` with the number of runs that are being parked.
     """
-    server = server_for(app, ready)
+    server = server_for(app, ready, tls)
 
     async def stop() -> None:
         stopping(len(app.threads.running()))
@@ -84,12 +100,14 @@ async def run(
         finally:
             server.should_exit = True
 
-    await app.threads.start()
+    await app.start()
     with _signals(stop):
         await server.serve([listening])
 
 
-def server_for(app: ServedApp, ready: Callable[[], None] = lambda: None) -> uvicorn.Server:
+def server_for(
+    app: ServedApp, ready: Callable[[], None] = lambda: None, tls: Tls | None = None
+) -> uvicorn.Server:
     """Create a uvicorn server with the app's limits. It installs no signal handlers: `run` does."""
     limits = app.limits
     connections = Connections(limits, app.metrics)
@@ -127,6 +145,8 @@ def server_for(app: ServedApp, ready: Callable[[], None] = lambda: None) -> uvic
         timeout_keep_alive=int(limits.idle_seconds),
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         h11_max_incomplete_event_size=limits.header_bytes,
+        ssl_certfile=None if tls is None else tls.certificate,
+        ssl_keyfile=None if tls is None else tls.key,
     )
     return Server(config)
 
@@ -146,6 +166,8 @@ class Connections:
         self.limits = limits
         self.metrics = metrics
         self._open: dict[tuple[str, int], Connection] = {}
+        self._idle: dict[str, dict[Connection, None]] = {}
+        """The connections without a request in progress, by address, longest idle first."""
 
     def open(self, **options: Any) -> Connection:
         """Create the protocol for a new connection, for uvicorn's `http` option."""
@@ -153,10 +175,30 @@ class Connections:
 
     def add(self, connection: Connection) -> None:
         self._open[connection.client] = connection
+        self.rest(connection)
 
     def discard(self, connection: Connection) -> None:
+        self.use(connection)
         if self._open.get(connection.client) is connection:
             del self._open[connection.client]
+
+    def rest(self, connection: Connection) -> None:
+        """Note that a connection has no request in progress. If its address has too many, close the longest idle."""
+        idle = self._idle.setdefault(network_of(connection.client[0]), {})
+        idle[connection] = None
+        if len(idle) > self.limits.idle_per_address:
+            oldest = next(iter(idle))
+            del idle[oldest]
+            refuse(self.metrics, "TooManyIdle")
+            oldest.transport.close()
+
+    def use(self, connection: Connection) -> None:
+        """Note that a connection has a request in progress, or is closed."""
+        address = network_of(connection.client[0])
+        idle = self._idle.get(address, {})
+        idle.pop(connection, None)
+        if not idle:
+            self._idle.pop(address, None)
 
     @contextlib.contextmanager
     def request(self, scope: Scope) -> Generator[None]:
@@ -218,10 +260,13 @@ class Connection(asyncio.Protocol):
 
     def start_request(self) -> None:
         self._requests += 1
+        self._connections.use(self)
         self._headers = _cancel(self._headers)
 
     def end_request(self) -> None:
         self._requests -= 1
+        if not self._requests and not self.transport.is_closing():
+            self._connections.rest(self)
 
     def pause_writing(self) -> None:
         self._inner.pause_writing()

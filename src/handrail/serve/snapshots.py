@@ -97,12 +97,21 @@ async def thread_snapshot(journal: Journal, seen: Thread) -> dict[str, Any]:
         "state": found.state,
         "calls": calls,
         "subagents": _agents(found, since),
-        "questions": [question_json(each) for each in found.questions],
+        "questions": [await _question_json(journal, each) for each in found.questions],
         "runs": [run.line for run in found.runs],
         "usage": usage_json(usage),
         "cost": format_cost(sum(known, Decimal(0)) if known else None),
         "last_event_id": seen.feed.id_of(found.last),
     }
+
+
+async def _question_json(journal: Journal, question: Question) -> dict[str, Any]:
+    """Return a question in the form the page reads, with the names of those who have voted."""
+    shown = question_json(question)
+    if question.quorums:
+        votes = await journal.votes.on(question.run_id, question.id, question.digest)
+        shown["votes"] = [vote.by for vote in votes]
+    return shown
 
 
 def _agents(found: _State, since: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

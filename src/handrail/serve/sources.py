@@ -18,6 +18,7 @@ from handrail.adapter import Adapter
 from handrail.agent import Agent
 from handrail.errors import DefinitionError, HandrailError
 from handrail.prompt import Prompt
+from handrail.serve.principal_files import PrincipalFiles
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -43,7 +44,11 @@ class Source(Protocol):
 
     @property
     def files(self) -> Any:
-        """The filesystem that the source's runs change, or None."""
+        """The filesystem that the source's runs change, `PrincipalFiles`, or None."""
+        ...
+
+    def files_of(self, principal: str) -> Any:
+        """Return the filesystem that runs of this principal change, or None."""
         ...
 
     @property
@@ -96,14 +101,21 @@ class PromptSource:
     def owns(self, record: RunRecord) -> bool:
         return record.prompt == self.name and record.app == self.app
 
+    def files_of(self, principal: str) -> Any:
+        return _files_of(self.files, principal)
+
     def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
         given: RunArguments = {
-            **options, "filesystem": self.files, "approvals": self._approvals, "app": self.app
+            **options, "filesystem": _files_for(self.files, options), "approvals": self._approvals, "app": self.app
         }  # fmt: skip
         return self._adapter.stream(self._prompt, message, **given)
 
     def resume(self, run_id: str, **options: Unpack[ResumeArguments]) -> RunStream[Any]:
-        given: ResumeArguments = {**options, "filesystem": self.files, "approvals": self._approvals}
+        given: ResumeArguments = {
+            **options,
+            "filesystem": _files_for(self.files, options),
+            "approvals": self._approvals,
+        }
         return self._adapter.resume_stream(run_id, self._prompt, **given)
 
 
@@ -136,13 +148,34 @@ class WorkersSource:
     def owns(self, record: RunRecord) -> bool:
         return record.prompt == self._prompt and record.app == self.app
 
+    def files_of(self, principal: str) -> Any:
+        return _files_of(self.files, principal)
+
     def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
-        given: RunArguments = {**options, "filesystem": self.files, "approvals": self._approvals}
+        given: RunArguments = {
+            **options,
+            "filesystem": _files_for(self.files, options),
+            "approvals": self._approvals,
+        }
         return self._registry.stream(self.name, message, models=self._models, **given)
 
     def resume(self, run_id: str, **options: Unpack[ResumeArguments]) -> RunStream[Any]:
-        given: ResumeArguments = {**options, "filesystem": self.files, "approvals": self._approvals}
+        given: ResumeArguments = {
+            **options,
+            "filesystem": _files_for(self.files, options),
+            "approvals": self._approvals,
+        }
         return self._registry.resume_stream(self.name, run_id, models=self._models, **given)
+
+
+def _files_of(files: Any, principal: str) -> Any:
+    return files.of(principal) if isinstance(files, PrincipalFiles) else files
+
+
+def _files_for(files: Any, options: RunArguments | ResumeArguments) -> Any:
+    """Return the filesystem of a run, which is that of its session's principal."""
+    session = options.get("session")
+    return _files_of(files, "" if session is None else session.principal)
 
 
 @dataclass(frozen=True, slots=True)

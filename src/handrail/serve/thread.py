@@ -26,7 +26,7 @@ from handrail.serve.agui.message_writer import Known
 from handrail.serve.agui.translator import Translator
 from handrail.serve.agui.wire_events import custom, plain_json
 from handrail.serve.feed import Event, Feed
-from handrail.serve.live_run import LiveRun
+from handrail.serve.live_run import LiveRun, Voters
 from handrail.serve.principals import session_id_of
 from handrail.serve.refusals import QuestionsOpen, ServerStopping, ThreadBusy, ThreadUnknown
 from handrail.serve.sources import Source
@@ -59,6 +59,7 @@ class Setup:
     new_id: NewId = random_id
     clock: Clock = SYSTEM_CLOCK
     stopping: bool = False
+    voters: Voters = lambda role, besides: ()
     parked: Callable[[Thread, Sequence[Question], bool], None] = lambda thread, questions, answered: None
     """Called after a run was parked, with its open questions and whether an answer arrived during parking."""
 
@@ -192,7 +193,7 @@ class Thread:
                     self._journal,
                     unit.run_id,
                     call_id,
-                    self._source.files,
+                    self._source.files_of(self.principal),
                     session=self._session,
                     clock=self._setup.clock,
                 )
@@ -465,6 +466,7 @@ class Thread:
             commits=lambda: self._journal.calls.load(run_id),
             new_leg=self._setup.new_id,
             park_after=self._setup.park_after,
+            voters=self._setup.voters,
         )
 
     async def _start(self, live: LiveRun, stream: RunStream[Any], leg: str) -> None:

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from handrail.adapter.run_record import decode_begin
 from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.errors import JournalAltered
 from handrail.ids import NewId, random_id
 from handrail.journals import Journal
 from handrail.messages import Usage
@@ -22,6 +23,7 @@ from handrail.records import OVER, Mark, RunRecord, RunRow, SessionRow
 from handrail.runs import list_runs, show
 from handrail.serve import snapshots
 from handrail.serve.feed import Feed
+from handrail.serve.live_run import Voters
 from handrail.serve.principals import parse_session_id, session_id_of
 from handrail.serve.sources import Source
 from handrail.serve.thread import Setup, Thread
@@ -56,10 +58,13 @@ class Threads:
         clock: Clock = SYSTEM_CLOCK,
         new_id: NewId = random_id,
         ended: Callable[[Mapping[str, Any]], None] | None = None,
+        voters: Voters = lambda role, besides: (),
     ) -> None:
         self.source = source
         self.journal = journal
-        self._setup = Setup(source, journal, park_after, new_id, clock, parked=self._was_parked)
+        self._setup = Setup(
+            source, journal, park_after, new_id, clock, parked=self._was_parked, voters=voters
+        )
         self._ended = ended  # called with every event that ends a leg
         self._most_kept = most_kept
         self._poll_seconds = poll_seconds
@@ -72,6 +77,10 @@ class Threads:
         """The open questions of parked runs, by thread."""
         self._polling: asyncio.Task[None] | None = None
         self._resuming: set[asyncio.Task[None]] = set()
+
+    @property
+    def clock(self) -> Clock:
+        return self._setup.clock
 
     @property
     def stopping(self) -> bool:
@@ -103,6 +112,11 @@ class Threads:
         """Return the threads that have a run in this process."""
         return [thread for thread in list(self._known.values()) if thread.live is not None]
 
+    def unfinished(self, principal: str) -> int:
+        """Return the number of a principal's runs that are active, or wait for an answer in memory or parked."""
+        active = {(each.principal, each.id) for each in self.running()}
+        return sum(1 for key in active | self._waiting.keys() if key[0] == principal)
+
     def kept(self) -> int:
         """Return the number of threads that are kept in memory."""
         return len(self._kept)
@@ -121,12 +135,17 @@ class Threads:
             self.journal, standing=("interrupted", "parked"), limit=_MOST_RESUMED, clock=self._setup.clock
         )
         for line in reversed(standing):  # oldest first
-            key = self._key_of(line.row)
+            key = self.key_of(line.row)
             if key is None:
                 continue
-            if line.standing == "parked" and await self._waits(line.row):
-                waits = await self.journal.questions.open(line.id)
-                self._waiting[key] = {each.id: each for each in waits}
+            try:
+                waits = line.standing == "parked" and await self._waits(line.row)
+            except JournalAltered:
+                log.exception("the run of thread %s is left alone", key[1])
+                continue
+            if waits:
+                questions = await self.journal.questions.open(line.id)
+                self._waiting[key] = {each.id: each for each in questions}
             else:
                 await self._go_on(key)
         if self._poll_seconds is not None:
@@ -167,7 +186,7 @@ class Threads:
         except Exception:
             log.exception("could not resume the run of thread %s", key[1])
 
-    def _key_of(self, row: RunRow) -> tuple[str, str] | None:
+    def key_of(self, row: RunRow) -> tuple[str, str] | None:
         """Return the principal and the thread id of a run, or None if it is not a run of this app."""
         key = parse_session_id(row.record.session_id)
         if key is None or key[0] != row.record.principal or not self.source.owns(row.record):
@@ -265,7 +284,10 @@ class ThreadList:
             key = (row.record.id, row.changed_at)
             found = self._costs.get(key)
             if found is None:
-                tree = await show(self._journal, row.record.id)
+                try:
+                    tree = await show(self._journal, row.record.id)
+                except JournalAltered:  # it is listed all the same, so that it can be looked for
+                    continue
                 found = (tree.usage, tree.cost)
                 if row.status in OVER:
                     self._costs[key] = found

@@ -34,7 +34,7 @@ class Agent extends HttpAgent {
 }
 
 function made(url, thread) {
-  const agent = new Agent({ url: `${url}/agent`, threadId: thread });
+  const agent = new Agent({ url: `${url}/agent`, threadId: thread, headers: { Authorization: `Bearer ${process.env.TOKEN}` } });
   agent.server = url;
   agent.older = process.env.OLDER === "1";
   return agent;

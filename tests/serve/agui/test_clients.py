@@ -28,6 +28,7 @@ from support import ROOT, SUPPORT, importing_support, warm_python
 from support.agui_app import source_of
 from support.agui_grammar import Checker
 from support.served import GATES, serving
+from support.serving import BEARER, TOKEN
 
 pytestmark = pytest.mark.once
 
@@ -89,7 +90,12 @@ class Driver:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OLDER": "1" if version != "1.0.0" else "0", "NO_PROXY": "*"},
+            env={
+                **os.environ,
+                "OLDER": "1" if version != "1.0.0" else "0",
+                "NO_PROXY": "*",
+                "TOKEN": TOKEN,
+            },
         )
 
     def tell(self, command: Mapping[str, Any]) -> None:
@@ -195,12 +201,13 @@ class Place:
         return self.version != "1.0.0"
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(f"{self.url}{path}", timeout=120) as answer:
+        made = urllib.request.Request(f"{self.url}{path}", headers=BEARER)
+        with urllib.request.urlopen(made, timeout=120) as answer:
             return json.loads(answer.read())
 
     def post(self, path: str, body: Any) -> Any:
         made = urllib.request.Request(
-            f"{self.url}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
+            f"{self.url}{path}", json.dumps(body).encode(), {"content-type": "application/json", **BEARER}
         )
         with urllib.request.urlopen(made, timeout=120) as answer:
             return json.loads(answer.read() or b"null")
@@ -208,7 +215,7 @@ class Place:
 
 @contextlib.contextmanager
 def place(version: str, folder: Path) -> Generator[Place]:
-    with serving(folder, source=source_of(folder)) as server:
+    with serving(folder, source=source_of(folder), token=TOKEN) as server:
         try:
             yield Place(version, folder, server.url)
         except BaseException:

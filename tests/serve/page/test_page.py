@@ -16,6 +16,8 @@ from support.served import GATES, Served, serving, source_in
 
 pytestmark = pytest.mark.once
 __all__ = ["browser"]
+SIGN_IN: dict[str, str] = {}
+"""Sign in by link."""
 
 
 class Desk:
@@ -33,14 +35,23 @@ class Desk:
         with serving(self.folder, source=source_in(self.folder, pace=pace), **options) as self.server:
             yield self.server
 
-    def window(self, at: str = "", *, size: tuple[int, int] = (1100, 760), **options: Any) -> Page:
-        """Open a window on the page, with its own storage."""
+    def window(
+        self,
+        at: str = "",
+        *,
+        size: tuple[int, int] = (1100, 760),
+        sign_in: dict[str, str] | None = SIGN_IN,
+        **options: Any,
+    ) -> Page:
+        """Open a window on the page, with its own storage. It has signed in, unless `sign_in` is None."""
         assert self.server is not None
         context = self._browser.new_context(
             viewport={"width": size[0], "height": size[1]}, reduced_motion="reduce", **options
         )
         context.set_default_timeout(PATIENCE)
         self._contexts.append(context)
+        if sign_in is not None:
+            self.server.sign_in(context, **sign_in)
         page = context.new_page()
         page.on("pageerror", lambda error: self.wrong.append(str(error.stack)))
         page.on("console", lambda said: self._hear(said.type, said.text))
@@ -538,24 +549,31 @@ def test_a_server_that_comes_back_is_followed_again_and_its_question_still_stand
         desk.close()
 
 
-def test_a_token_is_asked_for_and_taken_from_the_address(desk: Desk):
-    """Without a token the page asks for one and refuses a wrong one; a token in the URL is used and removed."""
-    with desk.served(token="a-long-enough-token-for-this"):
-        page = desk.window()
-        page.get_by_label("Token").fill("wrong")
+def test_a_link_opens_the_page_once_and_a_token_opens_it_too(desk: Desk):
+    """A link in the URL is removed from it and works once; a wrong token is refused; signing out ends the session."""
+    with desk.served(token="a-long-enough-token-for-this") as server:
+        page = desk.window(sign_in=None)
+        page.get_by_label("Password or token").fill("wrong")
         page.keyboard.press("Enter")
         expect(page.get_by_role("alert")).to_be_visible()
-        page.get_by_label("Token").fill("a-long-enough-token-for-this")
+        page.get_by_label("Password or token").fill("a-long-enough-token-for-this")
         page.keyboard.press("Enter")
         say(page, "hello")
         expect(log(page)).to_contain_text("Hello to you.")
-        linked = desk.window("#token=a-long-enough-token-for-this")
+        link = f"#link={server.app.principals.new_link()}"
+        linked = desk.window(link, sign_in=None)
         expect(linked.get_by_label("Message", exact=True)).to_be_visible()
-        assert "token" not in linked.url
+        assert "link" not in linked.url
         expect(linked.get_by_role("navigation", name="Threads")).to_contain_text("hello")
-        linked.context.clear_cookies()
-        say(linked, "hello")
-        expect(linked.get_by_label("Token")).to_be_visible()
+        expect(desk.window(link, sign_in=None).get_by_role("alert")).to_contain_text("used already")
+        linked.reload()
+        linked.get_by_role("button", name="Sign out").click()
+        expect(linked.get_by_label("Password or token")).to_be_visible()
+        linked.reload()
+        expect(linked.get_by_label("Password or token")).to_be_visible()
+        page.context.clear_cookies()
+        say(page, "hello")
+        expect(page.get_by_label("Password or token")).to_be_visible()
         desk.close()
 
 
@@ -630,7 +648,7 @@ def test_what_is_only_read_aloud_does_not_lengthen_the_page(desk: Desk):
 def test_an_address_that_can_not_be_read_is_a_new_thread(desk: Desk):
     """A malformed address, as a model may have written it, opens a new thread."""
     with desk.served():
-        for address in ("#/t/%E0%A4", "#token=%E0%A4"):
+        for address in ("#/t/%E0%A4", "#link=%E0%A4"):
             page = desk.window(address)
             begin(page)
         desk.close()

@@ -50,6 +50,7 @@ def page(browser: Browser, tmp_path: Path) -> Iterator[Page]:
         apart.submit(lambda: asyncio.run(fill(tmp_path))).result()
     with serving(tmp_path) as server:
         context = browser.new_context(viewport={"width": 1100, "height": 760}, reduced_motion="reduce")
+        server.sign_in(context)
         page = context.new_page()
         wrong: list[str] = []
         page.on("pageerror", lambda error: wrong.append(str(error.stack)))

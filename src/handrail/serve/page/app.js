@@ -5,10 +5,11 @@ import { ChatPane } from "./chat.js";
 import { Conversation } from "./conversation.js";
 import { FilesPane, TimelinePane } from "./panes.js";
 import { Header, Tabs } from "./header.js";
+import { Inbox, useInbox } from "./inbox.js";
 import { useMedia } from "./hooks.js";
 import { loadRenderers } from "./renderers.js";
 import { toQuestion } from "./question.js";
-import { address, takeToken, useRoute } from "./route.js";
+import { address, takeLink, useRoute } from "./route.js";
 import * as server from "./server.js";
 import { Sheet } from "./sheet.js";
 import { Broken, Loading, SignIn } from "./states.js";
@@ -19,30 +20,34 @@ const LISTED = new Set(["RUN_STARTED", "RUN_FINISHED", "RUN_ERROR"]);
 
 export function App() {
   const [entry, setEntry] = useState({ phase: "loading" });
-  const enter = useCallback(async (token) => {
+  const enter = useCallback(async (given) => {
     try {
-      if (token) await server.login(token);
+      if (given) await server.login(given);
       const about = await server.about();
       if (about.renderers) await loadRenderers(new URL(about.renderers, location.href).href);
       setEntry({ phase: "ready", about });
     } catch (error) {
-      if (error.status === 401) setEntry({ phase: "signin", refused: Boolean(token), problem: error.kind === "TokenWrong" ? null : error.message });
+      if (error.status === 401 || error.status === 429) setEntry({ phase: "signin", refused: Boolean(given), problem: error.message });
       else setEntry({ phase: "broken", problem: error });
     }
   }, []);
-  useEffect(() => void enter(takeToken()), []);
+  useEffect(() => void enter(takeLink()), []);
 
   if (entry.phase === "loading") return html`<${Loading} words="Opening…" whole />`;
   if (entry.phase === "signin") return html`<${SignIn} enter=${enter} refused=${entry.refused} problem=${entry.problem} />`;
   if (entry.phase === "broken") return html`<${Broken} problem=${entry.problem} again=${() => enter(null)} whole />`;
-  return html`<${Frame} about=${entry.about} signedOut=${() => setEntry({ phase: "signin" })} />`;
+  const signedOut = () => setEntry({ phase: "signin" });
+  const signOut = () => server.logout().then(signedOut, (error) => setEntry({ phase: "broken", problem: error }));
+  return html`<${Frame} about=${entry.about} signedOut=${signedOut} signOut=${entry.about.session ? signOut : null} />`;
 }
 
-function Frame({ about, signedOut }) {
+function Frame({ about, signedOut, signOut }) {
   const route = useRoute();
   const narrow = useMedia("(max-width: 760px)");
   const [menu, setMenu] = useState(false);
   const [remembered, setRemembered] = useState(false);
+  const [reading, setReading] = useState(false);
+  const inbox = useInbox(about.people && about.actions.includes("vote"), signedOut);
   const list = useThreads(signedOut);
   const conversation = useConversation(route, signedOut, (event) => {
     if (LISTED.has(event.type) || event.name?.startsWith("handrail.question")) list.reload();
@@ -84,6 +89,9 @@ function Frame({ about, signedOut }) {
         onMenu=${narrow ? () => setMenu(true) : null}
         waitingElsewhere=${list.waiting - (view.status === "waiting" ? 1 : 0)}
         onRemembered=${() => setRemembered(true)}
+        onSignOut=${signOut}
+        inbox=${inbox.questions?.filter((question) => !question.voted).length ?? null}
+        onInbox=${() => setReading(true)}
       />
       <${Tabs} id=${route.id} tab=${route.tab} conversation=${conversation} />
       <main id="panel" role="tabpanel" aria-labelledby=${`tab-${route.tab}`} class="panel">
@@ -92,6 +100,7 @@ function Frame({ about, signedOut }) {
         ${route.tab === "timeline" && html`<${TimelinePane} key=${route.id} conversation=${conversation} />`}
       </main>
     </div>
+    <${Sheet} open=${reading} onClose=${() => setReading(false)} label="Inbox" side="right">${reading && html`<${Inbox} inbox=${inbox} />`}<//>
     <${Sheet} open=${remembered} onClose=${() => setRemembered(false)} label="Remembered approvals" side="right">
       ${remembered && html`<${Approvals} id=${route.id} unsaid=${conversation.phase === "new"} />`}
     <//>

@@ -22,8 +22,9 @@ export function Approval({ question, give, busy, keys }) {
   choices.push({ key: "r", words: "Deny with a reason", act: () => setReasoning(true) });
 
   // Keys work only while the focus is in this question and not in a field, so that nothing is allowed by accident.
+  const others = question.mine ? [] : (question.quorums ?? []); // it is put to other people, who see it in their inbox
   keys.current = (event) => {
-    if (busy || event.altKey || event.ctrlKey || event.metaKey || event.target.closest("input, textarea, select")) return;
+    if (busy || others.length || event.altKey || event.ctrlKey || event.metaKey || event.target.closest("input, textarea, select")) return;
     const choice = choices.find((each) => each.key === event.key.toLowerCase());
     if (choice) {
       event.preventDefault();
@@ -36,7 +37,9 @@ export function Approval({ question, give, busy, keys }) {
     <${Rows} rows=${question.rows} />
     ${diff && html`<${Diff} diff=${diff} />`}
     <p class="digest soft">digest <code>${question.digest.slice(0, 16)}</code></p>
-    ${reasoning
+    ${others.length
+      ? html`<p class="others" role="status"><${Icon} name="waiting" /> ${waitingFor(others, question.votes ?? [])}</p>`
+      : reasoning
       ? html`<${Reason} label="Reason (the model sees it)" action="Deny" give=${deny} back=${() => setReasoning(false)} busy=${busy} />`
       : html`<div class="choices">
           ${choices.map(
@@ -46,6 +49,12 @@ export function Approval({ question, give, busy, keys }) {
           )}
         </div>`}
   </div>`;
+}
+
+/** Who has to approve, and who has: "Waiting for 2 people with the role finance. Allowed by fay." */
+function waitingFor(quorums, votes) {
+  const needed = quorums.map(({ role, approvals }) => `${approvals} ${approvals === 1 ? "person" : "people"} ${role ? `with the role ${role}` : "who may approve for others"}`);
+  return `Waiting for ${needed.join(" and ")}.${votes.length ? ` Allowed by ${votes.join(", ")}.` : ""}`;
 }
 
 /** A field for a reason. Enter sends it, Escape goes back. */

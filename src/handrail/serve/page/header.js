@@ -7,7 +7,7 @@ import { spent } from "./store.js";
 import { html, useEffect } from "./vendor/standalone.js";
 import { count, dollars } from "./words.js";
 
-export function Header({ about, conversation, onMenu, waitingElsewhere, onRemembered }) {
+export function Header({ about, conversation, onMenu, waitingElsewhere, onRemembered, onSignOut, inbox, onInbox }) {
   const { view, connection } = conversation;
   const { input, output, cost } = spent(view);
   return html`<header class="head">
@@ -28,10 +28,18 @@ export function Header({ about, conversation, onMenu, waitingElsewhere, onRememb
       <span><abbr title="tokens out">↓</abbr> ${count(output)}</span>
       ${cost !== null && html`<span>${dollars(cost)}</span>`}
     </p>`}
+    ${inbox !== null &&
+    html`<button type="button" class="quiet icon-button" aria-label=${inbox ? `Inbox, ${inbox} waiting for you` : "Inbox"} title="Inbox" onClick=${onInbox}>
+      <${Icon} name="inbox" />${inbox > 0 && html`<span class="badge">${inbox}</span>`}
+    </button>`}
     <button type="button" class="quiet icon-button" aria-label="Remembered approvals" title="Remembered approvals" onClick=${onRemembered}>
       <${Icon} name="shield" />
     </button>
     <${Theme} />
+    ${onSignOut &&
+    html`<button type="button" class="quiet icon-button" aria-label="Sign out" title=${`Sign out ${about.principal}`} onClick=${onSignOut}>
+      <${Icon} name="leave" />
+    </button>`}
   </header>`;
 }
 

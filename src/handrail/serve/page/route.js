@@ -44,10 +44,11 @@ function fresh() {
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** The token in the address (#token=…). It is removed from there, so that it is not bookmarked or shown. */
-export function takeToken() {
-  const found = /[#&]token=([^&]+)/.exec(location.hash);
+/** What the address gives to sign in with (#link=…). It is removed from there, so that it is not bookmarked or shown. */
+export function takeLink() {
+  const found = /[#&]link=([^&]+)/.exec(location.hash);
   if (!found) return null;
   history.replaceState(null, "", location.pathname + location.search);
-  return decoded(found[1]);
+  const link = decoded(found[1]);
+  return link && { link };
 }

@@ -10,10 +10,15 @@ export class ServerError extends Error {
   }
 }
 
+// The key of this page's session. Cookies are shared by all ports of a host; storage belongs to this origin alone.
+const KEY = "handrail.key";
+
 async function called(path, options) {
   let response;
+  const key = localStorage.getItem(KEY);
+  const headers = key ? { ...options?.headers, "Handrail-Key": key } : options?.headers;
   try {
-    response = await fetch(path, { credentials: "same-origin", ...options });
+    response = await fetch(path, { credentials: "same-origin", ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ServerError(0, "Unreachable", "The server is not responding. It may have been stopped, or the network is down.");
@@ -47,7 +52,19 @@ const sent = (method, value) => ({
 const thread = (id) => `threads/${encodeURIComponent(id)}`;
 
 export const about = () => json("about");
-export const login = (token) => json("login", sent("POST", { token }));
+/** Begins a session with `{link}`, `{token}`, or `{name, password}`. */
+export const login = async (given) => {
+  const { key } = await json("login", sent("POST", given));
+  localStorage.setItem(KEY, key);
+};
+/** Where people sign in with a provider; null if they sign in here. */
+export const signInAddress = () => json("health").then((told) => told.sign_in ?? null, () => null);
+export const logout = async () => {
+  await json("logout", sent("POST"));
+  localStorage.removeItem(KEY);
+};
+export const inbox = async () => (await json("inbox")).questions;
+export const vote = (given) => json("inbox/answers", sent("POST", given));
 export const threads = ({ before, find }) => {
   const query = new URLSearchParams({ limit: "100", ...(before && { before }), ...(find && { find }) });
   return json(`threads?${query}`);

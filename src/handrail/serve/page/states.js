@@ -1,5 +1,6 @@
 // The page without content: loading, failed, or signed out.
 
+import { signInAddress } from "./server.js";
 import { html, useEffect, useRef, useState } from "./vendor/standalone.js";
 
 export function Loading({ words, whole = false }) {
@@ -18,8 +19,11 @@ export function Broken({ problem, again, whole = false }) {
 }
 
 export function SignIn({ enter, refused, problem }) {
-  const [token, setToken] = useState("");
+  const [name, setName] = useState("");
+  const [secret, setSecret] = useState("");
   const [busy, setBusy] = useState(false);
+  const [provider, setProvider] = useState(null);
+  useEffect(() => void signInAddress().then(setProvider), []);
   const field = useRef(null);
   useEffect(() => {
     setBusy(false);
@@ -27,27 +31,31 @@ export function SignIn({ enter, refused, problem }) {
   }, [refused, problem]);
   const submit = (event) => {
     event.preventDefault();
-    if (!token.trim()) return field.current.focus();
+    if (!secret.trim()) return field.current.focus();
     setBusy(true);
-    enter(token.trim()).finally(() => setBusy(false));
+    const given = name.trim() ? { name: name.trim(), password: secret } : { token: secret.trim() };
+    enter(given).finally(() => setBusy(false));
   };
   return html`<div class="state whole">
     <form class="signin" onSubmit=${submit}>
       <h1>Sign in</h1>
-      <p>This server needs a token. Whoever started it set the token with <code>handrail serve --token</code> or <code>$HANDRAIL_TOKEN</code>.</p>
-      <label for="token">Token</label>
+      <p>Open the newest link that <code>handrail serve</code> printed. If the server has users, sign in with your name; if it was started with a token, with that.</p>
+      ${provider && html`<p><a class="button primary" href=${provider}>Sign in with your organisation</a></p>`}
+      <label for="name">Name</label>
+      <input id="name" autocomplete="username" spellcheck=${false} value=${name} onInput=${(event) => setName(event.target.value)} />
+      <label for="token">Password or token</label>
       <input
         id="token"
         ref=${field}
         type="password"
         autocomplete="current-password"
         spellcheck=${false}
-        value=${token}
+        value=${secret}
         aria-invalid=${refused ? "true" : undefined}
         aria-describedby=${refused ? "token-problem" : undefined}
-        onInput=${(event) => setToken(event.target.value)}
+        onInput=${(event) => setSecret(event.target.value)}
       />
-      ${refused && html`<p id="token-problem" class="problem" role="alert">${problem || "This is not the server's token."}</p>`}
+      ${refused && html`<p id="token-problem" class="problem" role="alert">${problem}</p>`}
       <button type="submit" class="primary" disabled=${busy}>${busy ? "Signing in…" : "Sign in"}</button>
     </form>
   </div>`;

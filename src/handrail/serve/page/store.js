@@ -154,6 +154,10 @@ const CUSTOM = {
   "handrail.message": (view, { id, role, content }) =>
     role === "user" ? withMessage(view, "", id, "user", { text: textOf(content), open: false }) : view,
   "handrail.question": (view, question) => withQuestion(view, question),
+  "handrail.votes": (view, { question_id: id, votes }) => {
+    const question = view.questions[id];
+    return question ? { ...view, questions: { ...view.questions, [id]: { ...question, votes } } } : view;
+  },
   "handrail.question.closed": (view, { question_id: id, outcome, by }) => {
     const { [id]: question, ...questions } = view.questions;
     if (!question) return view;

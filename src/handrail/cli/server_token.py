@@ -1,0 +1,87 @@
+"""The server's token: where it comes from, and the link that gives a page a session in its place.
+
+Neither appears where the commands of tools can read it: in arguments, in the environment, in a readable file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import html
+import os
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+from handrail.cli.outcome import UsageError
+
+VARIABLE = "HANDRAIL_TOKEN"
+
+
+def read_token(file: Path | None) -> str | None:
+    """Return the token in a file, or in $HANDRAIL_TOKEN, which is removed from this process's environment."""
+    from_environment = take_variable(VARIABLE)
+    if file is None:
+        return from_environment
+    if from_environment is not None:
+        raise UsageError(f"${VARIABLE} and --token-file both name a token. Give one of them.")
+    try:
+        mode = file.stat().st_mode
+        if stat.S_ISREG(mode) and stat.S_IMODE(mode) & 0o077:
+            raise UsageError(f"--token-file {file}: others may read it. Run: chmod 600 {file}")
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UsageError(f"--token-file {file}: {reason}. Give a file with the token in it.") from None
+
+
+def take_variable(variable: str) -> str | None:
+    """Return the value of an environment variable, and remove every trace of it from this process's environment."""
+    value = os.environ.pop(variable, None) or None
+    _erase(variable)
+    return value
+
+
+def _erase(variable: str) -> None:
+    """Overwrite a variable in the block that the kernel shows as this process's environment.
+
+    `os.environ.pop` keeps it from child processes, but /proc/PID/environ still shows what the process was
+    started with, to every process of the same user.
+    """
+    if sys.platform != "linux":
+        return
+    name = f"{variable}=".encode()
+    with contextlib.suppress(OSError, ValueError):
+        shown = Path("/proc/self/environ").read_bytes()
+        start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47])  # env_start
+        at = 0
+        for entry in shown.split(b"\0"):
+            if start and entry.startswith(name):
+                ctypes.memset(start + at + len(name), ord("-"), len(entry) - len(name))
+            at += len(entry) + 1
+
+
+class BrowserFile:
+    """A file that leads a browser to an address, so that the address is in no process's arguments."""
+
+    def __init__(self) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def open(self, address: str) -> None:
+        """Open the address in a browser."""
+        import webbrowser
+
+        self._folder = tempfile.TemporaryDirectory(prefix="handrail-")  # mode 0700
+        path = Path(self._folder.name) / "open.html"
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(
+                f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(address)}"><title>Handrail</title>'
+            )
+        webbrowser.open(path.as_uri())
+
+    def remove(self) -> None:
+        """Delete the file. Harmless if there is none."""
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None

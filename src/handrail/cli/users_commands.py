@@ -1,0 +1,132 @@
+"""`handrail users` and `handrail audit`: who may use a server, and what they did."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import sys
+from collections.abc import Generator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from handrail.cli.command_options import JournalFile
+from handrail.cli.outcome import DONE, FAILED, UsageError, fail, journal_path, print_error
+from handrail.environment.text import escape_line, is_terminal
+from handrail.serve.people import People, people_path
+
+app = typer.Typer(name="users", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+Name = Annotated[str, typer.Argument(help="The user's name.")]
+
+
+@app.command()
+def add(
+    name: Name,
+    roles: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--role",
+            metavar="ROLE",
+            help="viewer, user, approver, admin, or a role of your own that policies ask for; repeatable. Default: user.",
+        ),
+    ] = None,
+    password: Annotated[
+        bool,
+        typer.Option(
+            "--password",
+            help="Ask for a password, or read it from standard input, instead of making a token.",
+        ),
+    ] = False,
+    journal: JournalFile = None,
+) -> None:
+    """Add a user. Their token is printed once, and kept only as a hash."""
+    with _people(journal) as people:
+        secret = people.add(name, roles or (), _read_password(name) if password else None)
+        found = people.find(name)
+        people.note("", "user added", user=name, roles=sorted(found.roles if found else ()))
+        typer.echo(f"{name} is added: {', '.join(sorted(found.roles if found else ()))}.")
+        if not password:
+            typer.echo(f"Their token, which is not shown again: {secret}")
+            typer.echo(f"On the page it is the password; programs send `Authorization: Bearer {name}:TOKEN`.")
+
+
+@app.command(name="list")
+def list_users(journal: JournalFile = None) -> None:
+    """List the users, their roles, and their sessions."""
+    with _people(journal) as people:
+        sessions = people.sessions()
+        for name, roles, _ in people.list():
+            mine = [each for each in sessions if each.name == name]
+            typer.echo(
+                f"{name}  {', '.join(sorted(roles))}  {len(mine)} session{'' if len(mine) == 1 else 's'}"
+            )
+        for each in sessions:
+            until = datetime.fromtimestamp(each.ends_at, UTC)
+            typer.echo(
+                f"  session {each.id}  {each.name}  from {each.address} at {each.host}, until {until:%Y-%m-%d %H:%M} UTC"
+            )
+
+
+@app.command()
+def remove(name: Name, journal: JournalFile = None) -> None:
+    """Remove a user, and end their sessions. Their conversations stay in the journal."""
+    with _people(journal) as people:
+        if not people.remove(name):
+            raise UsageError(f"there is no user {name!r}. `handrail users list` shows who there is.")
+        people.note("", "user removed", user=name)
+        typer.echo(f"{name} is removed.")
+
+
+@app.command()
+def revoke(
+    name: Annotated[str, typer.Argument(help="A user's name, `local`, or the id of a session.")],
+    journal: JournalFile = None,
+) -> None:
+    """End the sessions of a user, or one session. A running server refuses them from now on."""
+    with _people(journal) as people:
+        ended = people.revoke(name=name) or people.revoke(id=name)
+        if not ended:
+            raise UsageError(f"{name!r} has no session. `handrail users list` shows the sessions.")
+        people.note("", "sessions revoked", of=name, ended=ended)
+        typer.echo(f"{ended} session{'' if ended == 1 else 's'} ended.")
+
+
+def audit(journal: Path | None, who: str | None, after: int) -> int:
+    """Print the audit log as JSON lines, and return the exit code."""
+    try:
+        path = people_path(journal_path(journal))
+        if not path.exists():
+            raise UsageError(f"there is no audit log at {path}. A server writes one beside its journal.")
+        with contextlib.closing(People(path)) as people:
+            for entry in people.audit(who=who, after=after):
+                at = datetime.fromtimestamp(entry["at"], UTC).isoformat()
+                sys.stdout.write(json.dumps({**entry, "at": at}) + "\n")
+    except Exception as error:
+        return fail(error)
+    return DONE
+
+
+@contextlib.contextmanager
+def _people(journal: Path | None) -> Generator[People]:
+    """Open the people of a journal's server. An error ends the command with a message."""
+    try:
+        with contextlib.closing(People(people_path(journal_path(journal)))) as people:
+            yield people
+    except typer.Exit:
+        raise
+    except Exception as error:
+        raise typer.Exit(fail(error)) from None
+
+
+def _read_password(name: str) -> str:
+    if not is_terminal(sys.stdin):
+        return sys.stdin.readline().rstrip("\n")
+    first = getpass.getpass(f"Password for {escape_line(name)}: ")
+    if getpass.getpass("The same again: ") != first:
+        print_error("the two passwords differ. Nothing was changed.")
+        raise typer.Exit(FAILED)
+    return first

@@ -1,0 +1,57 @@
+"""Votes in a journal's database: what people said to questions that a quorum decides.
+
+They are records in the chain of what others add to a run.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+import msgspec
+
+from handrail.errors import AnswerRefused
+from handrail.journal.chains import outside_chain
+from handrail.journal.database import Database, encode
+from handrail.journal.verification import VOTE
+from handrail.question import Vote
+
+
+class SqliteVotes:
+    """Votes in a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def cast(self, run_id: str, vote: Vote, /) -> Sequence[Vote]:
+        chains, encoded = self._database.chains, encode(vote, "a vote")
+
+        def record(connection: sqlite3.Connection) -> Sequence[Vote]:
+            before = self._read(connection, run_id, vote.question_id, vote.digest)
+            mine = next((each for each in before if each.by == vote.by), None)
+            if mine is None:
+                chains.append(connection, outside_chain(run_id), VOTE, vote.question_id, encoded, at=vote.at)
+                return (*before, vote)
+            if mine.approved != vote.approved:
+                raise AnswerRefused(
+                    vote.question_id, f"{vote.by!r} has voted already", "The first vote counts."
+                )
+            return before
+
+        return await self._database.transact(record)
+
+    async def on(self, run_id: str, question_id: str, digest: str, /) -> Sequence[Vote]:
+        return await self._database.transact(
+            lambda connection: self._read(connection, run_id, question_id, digest)
+        )
+
+    def _read(
+        self, connection: sqlite3.Connection, run_id: str, question_id: str, digest: str
+    ) -> Sequence[Vote]:
+        records = self._database.chains.read(connection, outside_chain(run_id))
+        found = (
+            msgspec.msgpack.decode(each.body, type=Vote)
+            for each in records
+            if each.kind == VOTE and each.key == question_id
+        )
+        return tuple(vote for vote in found if vote.digest == digest)

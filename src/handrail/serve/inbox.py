@@ -1,0 +1,111 @@
+"""`Inbox`: the questions of other people's runs that are put to somebody, and their votes on them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from handrail.errors import AnswerRefused
+from handrail.journal.answers import check_digest, check_in_time
+from handrail.question import Answer, Question, Vote
+from handrail.serve.agui.wire_events import custom
+from handrail.serve.people import Person
+from handrail.serve.thread import Thread
+from handrail.serve.threads import Threads
+
+log = logging.getLogger("handrail.serve")
+
+
+class Waiting(NamedTuple):
+    """A question that waits for a person, with the votes on it so far."""
+
+    question: Question
+    votes: Sequence[Vote]
+
+
+class Inbox:
+    """What waits for each person. Somebody sees the questions that are put to them, and nothing around those."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._journal = threads.journal
+
+    async def list(self, person: Person) -> Sequence[Waiting]:
+        """Return the open questions that are put to this person, oldest first."""
+        found: list[Waiting] = []
+        for question in await self._journal.questions.open():
+            if await self._thread_for(question, person) is not None:
+                found.append(Waiting(question, await self._votes(question)))
+        return found
+
+    async def vote(self, person: Person, given: Answer, approved: bool) -> bool | None:
+        """Record somebody's vote, and return what the votes decide. The vote that decides continues the run.
+
+        Raises `AnswerRefused` for a question that is not put to this person, in the same words as for one that
+        does not exist.
+        """
+        for question in await self._journal.questions.open():
+            thread = await self._thread_for(question, person) if question.id == given.question_id else None
+            if thread is not None:
+                break
+        else:
+            raise AnswerRefused(
+                given.question_id, "you have no such question, or it was decided", "Load your inbox again."
+            )
+        now = self._threads.clock.now()
+        check_digest(question, given)
+        check_in_time(question, given, now)
+        vote = Vote(
+            question_id=question.id,
+            digest=question.digest,
+            by=person.name,
+            roles=tuple(sorted(person.roles)),
+            approved=approved,
+            reason=given.reason,
+            at=now.timestamp(),
+        )
+        return await self._count(thread, question, await self._journal.votes.cast(question.run_id, vote))
+
+    async def count_all(self) -> None:
+        """Count the votes on every open question: a process may have ended just before it counted the last one."""
+        for question in await self._journal.questions.open():
+            if question.quorums:
+                try:
+                    thread = await self._thread_of(question)
+                    if thread is not None:
+                        await self._count(thread, question, await self._votes(question))
+                except Exception:
+                    log.exception("could not count the votes on %s", question.id)
+
+    async def _count(self, thread: Thread, question: Question, votes: Sequence[Vote]) -> bool | None:
+        decided = question.decided_by(votes)
+        if decided is None:
+            told = {"question_id": question.id, "votes": [each.by for each in votes]}
+            thread.feed.append([custom("handrail.votes", told)])
+            return None
+        deciding = [each for each in votes if each.approved == decided]
+        reasons = "; ".join(f"{each.by}: {each.reason}" for each in deciding if each.reason)
+        answer = Answer(
+            question_id=question.id,
+            digest=question.digest,
+            by=", ".join(each.by for each in deciding),
+            value={"approved": decided, **({"reason": reasons} if reasons else {})},
+            votes=tuple(votes),
+        )
+        await thread.answer([answer])
+        return decided
+
+    async def _votes(self, question: Question) -> Sequence[Vote]:
+        return await self._journal.votes.on(question.run_id, question.id, question.digest)
+
+    async def _thread_for(self, question: Question, person: Person) -> Thread | None:
+        """Return the thread that puts a question to this person, or None."""
+        if not person.may("vote") or not question.may_vote(person.name, person.roles):
+            return None
+        return await self._thread_of(question)
+
+    async def _thread_of(self, question: Question) -> Thread | None:
+        """Return the thread of a question, or None if it belongs to another app."""
+        key = self._threads.key_of(await self._journal.runs.get(question.run_id))
+        return None if key is None else self._threads.thread(*key)

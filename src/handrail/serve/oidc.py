@@ -1,0 +1,215 @@
+"""`OidcProvider`: lets people sign in with an OpenID Connect provider. Needs `pip install 'handrail[oidc]'`.
+
+The provider says who somebody is; the server's own users say what they may do. Somebody who is not among the
+users does not get in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import importlib.util
+import secrets
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.errors import DefinitionError
+from handrail.serve import missing_extra
+from handrail.serve.middleware import CALLBACK
+from handrail.serve.principals import Principals, cookie_name
+from handrail.serve.refusals import RequestRefused
+
+_REQUIRED = ("authlib", "httpx")
+_MOST_PENDING = 10_000
+_PENDING_SECONDS = 600.0
+_ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A sign-in that has gone to the provider and not come back."""
+
+    browser: bytes
+    """A digest of the cookie of the browser that began it: nobody else can finish it."""
+    nonce: str
+    verifier: str
+    redirect: str
+    until: float
+
+
+class OidcProvider:
+    """Signs people in by the authorization code flow, with PKCE, a state bound to the browser, and a nonce.
+
+    The name of a user is the value of `claim` in the ID token: `email`, which the provider must have verified,
+    or another one, such as `sub`. `address` is the server's own address, if browsers see another one than the
+    server: behind a proxy, for example.
+    """
+
+    def __init__(
+        self,
+        issuer: str,
+        client_id: str,
+        client_secret: str,
+        *,
+        claim: str = "email",
+        address: str = "",
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        missing = [name for name in _REQUIRED if importlib.util.find_spec(name) is None]
+        if missing:
+            raise missing_extra(missing[0], "oidc")
+        where = urlsplit(issuer)
+        if where.scheme != "https" and where.hostname not in ("127.0.0.1", "localhost", "::1"):
+            raise DefinitionError(
+                f"the issuer {issuer!r} is not an https:// address. Give the provider's own."
+            )
+        self._issuer = issuer.rstrip("/")
+        self._client_id, self._client_secret = client_id, client_secret
+        self._claim = claim
+        self._address = address.rstrip("/")
+        self._clock = clock
+        self._metadata: dict[str, Any] | None = None
+        self._pending: OrderedDict[str, _Pending] = OrderedDict()
+
+    def routes(self, principals: Principals) -> Sequence[BaseRoute]:
+        """Return the two addresses of a sign-in: where it begins, and where the provider sends the browser back to."""
+
+        async def begin(request: Request) -> Response:
+            address = self._address or f"{request.url.scheme}://{request.headers['host']}"
+            where, browser = await self.begin(f"{address}{CALLBACK}")
+            response = RedirectResponse(where, 303)
+            response.set_cookie(
+                _cookie_name(request),
+                browser,
+                max_age=int(_PENDING_SECONDS),
+                path=CALLBACK,
+                httponly=True,
+                samesite="lax",  # the provider's page leads back here
+                secure=request.url.scheme == "https",
+            )
+            return response
+
+        async def finish(request: Request) -> Response:
+            given, browser = request.query_params, request.cookies.get(_cookie_name(request), "")
+            name = await self.finish(given.get("state", ""), given.get("code", ""), browser)
+            response = RedirectResponse(f"/#link={principals.link_for(name, request)}", 303)
+            response.delete_cookie(_cookie_name(request), path=CALLBACK, httponly=True, samesite="lax")
+            return response
+
+        return [Route("/oidc/login", begin), Route(CALLBACK, finish)]
+
+    async def begin(self, redirect: str) -> tuple[str, str]:
+        """Return the address to send a browser to, and a secret for a cookie that binds the sign-in to the browser."""
+        metadata = await self._read_metadata()
+        browser, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
+        async with self._client(redirect) as client:
+            address, state = client.create_authorization_url(
+                metadata["authorization_endpoint"], nonce=nonce, code_verifier=verifier
+            )
+        until = self._clock.monotonic() + _PENDING_SECONDS
+        self._pending[state] = _Pending(_digest(browser), nonce, verifier, redirect, until)
+        while len(self._pending) > _MOST_PENDING:
+            self._pending.popitem(last=False)
+        return address, browser
+
+    async def finish(self, state: str, code: str, browser: str) -> str:
+        """Return the name of the person whom the provider has sent back. Raises `RequestRefused`."""
+        pending = self._pending.pop(state, None)
+        if (
+            pending is None
+            or self._clock.monotonic() > pending.until
+            or not hmac.compare_digest(pending.browser, _digest(browser))
+        ):
+            raise _refused("this sign-in was not begun in this browser, or took too long")
+        metadata = await self._read_metadata()
+        try:
+            claims = await self._exchange(metadata, pending, code)
+        except RequestRefused:
+            raise
+        except Exception as error:  # the provider's answer can be anything
+            raise _refused(f"the provider's answer could not be used ({type(error).__name__})") from error
+        if self._claim == "email" and claims.get("email_verified") is not True:
+            raise _refused("the provider has not verified your email address")
+        name = claims.get(self._claim)
+        if not isinstance(name, str) or not name:
+            raise _refused(f"the provider does not say your {self._claim}")
+        return name
+
+    async def _exchange(self, metadata: dict[str, Any], pending: _Pending, code: str) -> dict[str, Any]:
+        """Exchange a code for an ID token, and return its claims, checked."""
+        from joserfc import jwt
+        from joserfc.jwk import KeySet
+
+        async with self._client(pending.redirect) as client:
+            token = await client.fetch_token(
+                metadata["token_endpoint"], code=code, code_verifier=pending.verifier
+            )
+        published: Any = await self._fetch(metadata["jwks_uri"])
+        keys = KeySet.import_key_set(published)
+        claims = jwt.decode(token["id_token"], keys, algorithms=_ALGORITHMS).claims
+        now = int(self._clock.now().timestamp())
+        jwt.JWTClaimsRegistry(
+            now=lambda: now,
+            leeway=60,
+            iss={"essential": True, "value": metadata["issuer"]},
+            aud={"essential": True, "value": self._client_id},
+            exp={"essential": True},
+            nonce={"essential": True, "value": pending.nonce},
+        ).validate(claims)
+        return claims
+
+    def _client(self, redirect: str) -> Any:
+        """Return authlib's client, which has no types."""
+        from authlib.integrations.httpx_client import AsyncOAuth2Client
+
+        return AsyncOAuth2Client(
+            self._client_id,
+            self._client_secret,
+            scope="openid email profile",
+            redirect_uri=redirect,
+            code_challenge_method="S256",
+        )
+
+    async def _read_metadata(self) -> dict[str, Any]:
+        if self._metadata is None:
+            try:
+                found = await self._fetch(f"{self._issuer}/.well-known/openid-configuration")
+            except Exception as error:
+                raise RequestRefused(
+                    503,
+                    "ProviderUnreachable",
+                    f"the sign-in provider does not answer ({type(error).__name__})",
+                    retry_after=5.0,
+                ) from error
+            if str(found.get("issuer", "")).rstrip("/") != self._issuer:
+                raise RequestRefused(503, "ProviderUnreachable", "the sign-in provider names another issuer")
+            self._metadata = found
+        return self._metadata
+
+    async def _fetch(self, address: str) -> dict[str, Any]:
+        import httpx
+
+        async with httpx.AsyncClient(timeout=20.0) as client:
+            answer = await client.get(address)
+            answer.raise_for_status()
+            return answer.json()
+
+
+def _cookie_name(request: Request) -> str:
+    return f"{cookie_name(request).removeprefix('__Host-')}-oidc"
+
+
+def _refused(why: str) -> RequestRefused:
+    return RequestRefused(401, "SignInWrong", f"{why}. Open the page and sign in again.")
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,46 @@
+// The inbox: questions of other people's runs that are put to this person.
+
+import { Question } from "./question.js";
+import * as server from "./server.js";
+import { html, useCallback, useEffect, useState } from "./vendor/standalone.js";
+
+const SECONDS = 3;
+
+/** What waits for this person, read again every few seconds. `null` where nobody can be asked for others. */
+export function useInbox(enabled, signedOut) {
+  const [questions, setQuestions] = useState(enabled ? [] : null);
+  const reload = useCallback(async () => {
+    try {
+      setQuestions(await server.inbox());
+    } catch (error) {
+      if (error.status === 401) signedOut();
+    }
+  }, []);
+  useEffect(() => {
+    if (!enabled) return undefined;
+    reload();
+    const timer = setInterval(reload, SECONDS * 1000);
+    return () => clearInterval(timer);
+  }, [enabled]);
+  return { questions, reload };
+}
+
+export function Inbox({ inbox }) {
+  const waits = (inbox.questions ?? []).filter((question) => !question.voted);
+  const conversation = {
+    answer: async (question, given) => {
+      const { approved, reason } = given.value;
+      await server.vote({ question_id: question.id, digest: question.digest, approved, reason: reason ?? "" });
+      await inbox.reload();
+    },
+  };
+  return html`<div class="inbox">
+    ${waits.length === 0 && html`<p class="nothing">Nothing waits for you.</p>`}
+    ${waits.map(
+      (question) => html`<article key=${question.digest}>
+        <p class="soft">${question.principal} asks${question.votes.length ? `; allowed by ${question.votes.join(", ")}` : ""}</p>
+        <${Question} question=${{ ...question, mine: true }} conversation=${conversation} />
+      </article>`,
+    )}
+  </div>`;
+}

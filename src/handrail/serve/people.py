@@ -1,0 +1,320 @@
+"""`People`: who may use a server, their sign-ins, and the audit log, in one file of its own.
+
+The file holds no secret that can be used: passwords and tokens are hashed with scrypt, sessions with SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import sqlite3
+import stat
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.errors import DefinitionError
+from handrail.serve.roles import ROLES, Action, may
+
+SESSION_SECONDS = 7 * 24 * 3600
+MIN_PASSWORD = 12
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_ROLE = re.compile(r"[a-z][a-z0-9._-]{0,31}")
+_RESERVED = "local"
+"""The principal of a server without people. Nobody else may have this name."""
+_SCRYPT = {"n": 2**14, "r": 8, "p": 1, "maxmem": 64 * 2**20, "dklen": 32}
+_MOST_VERIFIED = 1000
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS users (
+    name TEXT PRIMARY KEY, roles TEXT NOT NULL, salt BLOB NOT NULL, hash BLOB NOT NULL, added_at REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS sessions (
+    id TEXT PRIMARY KEY, secret BLOB NOT NULL UNIQUE, key BLOB NOT NULL, name TEXT NOT NULL, host TEXT NOT NULL,
+    issuer TEXT NOT NULL, address TEXT NOT NULL, began_at REAL NOT NULL, ends_at REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS audit (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, who TEXT NOT NULL, action TEXT NOT NULL,
+    address TEXT NOT NULL, details TEXT NOT NULL);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Somebody who sent a request: a name, and the roles they have now."""
+
+    name: str
+    roles: frozenset[str]
+    session: str = ""
+    """The id of the session the request belongs to; "" for a request with a token."""
+
+    def may(self, action: Action) -> bool:
+        """Return whether one of the person's roles allows the action."""
+        return may(self.roles, action)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A sign-in on one page, as it is listed. What identifies it is not kept."""
+
+    id: str
+    name: str
+    host: str
+    address: str
+    began_at: float
+    ends_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a page needs to use its session: the cookie, and the key that it sends beside the cookie."""
+
+    id: str
+    secret: str
+    key: str
+
+
+class People:
+    """The users of a server, their sessions, and what they did. Thread-safe; several processes may share the file.
+
+    Without a path everything is kept in memory. The file must be readable and writable by its owner only; a
+    wider mode is refused.
+    """
+
+    def __init__(self, path: Path | None = None, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.path = path
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._changes = 0
+        self._verified: dict[bytes, tuple[str, bytes]] = {}
+        """The names and hashes that credentials were checked against, by keyed digest, since scrypt is slow."""
+        self._cache_key = secrets.token_bytes(32)
+        if path is not None:
+            _make_private(path)
+        self._database = sqlite3.connect(
+            ":memory:" if path is None else path, check_same_thread=False, timeout=30, isolation_level=None
+        )
+        if path is not None:
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = NORMAL")
+        self._database.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        self._database.close()
+
+    # Users.
+
+    def add(self, name: str, roles: Iterable[str] = (), secret: str | None = None) -> str:
+        """Add a user, and return the secret they sign in with. It is not kept, so it can't be shown again.
+
+        Without a secret, a random one is made. A person without one of the four built-in roles gets *user*, or
+        *approver* if they have a role of your own. Raises `DefinitionError` for a bad name, role or secret.
+        """
+        if not _NAME.fullmatch(name) or name == _RESERVED:
+            raise DefinitionError(
+                f"{name!r} can't be a user's name. Use 1 to 64 letters, digits and . _ @ -, other than {_RESERVED!r}."
+            )
+        given = set(roles)
+        for role in sorted(given):
+            if not _ROLE.fullmatch(role):
+                raise DefinitionError(
+                    f"{role!r} can't be a role. Use {', '.join(ROLES)}, or a name of your own in small letters."
+                )
+        if given.isdisjoint(ROLES):
+            given.add("approver" if given else "user")
+        if secret is None:
+            secret = secrets.token_urlsafe(24)
+        elif len(secret) < MIN_PASSWORD:
+            raise DefinitionError(
+                f"the password is too easy to guess. Use at least {MIN_PASSWORD} characters."
+            )
+        salt = secrets.token_bytes(16)
+        row = (name, json.dumps(sorted(given)), salt, _hash(secret, salt), self._now())
+        try:
+            self._write("INSERT INTO users (name, roles, salt, hash, added_at) VALUES (?, ?, ?, ?, ?)", *row)
+        except sqlite3.IntegrityError:
+            raise DefinitionError(
+                f"there is a user {name!r} already. Remove them first: `handrail users remove {name}`."
+            ) from None
+        return secret
+
+    def remove(self, name: str) -> bool:
+        """Remove a user and end their sessions. Returns False if there is no such user."""
+        self.revoke(name=name)
+        return self._write("DELETE FROM users WHERE name = ?", name) > 0
+
+    def list(self) -> Sequence[tuple[str, frozenset[str], float]]:
+        """Return every user's name, roles and the time they were added, by name."""
+        rows = self._read("SELECT name, roles, added_at FROM users ORDER BY name")
+        return [(name, frozenset(json.loads(roles)), at) for name, roles, at in rows]
+
+    def has_users(self) -> bool:
+        return bool(self._read("SELECT 1 FROM users LIMIT 1"))
+
+    def find(self, name: str) -> Person | None:
+        """Return a user with the roles they have now, or None."""
+        rows = self._read("SELECT roles FROM users WHERE name = ?", name)
+        return Person(name, frozenset(json.loads(rows[0][0]))) if rows else None
+
+    def who_may_vote(self, role: str | None, besides: str) -> Sequence[str]:
+        """Return the names of those who may approve for others, have this role, and are somebody else."""
+        return [
+            name
+            for name, roles, _ in self.list()
+            if name != besides and may(roles, "vote") and (role in (None, "approver") or role in roles)
+        ]
+
+    def verify(self, name: str, secret: str) -> Person | None:
+        """Return the user whose name and secret these are, or None. Slow on purpose: call it in a thread.
+
+        It takes as long for a name that nobody has. A pair that was right before is recognised at once.
+        """
+        rows = self._read("SELECT salt, hash FROM users WHERE name = ?", name)
+        salt, wanted = rows[0] if rows else (b"nobody has this.", b"")
+        mark = hmac.digest(self._cache_key, f"{name}\0{secret}".encode("utf-8", "surrogatepass"), "sha256")
+        if rows and self._verified.get(mark) == (name, wanted):
+            return self.find(name)
+        if not hmac.compare_digest(_hash(secret, salt), wanted):
+            return None
+        if len(self._verified) >= _MOST_VERIFIED:
+            self._verified.clear()
+        self._verified[mark] = (name, wanted)
+        return self.find(name)
+
+    # Sessions.
+
+    def sign_in(self, name: str, *, host: str, issuer: str, address: str) -> Credentials:
+        """Begin a session. `host` is the host and port it is for, `issuer` what it was exchanged for."""
+        made = Credentials(secrets.token_hex(8), secrets.token_urlsafe(32), secrets.token_urlsafe(32))
+        now = self._now()
+        self._write("DELETE FROM sessions WHERE ends_at < ?", now)
+        self._write(
+            "INSERT INTO sessions (id, secret, key, name, host, issuer, address, began_at, ends_at) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            made.id,
+            _digest(made.secret),
+            _digest(made.key),
+            name,
+            host,
+            issuer,
+            address,
+            now,
+            now + SESSION_SECONDS,
+        )
+        return made
+
+    def session_of(self, secret: str, key: str | None, *, host: str, issuer: str) -> Session | None:
+        """Return the session with this cookie, or None if it has ended or is used elsewhere than it was made for.
+
+        The key is not compared if it is None.
+        """
+        rows = self._read(
+            "SELECT id, name, host, address, began_at, ends_at, key FROM sessions "
+            "WHERE secret = ? AND host = ? AND issuer = ? AND ends_at > ?",
+            _digest(secret),
+            host,
+            issuer,
+            self._now(),
+        )
+        if not rows or (key is not None and not hmac.compare_digest(_digest(key), rows[0][6])):
+            return None
+        return Session(*rows[0][:6])
+
+    def sessions(self) -> Sequence[Session]:
+        """Return the sessions that have not ended, oldest first."""
+        query = "SELECT id, name, host, address, began_at, ends_at FROM sessions WHERE ends_at > ? ORDER BY began_at"
+        return [Session(*row) for row in self._read(query, self._now())]
+
+    def is_session(self, id: str) -> bool:
+        """Return whether a session has not ended."""
+        return bool(self._read("SELECT 1 FROM sessions WHERE id = ? AND ends_at > ?", id, self._now()))
+
+    def revoke(self, *, id: str | None = None, name: str | None = None) -> int:
+        """End one session, or all of a person's; with neither, all. Returns how many ended."""
+        wanted = [(column, value) for column, value in (("id", id), ("name", name)) if value is not None]
+        where = " AND ".join(f"{column} = ?" for column, _ in wanted) or "1"
+        return self._write(f"DELETE FROM sessions WHERE {where}", *(value for _, value in wanted))
+
+    def generation(self) -> tuple[int, int]:
+        """Return a value that changes whenever users or sessions do, in any process. Cheap."""
+        with self._lock:
+            return self._database.execute("PRAGMA data_version").fetchone()[0], self._changes
+
+    # The audit log.
+
+    def note(self, who: str, action: str, address: str = "", **details: Any) -> None:
+        """Append an entry to the audit log."""
+        text = json.dumps(details, ensure_ascii=False)
+        with self._lock:
+            self._database.execute(
+                "INSERT INTO audit (at, who, action, address, details) VALUES (?, ?, ?, ?, ?)",
+                (self._now(), who, action, address, text),
+            )
+
+    def audit(
+        self, *, who: str | None = None, after: int = 0, limit: int | None = None
+    ) -> Sequence[Mapping[str, Any]]:
+        """Return the entries of the audit log, oldest first."""
+        rows = self._read(
+            "SELECT number, at, who, action, address, details FROM audit "
+            "WHERE number > ? AND (? IS NULL OR who = ?) ORDER BY number LIMIT ?",
+            after,
+            who,
+            who,
+            -1 if limit is None else limit,
+        )
+        return [
+            {
+                "number": number,
+                "at": at,
+                "who": name,
+                "action": action,
+                "address": address,
+                **json.loads(details),
+            }
+            for number, at, name, action, address, details in rows
+        ]
+
+    # The file.
+
+    def _now(self) -> float:
+        return self._clock.now().timestamp()
+
+    def _read(self, query: str, *values: Any) -> Sequence[Any]:
+        with self._lock:
+            return self._database.execute(query, values).fetchall()
+
+    def _write(self, query: str, *values: Any) -> int:
+        with self._lock:
+            self._changes += 1
+            return self._database.execute(query, values).rowcount
+
+
+def people_path(journal: Path) -> Path:
+    """Return where the people of a journal's server are kept: beside the journal."""
+    return journal.with_name(f"{journal.stem}.people.db")
+
+
+def _make_private(path: Path) -> None:
+    """Create the file for its owner only. Raises `DefinitionError` if others may read or write it."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise DefinitionError(
+            f"others may read {str(path)!r}, which says who may sign in. Run: chmod 600 {str(path)!r}"
+        )
+
+
+def _hash(secret: str, salt: bytes) -> bytes:
+    return hashlib.scrypt(secret.encode("utf-8", "surrogatepass"), salt=salt, **_SCRYPT)
+
+
+def _digest(text: str) -> bytes:
+    """Return the digest of a random secret. It is long and random, so that a fast digest is enough."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,76 @@
+"""`PrincipalFiles`: a folder of their own for every principal, so that nobody's tools reach another's files."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from handrail.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from handrail.journals import Journal
+    from handrail.resources.directory import DirectoryFilesystem
+
+PLACEHOLDER = "{principal}"
+_PLAIN = re.compile(r"[a-z0-9_@-]")
+_MOST = 200
+
+
+def folder_name(principal: str) -> str:
+    """Return the name of a principal's folder. Different principals have different names, also if case is ignored.
+
+    Small letters, digits and `_ @ -` stay, and dots that are not at the beginning; everything else is written as
+    the hexadecimal digits of its UTF-8 bytes. A long name ends in a digest of the whole.
+    """
+    written = "".join(
+        char
+        if _PLAIN.fullmatch(char) or (char == "." and place)
+        else "".join(f"%{byte:02x}" for byte in char.encode("utf-8", "surrogatepass"))
+        for place, char in enumerate(principal)
+    )
+    if len(written) <= _MOST:
+        return written
+    return f"{written[:100]}={hashlib.sha256(principal.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+class PrincipalFiles:
+    """The folders of a pattern such as `work/{principal}`. A folder is created when it is first used."""
+
+    def __init__(self, pattern: str) -> None:
+        path = Path(pattern)
+        name = path.name
+        if name.count(PLACEHOLDER) != 1 or PLACEHOLDER in str(path.parent):
+            raise DefinitionError(f"{pattern!r} must end in a folder with {PLACEHOLDER} in its name, once.")
+        if not path.parent.is_dir():
+            raise DefinitionError(
+                f"{str(path.parent)!r} is not a folder. Create it first, or give another one."
+            )
+        self.root = path.parent.resolve()
+        """The folder that all of them are in."""
+        self._before, _, self._after = name.partition(PLACEHOLDER)
+        self._open: dict[Path, DirectoryFilesystem] = {}
+
+    def of(self, principal: str) -> DirectoryFilesystem:
+        """Return the files of one principal."""
+        path = self.root / f"{self._before}{folder_name(principal)}{self._after}"
+        path.mkdir(mode=0o700, exist_ok=True)
+        return self._at(path)
+
+    async def recover(self, journal: Journal, /) -> None:
+        """Finish the commits that an earlier process left, in every principal's folder."""
+        for path in sorted(self.root.iterdir()):
+            inside = path.name.startswith(self._before) and path.name.endswith(self._after)
+            if inside and not path.name.startswith(".") and path.is_dir() and not path.is_symlink():
+                await self._at(path).recover(journal)
+
+    def _at(self, path: Path) -> DirectoryFilesystem:
+        from handrail.resources.directory import DirectoryFilesystem
+
+        if path.is_symlink():
+            raise DefinitionError(f"{str(path)!r} is a link. A principal's folder must be a folder.")
+        found = self._open.get(path)
+        if found is None:
+            found = self._open[path] = DirectoryFilesystem(path)
+        return found

@@ -1,0 +1,351 @@
+"""The people of a server: what is kept of them, what each role may do, and how they are slowed down and sent away."""
+
+from __future__ import annotations
+
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import Request
+
+from handrail.errors import DefinitionError
+from handrail.serve.limits import Limits
+from handrail.serve.people import SESSION_SECONDS, People
+from handrail.serve.principal_files import PrincipalFiles, folder_name
+from handrail.serve.principals import Principals
+from handrail.serve.refusals import RequestRefused
+from handrail.serve.requests import LoginBody
+from handrail.serve.roles import ACTIONS, ALLOWED, ROLES, Action
+from support.serving import Client, serving, signed_in, source
+
+SECRET = "correct horse battery"
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> datetime:
+        return datetime(2026, 5, 31, tzinfo=UTC) + timedelta(seconds=self.seconds)
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+# --- the file -----------------------------------------------------------------------------------------
+
+
+def test_the_file_is_private_and_holds_nothing_that_can_be_used(tmp_path: Path):
+    path = tmp_path / "state" / "people.db"
+    people = People(path)
+    given = people.add("ann", ["approver"])
+    made = people.sign_in("ann", host="h", issuer="people", address="a")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    kept = b"".join(file.read_bytes() for file in path.parent.iterdir())
+    for secret in (given, made.secret, made.key):
+        assert secret.encode() not in kept
+    assert b"ann" in kept
+    people.close()
+    path.chmod(0o640)
+    with pytest.raises(DefinitionError, match="chmod 600"):
+        People(path)
+
+
+@pytest.mark.parametrize("name", ["", "local", "a b", "a:b", "../x", "a/b", "-x", "é", "x" * 65])
+def test_a_name_that_could_be_taken_for_another_is_refused(name: str):
+    with pytest.raises(DefinitionError, match="name"):
+        People().add(name)
+
+
+def test_weak_passwords_bad_roles_and_second_users_are_refused():
+    people = People()
+    with pytest.raises(DefinitionError, match="at least 12"):
+        people.add("ann", secret="short")
+    with pytest.raises(DefinitionError, match="can't be a role"):
+        people.add("ann", ["Finance Team"])
+    people.add("ann")
+    with pytest.raises(DefinitionError, match="already"):
+        people.add("ann")
+
+
+def test_everybody_has_a_built_in_role():
+    people = People()
+    people.add("ann")
+    people.add("fay", ["finance"])
+    people.add("vic", ["viewer", "finance"])
+    assert [(name, sorted(roles)) for name, roles, _ in people.list()] == [
+        ("ann", ["user"]),
+        ("fay", ["approver", "finance"]),
+        ("vic", ["finance", "viewer"]),
+    ]
+    assert people.who_may_vote("finance", "ann") == ["fay"]
+    assert people.who_may_vote("finance", "fay") == []
+
+
+def test_a_secret_opens_its_own_name_only_and_not_after_removal():
+    people = People()
+    people.add("ann", secret=SECRET)
+    people.add("bob", secret=SECRET + "!")
+    for _ in range(2):  # the second time it is recognised without scrypt
+        assert people.verify("ann", SECRET) is not None
+    assert people.verify("bob", SECRET) is None
+    assert people.verify("eve", SECRET) is None
+    assert people.verify("ann", "") is None
+    people.remove("ann")
+    assert people.verify("ann", SECRET) is None
+    people.add("ann", secret="another horse battery")
+    assert people.verify("ann", SECRET) is None
+
+
+def test_sessions_end_by_time_and_by_revocation():
+    clock = Clock()
+    people = People(clock=clock)
+    one, two = (people.sign_in("ann", host="h", issuer="i", address="a") for _ in range(2))
+
+    def works(made: Any, **other: str) -> bool:
+        at = {"host": "h", "issuer": "i", **other}
+        return people.session_of(made.secret, made.key, **at) is not None
+
+    assert works(one)
+    assert not works(one, host="other")
+    assert not works(one, issuer="other")
+    assert people.session_of(one.secret, two.key, host="h", issuer="i") is None
+    before = people.generation()
+    assert people.revoke(id=one.id) == 1
+    assert people.generation() != before
+    assert (works(one), works(two)) == (False, True)
+    clock.seconds = SESSION_SECONDS - 1
+    assert works(two)
+    clock.seconds = SESSION_SECONDS
+    assert not works(two)
+    assert people.sessions() == []
+
+
+def test_another_process_s_revocation_is_noticed(tmp_path: Path):
+    here, there = People(tmp_path / "people.db"), People(tmp_path / "people.db")
+    here.sign_in("ann", host="h", issuer="i", address="a")
+    before = here.generation()
+    assert here.generation() == before
+    there.revoke(name="ann")
+    assert here.generation() != before
+    here.close()
+    there.close()
+
+
+# --- failed attempts ----------------------------------------------------------------------------------
+
+
+def request_from(address: str, **headers: str) -> Request:
+    given = [(name.encode(), value.encode()) for name, value in {"host": "h", **headers}.items()]
+    scope = {"type": "http", "method": "POST", "path": "/login", "headers": given, "client": (address, 1),
+             "server": ("127.0.0.1", 80), "scheme": "http", "query_string": b""}  # fmt: skip
+    return Request(scope)
+
+
+async def refusal(principals: Principals, address: str, name: str, password: str) -> str:
+    try:
+        await principals.sign_in(request_from(address), LoginBody(name=name, password=password))
+    except RequestRefused as refused:
+        return refused.kind
+    return ""
+
+
+async def test_wrong_passwords_are_slowed_by_address_and_by_name_and_logged():
+    clock = Clock()
+    people = People(clock=clock)
+    people.add("ann", secret=SECRET)
+    people.add("bob", secret=SECRET)
+    principals = Principals(people, limits=Limits(wrong_tokens=2), clock=clock)
+    assert [await refusal(principals, "1.1.1.1", "ann", "x") for _ in range(3)] == [
+        "SignInWrong",
+        "SignInWrong",
+        "TooManyWrongTokens",
+    ]
+    assert await refusal(principals, "1.1.1.1", "ann", SECRET) == "TooManyWrongTokens", (
+        "a right one tells nothing"
+    )
+    assert await refusal(principals, "2.2.2.2", "ann", SECRET) == "", "others are not locked out"
+    clock.seconds += 6
+    assert await refusal(principals, "1.1.1.1", "ann", SECRET) == ""
+    for number in range(17):  # 3 wrong ones for ann so far; from ever other addresses, the name is slowed
+        await refusal(principals, f"3.3.3.{number}", "ann", "x")
+    assert await refusal(principals, "4.4.4.4", "ann", "x") == "SignInWrong"
+    assert await refusal(principals, "5.5.5.5", "ann", "x") == "SignInWrong"
+    assert await refusal(principals, "6.6.6.6", "ann", "x") == "TooManyWrongTokens"
+    assert await refusal(principals, "6.6.6.6", "bob", SECRET) == ""
+    await refusal(principals, "7.7.7.7", "my password typed as a name", "x")
+    entries = people.audit()
+    wrong = [entry for entry in entries if entry["action"] == "sign-in refused"]
+    assert {entry["who"] for entry in wrong} == {"ann", ""}
+    assert "typed" not in str(entries)
+    assert SECRET not in str(entries)
+
+
+# --- roles --------------------------------------------------------------------------------------------
+
+MAY: dict[str, set[Action]] = {
+    "viewer": {"see"},
+    "user": {"see", "run"},
+    "approver": {"see", "run", "vote"},
+    "admin": {"see", "run", "vote", "audit"},
+}
+
+
+def headers_of(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {name}:{SECRET}"}
+
+
+def path_of(path: str) -> str:
+    for part in ("{id}", "{run_id}", "{call_id:path}", "{approval_id:path}", "{question_id:path}"):
+        path = path.replace(part, "x")
+    return path
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("role", ROLES)
+async def test_each_role_may_do_what_the_table_says_and_no_more(tmp_path: Path, role: str, action: Action):
+    """Every endpoint of an action is tried by every role, over HTTP."""
+    people = People(tmp_path / "people.db")
+    people.add("somebody", [role], SECRET)
+    people.close()
+    async with serving(tmp_path) as client:
+        tried = [each for each in endpoints(client) if each[2] == action]
+        assert tried
+        for method, path, *_ in tried:
+            said = await client.ask(
+                method, path_of(path), {} if method == "POST" else None, headers_of("somebody")
+            )
+            refused = said.status == 403 and said.kind == "RoleMissing"
+            assert refused == (action not in MAY[role]), (method, path, said.status, said.body)
+    assert ALLOWED[role] == MAY[role]
+
+
+def endpoints(client: Client) -> Any:
+    return client.app.routes.guarded()
+
+
+async def test_a_role_of_one_s_own_allows_nothing_and_an_unknown_endpoint_is_open_to_nobody(tmp_path: Path):
+    people = People(tmp_path / "people.db")
+    people.add("vic", ["viewer", "finance"], SECRET)
+    people.close()
+    async with serving(tmp_path) as client:
+        said = await client.ask("POST", "/threads/a/messages", {"text": "hi"}, headers_of("vic"))
+        assert (said.status, said.kind) == (403, "RoleMissing")
+        assert "user or approver or admin" in said.json["error"]["message"]
+        open_paths = {"/", "/assets/{name:path}", "/login", "/health"}
+        paths = {each.path for each in client.app.routes.list()}  # type: ignore[attr-defined]
+        assert paths - {path for _, path, *_ in endpoints(client)} == open_paths
+
+
+# --- sessions over HTTP -------------------------------------------------------------------------------
+
+
+async def test_people_sign_in_see_their_own_and_sign_out(tmp_path: Path):
+    people = People(tmp_path / "people.db")
+    for name in ("ann", "bob"):
+        people.add(name, secret=f"{SECRET} {name}")
+    async with serving(tmp_path) as client:
+        ann = await signed_in(client, name="ann", password=f"{SECRET} ann")
+        bob = await signed_in(client, name="bob", password=f"{SECRET} bob")
+        assert (await client.ask("GET", "/about", headers=ann)).json["principal"] == "ann"
+        await client.say("t", "hello", ann)
+        await client.idle("t", ann)
+        assert (await client.ask("GET", "/threads/t", headers=bob)).kind == "ThreadUnknown"
+        wrong = await client.ask("POST", "/login", {"name": "bob", "password": f"{SECRET} ann"})
+        assert (wrong.status, wrong.kind) == (401, "SignInWrong")
+        out = await client.ask("POST", "/logout", {}, ann)
+        assert (out.status, "Max-Age=0" in out.headers["set-cookie"]) == (200, True)
+        assert (await client.ask("GET", "/about", headers=ann)).status == 401
+        assert (await client.ask("GET", "/about", headers=bob)).status == 200
+    people.close()
+
+
+async def test_a_revoked_session_ends_its_open_stream_before_anything_more_is_sent(tmp_path: Path):
+    people = People(tmp_path / "people.db")  # another process, as of `handrail users revoke`
+    people.add("ann", secret=SECRET)
+    async with serving(tmp_path) as client:
+        page = await signed_in(client, name="ann", password=SECRET)
+        await client.say("t", "hello", page)
+        await client.idle("t", page)
+        async with client.stream("GET", "/threads/t/events?follow=1", headers=page) as stream:
+            reader = stream.events()
+            await anext(reader)
+            people.revoke(name="ann")
+            await client.say("t", "a secret said later", headers_of("ann"))
+            rest = [event async for _, event in reader]
+        assert "said later" not in str(rest)
+        assert (await client.ask("GET", "/about", headers=page)).status == 401
+        people.remove("ann")
+        assert (await client.ask("GET", "/about", headers=headers_of("ann"))).status == 401
+    people.close()
+
+
+async def test_a_role_that_changed_counts_at_once(tmp_path: Path):
+    people = People(tmp_path / "people.db")
+    people.add("ann", ["viewer"], SECRET)
+    async with serving(tmp_path) as client:
+        page = await signed_in(client, name="ann", password=SECRET)
+        assert (await client.ask("POST", "/threads/t/messages", {"text": "hi"}, page)).kind == "RoleMissing"
+        people._write("UPDATE users SET roles = ?", '["user"]')  # pyright: ignore[reportPrivateUsage]
+        await client.say("t", "hi", page)
+    people.close()
+
+
+# --- a folder for each ---------------------------------------------------------------------------------
+
+
+def test_folder_names_tell_every_two_principals_apart():
+    names = ["ann", "Ann", "ANN", "a.n", ".ann", "..", ".", "a/b", "a%2fb", "a%2Fb", "a\\b", "ann ", "é", "e\u0301", "x=y", "x%3dy",
+             "b" * 300, "b" * 301, "%" * 100, "local", ".handrail", "~root", "-x", "a\u200bb", "ab"]  # fmt: skip
+    found = {folder_name(name).casefold() for name in names}
+    assert len(found) == len(names)
+    for name in found:
+        assert not name.startswith(".")
+        assert "/" not in name
+        assert 0 < len(name.encode()) <= 200
+    assert folder_name("ann@example.org") == "ann@example.org"
+
+
+@given(st.text(min_size=1, max_size=40), st.text(min_size=1, max_size=40))
+def test_folder_names_are_injective(one: str, other: str):
+    assert (folder_name(one).casefold() == folder_name(other).casefold()) == (one == other)
+
+
+@pytest.mark.parametrize("pattern", ["work", "{principal}/x", "{principal}-{principal}", "none/{principal}"])
+def test_a_pattern_without_one_place_for_the_principal_is_refused(pattern: str):
+    with pytest.raises(DefinitionError):
+        PrincipalFiles(pattern)
+
+
+async def test_each_person_s_tools_change_their_own_folder_and_undo_their_own(tmp_path: Path):
+    people = People(tmp_path / "people.db")
+    for name in ("ann", "bob"):
+        people.add(name, secret=SECRET)
+    people.close()
+    (tmp_path / "work").mkdir()
+    shared = source(tmp_path / "work")
+    shared.files = PrincipalFiles(str(tmp_path / "work" / "u-{principal}"))
+    async with serving(tmp_path, shared) as client:
+        for name in ("ann", "bob"):
+            await client.say("t", f'call write {{"path": "a.txt", "text": "{name}"}}', headers_of(name))
+            await client.idle("t", headers_of(name))
+        assert {name: (tmp_path / "work" / f"u-{name}" / "a.txt").read_text() for name in ("ann", "bob")} == {
+            "ann": "ann",
+            "bob": "bob",
+        }
+        await client.say(
+            "up", 'call write {"path": "../u-ann/a.txt", "text": "bob was here"}', headers_of("bob")
+        )
+        out = await client.idle("up", headers_of("bob"))
+        assert "Done: wrote" not in str(out["messages"])
+        [change] = (await client.ask("GET", "/threads/t/files", headers=headers_of("ann"))).json["changes"]
+        undone = await client.ask("POST", f"/threads/t/calls/{change['call_id']}/undo", {}, headers_of("ann"))
+        assert undone.status == 200
+    assert not (tmp_path / "work" / "u-ann" / "a.txt").exists()
+    assert (tmp_path / "work" / "u-bob" / "a.txt").read_text() == "bob"

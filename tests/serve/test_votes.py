@@ -1,0 +1,433 @@
+"""Approvals by other people: who is asked, whose vote counts, and what becomes of votes over a restart."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from collections.abc import Generator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from handrail import (
+    Adapter,
+    CapabilityPolicy,
+    PolicyDecision,
+    Prompt,
+    ScriptedModel,
+    SqliteJournal,
+    ToolContext,
+    open_gate,
+    tool,
+)
+from handrail.errors import AnswerRefused, DefinitionError
+from handrail.guard import ask
+from handrail.journal.answers import check_answer
+from handrail.question import Answer, Question, Quorum, Vote
+from handrail.serve.people import People, people_path
+from handrail.serve.sources import PromptSource
+from handrail.testing import Person
+from support import warm_python
+from support.serving import Client, play, said_by, serving
+
+SECRET = "correct horse battery"
+TWO = ask(approvals=2)
+FINANCE = ask(role="finance")
+
+
+@tool(capabilities={"money"})
+async def pay(amount: int, context: ToolContext) -> str:
+    """Pay somebody."""
+    return f"paid {amount}"
+
+
+@tool(capabilities={"money", "law"})
+async def sign(context: ToolContext) -> str:
+    """Sign a contract."""
+    return "signed"
+
+
+def desk(**verdicts: Any) -> PromptSource:
+    prompt = Prompt("desk", "Help.", tools=[pay, sign], policies=[CapabilityPolicy(verdicts)])
+    return PromptSource(prompt, Adapter(ScriptedModel(play)))
+
+
+def people_in(folder: Path, *users: tuple[str, Sequence[str]]) -> None:
+    people = People(folder / "people.db")
+    for name, roles in users:
+        people.add(name, roles, SECRET)
+    people.close()
+
+
+def by(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {name}:{SECRET}"}
+
+
+TEAM = (
+    ("ann", ["user"]),
+    ("fay", ["finance"]),
+    ("gus", ["finance"]),
+    ("lea", ["law"]),
+    ("vic", ["viewer", "finance"]),
+)
+
+
+async def inbox(client: Client, name: str) -> list[Any]:
+    return (await client.ask("GET", "/inbox", headers=by(name))).json["questions"]
+
+
+async def vote(client: Client, name: str, question: Any, approved: bool = True, **more: Any) -> Any:
+    given = {"question_id": question["id"], "digest": question["digest"], "approved": approved, **more}
+    return await client.ask("POST", "/inbox/answers", given, by(name))
+
+
+async def asked(client: Client, said: str = 'call pay {"amount": 5}', name: str = "ann") -> Any:
+    await client.say("t", said, by(name))
+    return await client.asked("t", by(name))
+
+
+async def ending(client: Client, name: str = "ann") -> str:
+    return said_by((await client.idle("t", by(name)))["messages"])[-1]
+
+
+# --- whom a question is put to ------------------------------------------------------------------------
+
+
+async def test_two_others_approve_and_each_sees_that_question_only(tmp_path: Path):
+    people_in(tmp_path, *TEAM)
+    async with serving(tmp_path, desk(money=TWO)) as client:
+        question = await asked(client)
+        assert question["quorums"] == [{"role": None, "approvals": 2}]
+        [seen] = await inbox(client, "fay")
+        assert (seen["id"], seen["principal"], seen["votes"]) == (question["id"], "ann", [])
+        assert seen["payload"]["arguments"] == {"amount": 5}
+        for path in (
+            "/threads/t",
+            "/threads/t/events",
+            "/threads/t/files",
+            f"/threads/t/runs/{question['run_id']}",
+        ):
+            assert (await client.ask("GET", path, headers=by("fay"))).status == 404
+        assert (await vote(client, "fay", question)).json == {"decided": None}
+        assert [(each["votes"], each["voted"]) for each in await inbox(client, "fay")] == [(["fay"], True)]
+        assert (await vote(client, "fay", question)).json == {"decided": None}, (
+            "the same person twice is one vote"
+        )
+        assert (await client.ask("GET", "/threads/t", headers=by("ann"))).json["questions"][0]["votes"] == [
+            "fay"
+        ]
+        assert (await vote(client, "lea", question)).json == {"decided": True}
+        assert await ending(client) == "Done: paid 5"
+        assert await inbox(client, "gus") == []
+
+
+async def test_one_denial_ends_it(tmp_path: Path):
+    people_in(tmp_path, *TEAM)
+    async with serving(tmp_path, desk(money=TWO)) as client:
+        question = await asked(client)
+        await vote(client, "fay", question)
+        assert (await vote(client, "gus", question, False, reason="too much")).json == {"decided": False}
+        assert "not approved (denied): gus: too much" in await ending(client)
+        late = await vote(client, "lea", question)
+        assert (late.status, late.kind) == (409, "AnswerRefused")
+
+
+async def test_the_owner_never_counts_whatever_roles_they_have(tmp_path: Path):
+    people_in(tmp_path, ("fay", ["finance", "admin"]), ("gus", ["finance"]))
+    async with serving(tmp_path, desk(money=FINANCE)) as client:
+        question = await asked(client, name="fay")
+        assert await inbox(client, "fay") == []
+        assert (await vote(client, "fay", question)).kind == "AnswerRefused"
+        for value in ({"approved": True}, {"approved": True, "remember": "exact"}, {"approved": False}):
+            given = {"question_id": question["id"], "digest": question["digest"], "value": value}
+            said = await client.ask("POST", "/threads/t/answers", given, by("fay"))
+            assert (said.status, said.kind) == (409, "AnswerRefused")
+            assert "inbox" in said.json["error"]["message"]
+        assert (await vote(client, "gus", question)).json == {"decided": True}
+        assert await ending(client, "fay") == "Done: paid 5"
+
+
+@pytest.mark.parametrize("name", ["lea", "vic", "ann"])
+async def test_others_than_those_asked_neither_see_nor_decide(tmp_path: Path, name: str):
+    """Without the role; with the role, but not allowed to approve; and the person themselves."""
+    people_in(tmp_path, *TEAM)
+    async with serving(tmp_path, desk(money=FINANCE)) as client:
+        question = await asked(client)
+        said = await client.ask("GET", "/inbox", headers=by(name))
+        assert said.status == 403 or said.json == {"questions": []}
+        assert (await vote(client, name, question)).status in (403, 409)
+        assert len(await inbox(client, "fay")) == 1
+        assert (await vote(client, "fay", question)).json == {"decided": True}
+
+
+async def test_a_vote_names_the_digest_that_was_shown(tmp_path: Path):
+    people_in(tmp_path, *TEAM)
+    async with serving(tmp_path, desk(money=FINANCE)) as client:
+        question = await asked(client)
+        said = await vote(client, "fay", {**question, "digest": "0" * 64})
+        assert (said.status, said.kind) == (409, "AnswerRefused")
+        [seen] = await inbox(client, "fay")
+        assert seen["votes"] == []
+
+
+async def test_every_role_that_is_asked_for_has_to_approve(tmp_path: Path):
+    people_in(tmp_path, *TEAM)
+    async with serving(tmp_path, desk(money=FINANCE, law=ask(role="law"))) as client:
+        question = await asked(client, "call sign")
+        assert (await vote(client, "fay", question)).json == {"decided": None}
+        assert (await vote(client, "gus", question)).json == {"decided": None}
+        assert (await vote(client, "lea", question)).json == {"decided": True}
+        assert await ending(client) == "Done: signed"
+
+
+@pytest.mark.parametrize(
+    ("team", "verdict", "words"),
+    [
+        ([("ann", ["user"]), ("fay", ["finance"])], TWO, "2 people who may approve for others other than 'ann', and there is only 1"),
+        ([("ann", ["admin"]), ("lea", ["law"])], FINANCE, "1 person with the role 'finance' other than 'ann', and there is nobody"),
+        ([("ann", ["finance"])], FINANCE, "there is nobody"),
+        ([("ann", ["user"]), ("vic", ["viewer", "finance"])], FINANCE, "there is nobody"),
+    ],
+)  # fmt: skip
+async def test_where_too_few_such_people_exist_it_is_denied_at_once(
+    tmp_path: Path, team: Any, verdict: Quorum, words: str
+):
+    people_in(tmp_path, *team)
+    async with serving(tmp_path, desk(money=verdict)) as client:
+        await client.say("t", 'call pay {"amount": 5}', by("ann"))
+        assert words in await ending(client)
+
+
+@pytest.mark.parametrize("approvals", [None, "approve_all", "strict"])
+async def test_nothing_stands_in_for_the_people_who_are_asked(tmp_path: Path, approvals: Any):
+    """A server without people denies, and so does a run that approves everything."""
+    source = desk(money=FINANCE)
+    source._approvals = approvals  # pyright: ignore[reportPrivateUsage]
+    async with serving(tmp_path, source) as client:
+        await client.say("t", 'call pay {"amount": 5}')
+        told = said_by((await client.idle("t"))["messages"])[-1]
+        assert "pay was not approved (denied)" in told
+
+
+async def test_a_plain_approval_that_is_remembered_does_not_cover_it(tmp_path: Path):
+    people_in(tmp_path, *TEAM)
+    async with serving(tmp_path, desk(money="ask")) as client:
+        question = await asked(client)
+        value = {"approved": True, "remember": "scope"}
+        given = {"question_id": question["id"], "digest": question["digest"], "value": value}
+        assert (await client.ask("POST", "/threads/t/answers", given, by("ann"))).status == 200
+        await ending(client)
+    async with serving(tmp_path, desk(money=FINANCE)) as client:
+        question = await asked(client)
+        assert "scopes" not in question["payload"]
+        assert (await vote(client, "fay", question)).json == {"decided": True}
+
+
+# --- over a restart -----------------------------------------------------------------------------------
+
+
+async def test_votes_outlive_parking_and_a_restart(tmp_path: Path):
+    people_in(tmp_path, *TEAM)
+    async with serving(tmp_path, desk(money=TWO), park_after=0.01) as client:
+        question = await asked(client)
+        await vote(client, "fay", question)
+        await client.until("t", lambda seen: client.app.threads.find("ann", "t").live is None, by("ann"))  # type: ignore[union-attr]
+    async with serving(tmp_path, desk(money=TWO)) as client:
+        [seen] = await inbox(client, "gus")
+        assert (seen["digest"], seen["votes"]) == (question["digest"], ["fay"])
+        assert (await vote(client, "gus", question)).json == {"decided": True}
+        assert await ending(client) == "Done: paid 5"
+
+
+async def test_a_vote_that_was_recorded_but_not_counted_is_counted_at_the_start(tmp_path: Path):
+    """The process ended between the last vote's record and the answer."""
+    people_in(tmp_path, *TEAM)
+    async with serving(tmp_path, desk(money=TWO)) as client:
+        question = await asked(client)
+        await vote(client, "fay", question)
+    journal = SqliteJournal(tmp_path / "runs.db")
+    last = Vote(
+        question_id=question["id"], digest=question["digest"], by="gus", roles=("approver",), approved=True
+    )
+    await journal.votes.cast(question["run_id"], last)
+    journal.close()
+    async with serving(tmp_path, desk(money=TWO)) as client:
+        assert await ending(client) == "Done: paid 5"
+
+
+async def test_a_forged_vote_is_refused(tmp_path: Path):
+    """A program that can write to the journal's file adds the vote that is missing."""
+    people_in(tmp_path, *TEAM)
+    async with serving(tmp_path, desk(money=TWO)) as client:
+        question = await asked(client)
+        await vote(client, "fay", question)
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as database, database:
+        last = Vote(
+            question_id=question["id"],
+            digest=question["digest"],
+            by="gus",
+            roles=("approver",),
+            approved=True,
+        )
+        copied = "SELECT max(number) + 1, chain, max(link) + 1, kind, key, at, session_id, ?, mac, state FROM records"
+        database.execute(f"INSERT INTO records {copied} WHERE kind = 'vote'", (msgspec.msgpack.encode(last),))
+        database.execute("UPDATE chains SET links = links + 1 WHERE chain LIKE 'outside %'")
+    async with serving(tmp_path, desk(money=TWO)) as client:
+        said = await vote(client, "lea", question)
+        assert said.status >= 400
+        [line] = (await client.ask("GET", "/threads", headers=by("ann"))).json["threads"]
+        assert (line["id"], line["status"]) == ("t", "waiting")
+        await client.serves(by("ann"))  # one altered run stops nothing else
+
+
+async def test_other_policies_after_a_restart_ask_anew(tmp_path: Path):
+    """Votes are for exactly what was asked, and for whom: those of a weaker rule do not count for a stronger one."""
+    people_in(tmp_path, *TEAM)
+    async with serving(tmp_path, desk(money=TWO)) as client:
+        question = await asked(client)
+        await vote(client, "lea", question)
+    async with serving(tmp_path, desk(money=ask(role="finance", approvals=2))) as client:
+        await client.app.threads.thread("ann", "t").go_on(stays=True)
+        again = await client.until("t", lambda seen: bool(seen["questions"]) and seen["questions"][0]["digest"] != question["digest"], by("ann"))  # fmt: skip
+        new = again["questions"][0]
+        assert new["votes"] == []
+        assert (await vote(client, "fay", question)).status == 409
+        assert (await vote(client, "fay", new)).json == {"decided": None}
+        assert (await vote(client, "gus", new)).json == {"decided": True}
+
+
+APP = '''
+import json
+from handrail import Adapter, CapabilityPolicy, Prompt, ScriptedModel, ToolCall, ToolContext, tool
+from handrail.guard import ask
+from handrail.messages import ToolMessage
+
+@tool(capabilities={"money"})
+async def pay(amount: int, context: ToolContext) -> str:
+    """Pay somebody."""
+    return f"paid {amount}"
+
+def play(request):
+    last = request.messages[-1]
+    return f"Done: {last.results[-1].text}" if isinstance(last, ToolMessage) else ToolCall("pay", {"amount": 5})
+
+prompt = Prompt("desk", "Help.", tools=[pay], policies=[CapabilityPolicy({"money": ask(approvals=2)})])
+adapter = Adapter(ScriptedModel(play))
+'''
+
+
+@contextmanager
+def killed(folder: Path) -> Generator[Client]:
+    """Run `handrail serve` for the length of the block, then kill it."""
+    program = ["-m", "handrail", "serve", "desk.py", "--port", "0", "--journal", "runs.db"]
+    kept = {name: value for name, value in os.environ.items() if name != "HANDRAIL_TOKEN"}
+    process = warm_python.start(program, cwd=folder, env=kept)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        found = re.search(r"http://\S+?/", line)
+        assert found is not None
+        assert "link" not in line, "people sign in by name"
+        yield Client(found[0], None)  # type: ignore[arg-type]
+    finally:
+        process.close()  # kills the process with SIGKILL
+
+
+async def test_votes_outlive_kill_9(tmp_path: Path):
+    (tmp_path / "desk.py").write_text(APP)
+    people = People(people_path(tmp_path / "runs.db"))
+    for name, roles in TEAM:
+        people.add(name, roles, SECRET)
+    people.close()
+    with killed(tmp_path) as client:
+        question = await asked(client)
+        assert (await vote(client, "fay", question)).json == {"decided": None}
+    with killed(tmp_path) as client:
+        [seen] = await inbox(client, "gus")
+        assert seen["votes"] == ["fay"]
+        assert (await vote(client, "gus", question)).json == {"decided": True}
+        assert await ending(client) == "Done: paid 5"
+
+
+# --- counting -----------------------------------------------------------------------------------------
+
+
+def question_for(*quorums: Quorum) -> Question:
+    from datetime import UTC, datetime
+
+    return Question(id="q", kind="approval", name="pay", message="", payload={}, schema={}, digest="d", principal="ann",
+                    asked_by=(), call_id="c", asked_at=datetime(2026, 5, 31, tzinfo=UTC), quorums=quorums)  # fmt: skip
+
+
+def voted(by: str, approved: bool = True, *, roles: Sequence[str] = ("approver",), digest: str = "d") -> Vote:
+    return Vote(question_id="q", digest=digest, by=by, roles=tuple(roles), approved=approved)
+
+
+@pytest.mark.parametrize(
+    ("votes", "decided"),
+    [
+        ([], None),
+        ([voted("bob")], None),
+        ([voted("bob"), voted("bob")], None),
+        ([voted("bob"), voted("ann")], None),
+        ([voted("bob"), voted("cid", digest="other")], None),
+        ([voted("bob"), voted("cid")], True),
+        ([voted("bob"), voted("cid", False)], False),
+        ([voted("ann", False)], None),
+        ([voted("bob", False)], False),
+    ],
+)
+def test_votes_are_counted_by_person(votes: list[Vote], decided: bool | None):
+    question = question_for(TWO)
+    assert question.decided_by(votes) is decided
+    for approved in (True, False):
+        answer = Answer(question_id="q", digest="d", by="x", value={"approved": approved}, votes=tuple(votes))
+        if decided is approved:
+            check_answer(question, answer, question.asked_at)
+        else:
+            with pytest.raises(AnswerRefused):
+                check_answer(question, answer, question.asked_at)
+
+
+def test_what_is_no_quorum_is_refused_where_it_is_written():
+    for given in ({"approvals": 0}, {"approvals": True}, {"approvals": 1.5}, {"role": ""}, {"role": 5}):
+        with pytest.raises(DefinitionError):
+            ask(**given)  # type: ignore[arg-type]
+    with pytest.raises(DefinitionError, match="ask\\(role"):
+        CapabilityPolicy({"money": "finance"})  # type: ignore[dict-item]
+    assert ask(role="approver") == ask()
+
+
+@pytest.mark.parametrize("approvals", [None, "interactive", "approve_all"])
+def test_a_person_at_a_terminal_can_not_approve_for_others(approvals: Any):
+    """Wherever there are no people to vote, the call is denied at once, and the person who is there is not asked."""
+    there = Person(approve=True)
+    gate = open_gate(
+        [pay], policies=[CapabilityPolicy({"money": FINANCE})], environment=there, approvals=approvals
+    )
+    said = gate.invoke("pay", {"amount": 5}).wait().render()
+    assert "1 person with the role 'finance'" in said
+    assert "It did not run." in said
+
+
+def test_a_rule_that_asks_for_more_people_at_a_second_look_is_not_passed_with_the_first_approval():
+    """The policies are asked again after the approval. What they ask for then was not approved by these people."""
+
+    class Moody:
+        name = "moody"
+
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def check(self, tool: Any, params: Any, *, context: ToolContext) -> PolicyDecision:
+            self.asked += 1
+            return PolicyDecision.ask("pays") if self.asked == 1 else PolicyDecision.ask("pays", FINANCE)
+
+        def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None: ...
+
+    gate = open_gate([pay], policies=[Moody()], environment=Person(approve=True))
+    assert "needs the approval of other people" in gate.invoke("pay", {"amount": 5}).wait().render()
