@@ -11,6 +11,7 @@ the embedded model, which is left to the tests. Run by scripts/wheel, which prep
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -64,7 +65,13 @@ def look(wheel: Path) -> Iterator[str]:
         if not any(name.endswith("/licenses/LICENSE") for name in metadata):
             yield "the licence is missing"
         texts = {name: opened.read(name).decode() for name in names if name.endswith((".js", ".html"))}
+        digests = {
+            name: hashlib.sha256(opened.read(name)).hexdigest()
+            for name in names
+            if name.startswith(f"{VENDOR}/")
+        }
     yield from look_at_page(names, texts)
+    yield from look_at_digests(digests)
 
 
 def files_under(folder: Path) -> Iterator[Path]:
@@ -86,6 +93,15 @@ def look_at_page(names: set[str], texts: dict[str, str]) -> Iterator[str]:
                 lacking.add(_joined(PurePosixPath(name).parent / found))
     for name in sorted(lacking - names):
         yield f"{name} is missing, and a script of the page imports it: {hint}"
+
+
+def look_at_digests(found: dict[str, str]) -> Iterator[str]:
+    """Check that each file of the page's libraries is the one whose digest is in package.sha256."""
+    lines = (ROOT / "package.sha256").read_text().splitlines()
+    wanted = {f"{VENDOR}/{name}": digest for digest, name in (line.split() for line in lines)}
+    for name, digest in sorted(found.items()):
+        if name != f"{VENDOR}/stamp" and wanted.get(name) != digest:
+            yield f"{name} is not the file whose digest package.sha256 has: run scripts/page, then build again"
 
 
 def _joined(path: PurePosixPath) -> str:

@@ -65,3 +65,15 @@ def test_a_page_without_its_libraries_is_refused_with_a_hint(tmp_path: Path):
     hint = ": run scripts/page, then build again"
     assert f"{VENDOR}/standalone.js is missing, and a script of the page imports it{hint}" in findings
     assert f"the licence of marked is missing, and with it the page's library{hint}" in findings
+
+
+def test_a_wheel_with_a_changed_library_is_refused(tmp_path: Path):
+    """The wheel is inspected with the same digests."""
+    made = wheel(tmp_path, without=".*vendor/marked.js")
+    with zipfile.ZipFile(made, "a") as opened:
+        opened.writestr(f"{VENDOR}/marked.js", "changed")
+    status, findings = look(made)
+    assert status == 1
+    assert any(
+        f"{VENDOR}/marked.js is not the file whose digest package.sha256 has" in each for each in findings
+    )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from handrail.schema import Schema
-from handrail.schema.problems import misfits
+from handrail.schema.misfits import misfits
 
 
 class Inner(BaseModel):

@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2 import nodes
+from jinja2.filters import FILTERS as DEFAULT_FILTERS
+from jinja2.tests import TESTS as DEFAULT_TESTS
 
 from handrail import MemoryFilesystem, ScriptedModel, ToolCall
 from handrail.errors import WorkerError
 from handrail.workers import WORKER_SCHEMA
 from handrail.workers.front_matter import Finder, FrontMatter, parse_file, schema_text
-from handrail.workers.instructions import MOST_OUTPUT, Instructions
+from handrail.workers.instructions import ALLOWED, FILTERS, MOST_OUTPUT, TESTS, Instructions
 from handrail.workers.output_schema import output_type
 from support.worker_folders import PLAIN, folder, sound
 
@@ -71,6 +74,18 @@ WRONG: list[tuple[str, str, list[tuple[int, str]]]] = [
     ("template set", "---\n---\n{% set a = input %}", [(3, "'Assign'")]),
     ("template filter", "---\n---\n{{ input|replace('', input) }}", [(3, "the filter 'replace'")]),
     ("template maths", "---\n---\n{{ 'x' * 1000000000 }}", [(3, "'Mul'")]),
+    ("template range in", "---\n---\n{{ 'a' in range(999999999999) }}", [(3, "calls something")]),
+    ("template range is in", "---\n---\n{{ 'a' is in range(999999999999) }}", [(3, "calls something")]),
+    ("template range value", "---\n---\n{{ range(999999999999)|tojson }}", [(3, "calls something")]),
+    ("template range star", "---\n---\n{% for a in range(*attachments) %}{% endfor %}", [(3, "calls something")]),
+    ("template power", "---\n---\n{{ 10 ** 10 ** 10 }}", [(3, "'Pow'")]),
+    ("template list times", "---\n---\n{{ [0] * 10000000000 }}", [(3, "'Mul'")]),
+    ("template width", "---\n---\n{{ '%9999999999d' % 1 }}", [(3, "'Mod'")]),
+    ("template concatenation", "---\n---\n{{ input ~ input }}", [(3, "'Concat'")]),
+    ("template macro", "---\n---\n{% macro m() %}{{ m() }}{% endmacro %}", [(3, "'Macro'")]),
+    ("template recursion", "---\n---\n{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}", [(3, "nested more than"), (3, "calls something")]),
+    ("template number", "---\n---\n{{ " + "9" * 5000 + " }}", [(3, "can't be read")]),
+    ("template size", "---\n---\n{{ [" + "1," * 6000 + "] }}", [(3, "more than 10000 words")]),
     ("template loop", "---\n---\n{% for a in input %}{% endfor %}", [(3, "something large")]),
     ("template shadow", "---\n---\n{% for attachments in ['a'] %}{% for b in attachments %}{% endfor %}{% endfor %}", [(3, "'attachments'")]),
     ("template list", "---\n---\n{% for a in [[1, 2], [input]] %}{{ a }}{% endfor %}", [(3, "else than constants")]),
@@ -283,16 +298,50 @@ def test_templates_say_what_they_are_given() -> None:
             "{% for a in range(9000) %}{% if 'y' is in input %}{% endif %}{% endfor %}x",
             "goes through more than",
         ),
-        (f"{{{{ [{'1,' * 30_000}]|join(input)|length }}}}", "goes through more than"),
+        (f"{{{{ [{'1,' * 4000}]|join(input)|length }}}}", "goes through more than"),
+        ("{% for a in range(9000) if input|truncate(1) == 'x' %}{% endfor %}x", "goes through more than"),
+        (
+            f"{{% for a in range(9000) if 'x' in [{'1,' * 2000}] %}}{{% endfor %}}x",
+            "goes through more than",
+        ),
+        ("{% for a in range(99999999999999) %}{% if loop.length %}{% endif %}{% endfor %}x", "rounds"),
+        ("{{ '%9999999999d' is odd }}", "test whole numbers"),
+        ("{{ '%9999999999d' is even }}", "test whole numbers"),
+        ("{{ 1 in 3 }}", "looks into a text or a list"),
         (f"{{% for a in range(9000) %}}{'{% if worker %}{% endif %}' * 900}{{% endfor %}}x", "goes through"),
     ],
 )
 def test_templates_fail_with_their_line_and_are_bounded(text: str, said: str) -> None:
     """A missing value, an unsafe expression, and a template that takes too long or produces too much are errors."""
     with pytest.raises(WorkerError) as raised:
-        rendered(text, input="x" * 3000)
+        rendered(text, input="x" * 6000)
     assert said in str(raised.value)
     assert raised.value.problems[0].file == "x.md"
+
+
+def test_only_listed_parts_of_the_template_language_are_taken() -> None:
+    """Every other filter and test of Jinja, and everything that calculates, is refused, with its name."""
+    for kind, names in (("filter", DEFAULT_FILTERS), ("test", DEFAULT_TESTS)):
+        taken = FILTERS if kind == "filter" else TESTS
+        for name in set(names) - taken:
+            find = Finder("x.md")
+            sign = "|" if kind == "filter" else " is "
+            Instructions(f"{{{{ input{sign}{name} }}}}", "x.md", 1).check(find)
+            assert len(find.problems) == 1, name
+    calculating = {each.__name__ for each in nodes.BinExpr.__subclasses__()} - {"And", "Or"}
+    assert calculating >= {"Add", "Mul", "Pow", "Mod"}
+    assert not calculating & ALLOWED
+
+
+@pytest.mark.parametrize("name", sorted(FILTERS))
+def test_every_filter_is_metered_or_takes_one_step(name: str) -> None:
+    """In a loop, a filter either counts the text it goes through or is as quick for a long one as for a short one."""
+    text = f"{{% for a in range(9000) %}}{{% if input|{name} is none %}}{{% endif %}}{{% endfor %}}x"
+    if name in ("length", "count", "first", "last", "default"):
+        assert rendered(text, input="x" * 6000) == "x"
+    else:
+        with pytest.raises(WorkerError, match=r"goes through more than|takes a list"):
+            rendered(text, input="x" * 6000)
 
 
 PIECES = st.sampled_from(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 from typing import Any
 
 from handrail.cancellation import CancelScope
@@ -14,6 +13,7 @@ from handrail.dispatch.failures import Refused, SignatureMismatch, WrongResult
 from handrail.errors import CapabilityMissing, DepthExceededError, ToolValidationError
 from handrail.operation import Operation
 from handrail.schema import to_json
+from handrail.spelling import nearest
 from handrail.tools import Tool, ToolResult
 from handrail.tools.effect import refusal
 
@@ -25,8 +25,8 @@ def look_up(attempt: Attempt) -> Tool[Any, Any]:
     if tool is None and workers is not None:
         tool = workers.find(call.name, attempt)
     if tool is None or tool.handler is None:
-        near = difflib.get_close_matches(call.name, tools, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(tools) or 'none'}."
+        near = nearest(call.name, tools)
+        hint = f"Did you mean {near}?" if near else f"There are: {', '.join(tools) or 'none'}."
         if tool is None and workers is not None:
             hint = workers.why_not(call.name) or hint
         raise Refused("invalid", f"There is no tool {call.name!r} that can be called. {hint}")

@@ -18,7 +18,7 @@ from handrail.journal.digest import digest
 from handrail.journals import Check, Mask
 from handrail.question import Answer, AnswerOutcome, Question
 from handrail.schema import Problem, clear_json
-from handrail.schema.problems import misfits
+from handrail.schema.misfits import misfits
 from handrail.schema.secrets import MASK, is_masked
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from handrail.errors import FileError
 from handrail.rendering import exact, exact_line
 from handrail.resources.layer import Content, Node, loaded
+from handrail.resources.line_diff import unified_diff
 from handrail.resources.paths import ancestors
 
 MAX_SIZE, MAX_LINES = 1024 * 1024, 20_000
@@ -89,7 +89,7 @@ def _content(old: str, new: str, base: Node, node: Node) -> Iterator[str]:
     if max(len(before), len(after)) > MAX_LINES:
         yield f"Long files {old} and {new} differ: {len(before)} lines before, {len(after)} after"
         return
-    for line in difflib.unified_diff(before, after, old, new):
+    for line in unified_diff(before, after, old, new):
         if line.endswith("\n"):
             yield exact(line[:-1], tabs=True)
         else:

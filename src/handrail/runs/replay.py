@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -39,6 +38,7 @@ from handrail.records import CommitUnit
 from handrail.replay.marks import is_masked
 from handrail.replay.records import read_result
 from handrail.resources.bindings import Binding
+from handrail.resources.line_diff import unified_diff
 from handrail.resources.paths import folder_of
 from handrail.runs.undo import meet
 from handrail.session import Session
@@ -63,7 +63,7 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     def diff(self) -> str:
         """Return the lines that differ, as a unified diff."""
         was, now = self.recorded.splitlines(), self.now.splitlines()
-        return "\n".join(difflib.unified_diff(was, now, "recorded", "now", lineterm="", n=1))
+        return "\n".join(line.rstrip("\n") for line in unified_diff(was, now, "recorded", "now", 1))
 
     def __str__(self) -> str:
         at = "before the first step" if not self.step else f"at step {self.step}"

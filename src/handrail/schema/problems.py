@@ -1,7 +1,7 @@
 """Problems of an input, described for a model: where each is, what was expected, and what came instead.
 
-If the type is available, pydantic finds the problems. If only its JSON Schema is, as in a process that
-accepts an answer for another one, `misfits` finds the definite mistakes.
+Here pydantic has found the problems, with the type. Where only its JSON Schema is available, `handrail.schema.misfits`
+finds the definite mistakes.
 """
 
 from __future__ import annotations
@@ -9,12 +9,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast, get_args
+from itertools import islice
+from typing import Any, cast, get_args
 
 import pydantic_core
 
+from handrail.spelling import nearest
+
 Location = tuple[str | int, ...]
 
+MAX_PROBLEMS = 100
+"""Maximum number of problems described for one input."""
 NOT_FINITE = "must be a finite number; NaN and infinities are not allowed"
 
 _MODULES = re.compile(r"\b\w+(\.\w+|\.<locals>)*\.(?=\w)")
@@ -45,13 +50,13 @@ def location_of(location: Location) -> str:
 def problems_of(
     errors: Iterable[Mapping[str, Any]], data: str | bytes, schema: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """Yield every error as *(where, what to do)*, without repeats."""
+    """Yield every error as *(where, what to do)*, without repeats. Of very many, the first are enough to act on."""
     try:
         sent: Any = pydantic_core.from_json(data)
     except (ValueError, TypeError):
         sent = None
     seen: set[tuple[str, str]] = set()
-    for error in errors:
+    for error in islice(errors, MAX_PROBLEMS):
         location, form = _real_location(error, sent)
         where = location_of(location)
         if _PLAIN_FORM.match(form):
@@ -202,15 +207,13 @@ def _unknown(location: Location, form: str, schema: Mapping[str, Any]) -> str:
     key = location[-1] if location else form
     parts = schemas_at(schema, location[:-1])
     named = [tags[form] for part in parts if form in (tags := _tags(part))] or [f"#/$defs/{form}"]
-    form_parts = [part for name in named for part in _forms({"$ref": name}, schema, set())]
+    form_parts = [part for name in named for part in forms_of({"$ref": name}, schema)]
     here = form_parts if any(form_parts) else parts
     properties = [part["properties"] for part in here if "properties" in part]
     known = sorted({name for names in properties if key not in names for name in names})
-    import difflib
-
-    near = difflib.get_close_matches(str(key), known, n=1)
-    if near:
-        return f"unknown; did you mean {near[0]}?"
+    near = nearest(str(key), known)
+    if near is not None:
+        return f"unknown; did you mean {near}?"
     if known:
         return f"unknown; remove it. Known here: {', '.join(known)}"
     return "unknown; remove it"
@@ -281,139 +284,31 @@ def inside(
             inner.append(prefix[part] if part < len(prefix) else form.get("items"))
         else:
             inner.append(form.get("properties", {}).get(part, form.get("additionalProperties")))
-    return [
-        found for one in inner if isinstance(one, dict) for found in forms_of(cast(dict[str, Any], one), root)
-    ]
+    return _forms(inner, root)
 
 
 def forms_of(part: Mapping[str, Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the schemas that a schema stands for, with its references and unions resolved."""
-    return _forms(part, root, set())
+    return _forms([part], root)
 
 
-def _forms(part: Mapping[str, Any], root: Mapping[str, Any], seen: set[str]) -> list[Mapping[str, Any]]:
-    reference = part.get("$ref")
-    if isinstance(reference, str):
-        if reference in seen:
-            return []
-        name = reference.rsplit("/", 1)[-1]
-        return _forms(root.get("$defs", {}).get(name, {}), root, seen | {reference})
-    forms: list[Mapping[str, Any]] = [part]
-    for union in ("anyOf", "oneOf", "allOf"):
-        for one in part.get(union, ()):
-            forms.extend(_forms(one, root, seen))
+def _forms(parts: Sequence[Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Resolve references and unions. Each schema is taken once, so the steps are bounded by the size of the root."""
+    defs = root.get("$defs", {})
+    seen: set[int] = set()
+    forms: list[Mapping[str, Any]] = []
+    left = list(reversed(parts))
+    while left:
+        part: Any = left.pop()
+        if not isinstance(part, dict) or id(cast("object", part)) in seen:
+            continue
+        schema = cast("dict[str, Any]", part)
+        seen.add(id(schema))
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            left.append(defs.get(reference.rsplit("/", 1)[-1], {}))
+            continue
+        forms.append(schema)
+        unions = [one for word in ("anyOf", "oneOf", "allOf") for one in schema.get(word, ())]
+        left.extend(reversed(unions))
     return forms
-
-
-# --- values against a JSON Schema ----------------------------------------------------------------
-
-_KINDS: dict[str, tuple[type, ...]] = {
-    "object": (dict,),
-    "array": (list, tuple),
-    "string": (str,),
-    "boolean": (bool,),
-    "null": (type(None),),
-    "integer": (int,),
-    "number": (int, float),
-}
-_WORDS = {
-    "object": "an object",
-    "array": "a list",
-    "string": "text",
-    "boolean": "true or false",
-    "null": "null",
-    "integer": "a whole number",
-    "number": "a number",
-}
-_DEPTH = 40
-
-
-class Misfit(NamedTuple):
-    """One definite mistake in a value."""
-
-    where: str
-    """The place in the value, such as `orders[2].price`; "" for the value itself."""
-    what: str
-    wanted: str
-    """The text of `what`, without the value that was given."""
-
-    def __str__(self) -> str:
-        return f"{self.where or 'the answer'} {self.what}"
-
-
-def misfits(schema: Mapping[str, Any], value: object, *, secret: bool = False) -> list[Misfit]:
-    """Return the definite mistakes in a value: wrong kinds, missing and unknown fields, invalid choices.
-
-    Everything else is checked by the process that has the type. With `secret`, no part of the value is
-    repeated.
-    """
-    found = _misfits(schema, value, "", schema.get("$defs", {}), 0)
-    return [Misfit(each.where, each.wanted, each.wanted) for each in found] if secret else list(found)
-
-
-def _misfits(
-    schema: Mapping[str, Any], value: Any, at: str, defs: Mapping[str, Any], depth: int
-) -> Iterator[Misfit]:
-    if depth > _DEPTH:
-        return
-    named = schema.get("$ref")
-    if isinstance(named, str):
-        schema = defs.get(named.rpartition("/")[2], {})
-    forms: Any = schema.get("anyOf") or schema.get("oneOf")
-    if forms:
-        tried = [list(_misfits(form, value, at, defs, depth + 1)) for form in forms]
-        if all(tried):
-            yield from min(tried, key=lambda wrong: (wrong[0].where == at, len(wrong)))
-        return
-    if "enum" in schema and value not in schema["enum"]:
-        yield _unwanted(at, value, f"one of {', '.join(map(_quoted, schema['enum']))}")
-    elif "const" in schema and value != schema["const"]:
-        yield _unwanted(at, value, _quoted(schema["const"]))
-    kind = schema.get("type")
-    if "enum" in schema or "const" in schema:
-        return
-    if isinstance(kind, str) and not _is_kind(kind, value):
-        yield _unwanted(at, value, _WORDS.get(kind, kind))
-    elif isinstance(value, dict):
-        yield from _misfits_in_object(schema, cast("dict[str, Any]", value), at, defs, depth)
-    elif isinstance(value, list | tuple) and isinstance(schema.get("items"), dict):
-        for number, item in enumerate(cast("list[Any]", value)):
-            yield from _misfits(schema["items"], item, f"{at}[{number}]", defs, depth + 1)
-
-
-def _misfits_in_object(
-    schema: Mapping[str, Any], value: Mapping[str, Any], at: str, defs: Mapping[str, Any], depth: int
-) -> Iterator[Misfit]:
-    fields: Mapping[str, Any] = schema.get("properties", {})
-    for name in schema.get("required", ()):
-        if name not in value:
-            yield Misfit(_field_at(at, name), "is missing", "is missing")
-    for name, part in value.items():
-        if name in fields:
-            yield from _misfits(fields[name], part, _field_at(at, name), defs, depth + 1)
-        elif schema.get("additionalProperties") is False:
-            unknown = f"is unknown; the known fields are {', '.join(fields) or 'none'}"
-            yield Misfit(_field_at(at, name), unknown, unknown)
-
-
-def _unwanted(at: str, value: object, wanted: str) -> Misfit:
-    return Misfit(at, f"must be {wanted}, got {_quoted(value)}", f"must be {wanted}")
-
-
-def _is_kind(kind: str, value: object) -> bool:
-    kinds = _KINDS.get(kind)
-    if kinds is None:
-        return True
-    if isinstance(value, bool):
-        return kind == "boolean"
-    return isinstance(value, kinds)
-
-
-def _field_at(at: str, name: str) -> str:
-    part = location_of((name,))
-    return f"{at}{part}" if part.startswith("[") else f"{at}.{part}" if at else part
-
-
-def _quoted(value: object) -> str:
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) <= 60 else f"{text[:59]}…"

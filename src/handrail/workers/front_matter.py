@@ -5,7 +5,6 @@ A `WorkerProblem` says what is wrong in a folder of workers, by file and line.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -21,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from handrail.errors import ToolValidationError, WorkerError
 from handrail.schema import JsonSchema, Schema
 from handrail.schema.problems import location_of
+from handrail.spelling import nearest
 
 Refuse = Callable[[str, str, str], None]
 """Called with a place in the front matter, what is wrong there, and a hint."""
@@ -53,8 +53,8 @@ class Finder:
 
 def suggest(name: str, known: Sequence[str]) -> str:
     """Return a hint for an unknown name: the name that was probably meant, or all known names."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known) or 'none'}."
+    near = nearest(name, known)
+    return f"Did you mean {near!r}?" if near else f"There are: {', '.join(known) or 'none'}."
 
 
 def refuse(problems: Iterable[WorkerProblem]) -> WorkerError:

@@ -1,8 +1,8 @@
 """`Instructions`: a worker's Jinja template, rendered in a sandbox with limits on its work.
 
 A model may write a template, so little is allowed: text, values, `if`, `for` over a few things, and some filters.
-Nothing but `range` can be called; nothing can be assigned, defined, included or imported. Lists hold constants
-only, so that they can't multiply the work, and loops and filters are metered.
+Nothing but `range` can be called, and only by a loop; nothing can be calculated, assigned, defined, included or
+imported. Lists hold constants only, so that they can't multiply the work, and loops, filters and `in` are metered.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from itertools import islice
+from typing import Any, cast
 
 from handrail.errors import WorkerError
 from handrail.workers.front_matter import Finder, WorkerProblem, needed, refuse
@@ -22,13 +23,15 @@ MOST_ROUNDS = 10_000
 """Maximum number of rounds of all loops in one rendering."""
 MOST_WORK = 20_000_000
 """Maximum number of characters that one rendering may process. A loop's body counts in each round."""
+MOST_WORDS = 10_000
+"""Maximum number of names, values and signs inside the braces of a template. Text between them is not counted."""
 _DEEPEST_LOOPS = 3
 _METER = "a meter"
 """The name of the meter in the context. It is not a valid name, so no template can use it."""
 _A_STEP = 10
 """The cost of one node of a template, in characters."""
 
-_ALLOWED = frozenset(
+ALLOWED = frozenset(
     [
         "Template",
         "Output",
@@ -54,7 +57,7 @@ _ALLOWED = frozenset(
         "Keyword",
     ]
 )
-_FILTERS = frozenset(
+FILTERS = frozenset(
     [
         "upper",
         "lower",
@@ -71,7 +74,7 @@ _FILTERS = frozenset(
         "join",
     ]
 )
-_TESTS = frozenset(
+TESTS = frozenset(
     ["defined", "none", "string", "number", "sequence", "odd", "even", "equalto", "eq", "ne", "in"]
 )
 
@@ -91,6 +94,13 @@ class Instructions:
         """Report every problem of the template, with its line."""
         jinja = needed("jinja2")
         try:
+            if _is_large(self._source):
+                find.add(
+                    self._first,
+                    f"the template has more than {MOST_WORDS} words in braces",
+                    "Write text instead.",
+                )
+                return
             tree = _environment().parse(self._source)
             found = list(_Check(tree).problems())
             for line, problem, hint in found:
@@ -101,6 +111,8 @@ class Instructions:
             find.add(error.lineno or self._first, f"the template can't be read: {error.message}", _BRACES)
         except (RecursionError, MemoryError, SyntaxError):
             find.add(self._first, "the template is nested too deeply", "Make it flatter.")
+        except ValueError as error:
+            find.add(self._first, f"the template can't be read: {error}", "Write a shorter number.")
 
     def render(self, values: Mapping[str, Any]) -> str:
         """Render the text. Raises `WorkerError` with the file and the line that failed."""
@@ -136,6 +148,12 @@ class Instructions:
         return line
 
 
+def _is_large(source: str) -> bool:
+    """Return whether a template has more words in braces than may be parsed, reading no further than that."""
+    words = (1 for _, kind, _ in _environment().lex(source) if kind not in ("data", "whitespace"))
+    return sum(islice(words, MOST_WORDS + 1)) > MOST_WORDS
+
+
 _BRACES = "Values stand in {{ }}, blocks in {% %}; write {{ '{{' }} for the braces themselves."
 
 
@@ -165,7 +183,8 @@ def _metered(tree: Any) -> Any:
     """Make the loops and `in` tests of a template metered, and return the template."""
     nodes = needed("jinja2.nodes")
     for loop in tree.find_all(nodes.For):
-        inside = sum(1 for part in loop.body for _ in part.find_all(nodes.Node))
+        parts = loop.body if loop.test is None else [*loop.body, loop.test]
+        inside = sum(1 for part in parts for _ in part.find_all(nodes.Node))
         loop.iter = nodes.Filter(loop.iter, _EACH, [nodes.Const(inside)], [], None, None, lineno=loop.lineno)
     for operand in tree.find_all(nodes.Operand):
         if operand.op in ("in", "notin"):
@@ -185,7 +204,7 @@ class _Check:
     def _walk(self, node: Any, names: frozenset[str], loops: int) -> Iterator[tuple[int, str, str]]:
         kind = type(node).__name__
         line = int(getattr(node, "lineno", 1) or 1)
-        if kind not in _ALLOWED:
+        if kind not in ALLOWED:
             yield (
                 line,
                 f"the template uses {kind!r}, which is not taken here",
@@ -195,19 +214,17 @@ class _Check:
         if kind == "Name" and node.name not in names:
             hint = f"There are {', '.join(map(repr, NAMES))}."
             yield line, f"the template speaks of {node.name!r}, which is not there", hint
-        elif kind == "Filter" and node.name not in _FILTERS:
+        elif kind == "Filter" and node.name not in FILTERS:
             yield (
                 line,
                 f"the filter {node.name!r} is not taken here",
-                f"There are {', '.join(sorted(_FILTERS))}.",
+                f"There are {', '.join(sorted(FILTERS))}.",
             )
-        elif kind == "Test" and node.name not in _TESTS:
-            yield line, f"the test {node.name!r} is not taken here", f"There are {', '.join(sorted(_TESTS))}."
+        elif kind == "Test" and node.name not in TESTS:
+            yield line, f"the test {node.name!r} is not taken here", f"There are {', '.join(sorted(TESTS))}."
         elif kind == "Call":
-            if type(node.node).__name__ != "Name" or node.node.name != "range" or node.kwargs:
-                yield line, "the template calls something", "Only `range(...)` can be called, in a `for`."
-                return
-            yield from self._each(node.args, names, loops)
+            yield line, "the template calls something", "Only `range(...)` can be called, in a `for`."
+            return
         elif kind == "For":
             yield from self._for(node, line, names, loops)
         elif kind in ("List", "Tuple"):
@@ -221,12 +238,14 @@ class _Check:
 
     def _for(self, node: Any, line: int, names: frozenset[str], loops: int) -> Iterator[tuple[int, str, str]]:
         over = type(node.iter).__name__
+        counts = _is_range(node.iter)
         plain = over in ("Call", "List", "Tuple") or (over == "Name" and node.iter.name == "attachments")
         if not plain:
             yield line, "a loop goes over something large", "Loop over `attachments`, `range(...)` or a list."
         if loops >= _DEEPEST_LOOPS or node.recursive:
             yield line, f"loops are nested more than {_DEEPEST_LOOPS} deep", "Make it flatter."
-        yield from self._walk(node.iter, names, loops)
+        # A range has a length but no items until a loop asks for them, so only a loop, which counts, may have one.
+        yield from self._each(node.iter.args, names, loops) if counts else self._walk(node.iter, names, loops)
         targets = [node.target] if type(node.target).__name__ == "Name" else list(node.target.items)
         named = {target.name for target in targets if type(target).__name__ == "Name"}
         taken = sorted(named & {*NAMES, "range", "loop"})
@@ -241,6 +260,18 @@ class _Check:
     ) -> Iterator[tuple[int, str, str]]:
         for node in nodes:
             yield from self._walk(node, names, loops)
+
+
+def _is_range(node: Any) -> bool:
+    """Return whether a node is `range(...)`."""
+    if (
+        type(node).__name__ != "Call"
+        or node.kwargs
+        or node.dyn_args is not None
+        or node.dyn_kwargs is not None
+    ):
+        return False
+    return type(node.node).__name__ == "Name" and node.node.name == "range"
 
 
 def _is_constant(node: Any) -> bool:
@@ -259,9 +290,11 @@ def _each(context: Any, values: Iterable[Any], steps: int) -> Iterator[Any]:
 
 
 def _within(context: Any, value: Any) -> Any:
-    if isinstance(value, str):
-        context[_METER].take(len(value))
-    return value
+    """Count what `in` goes through. Only texts and lists have a known length and no surprises."""
+    if not isinstance(value, str | list | tuple):
+        raise ValueError("`in` looks into a text or a list")
+    context[_METER].take(len(cast("str | list[Any]", value)))
+    return cast("Any", value)
 
 
 def _is_in(context: Any, value: Any, values: Any) -> bool:
@@ -285,12 +318,23 @@ def _join(context: Any, values: Any, separator: Any = "") -> str:
 
 
 def _truncate(context: Any, value: Any, length: int = 255) -> str:
-    text = str(value)
+    text = _text(context, value)
     return text if len(text) <= length else f"{text[:length]}…"
 
 
 def _tojson(context: Any, value: Any) -> str:
     return _text(context, json.dumps(value, ensure_ascii=False))
+
+
+def _is_odd(value: Any) -> bool:
+    """Jinja's own test takes any value modulo 2, which for a text means to format it, to any width."""
+    if not isinstance(value, int):
+        raise ValueError("`odd` and `even` test whole numbers")
+    return value % 2 == 1
+
+
+def _is_even(value: Any) -> bool:
+    return not _is_odd(value)
 
 
 def _changed(change: Callable[[str], str]) -> Callable[[Any, Any], str]:
@@ -317,10 +361,10 @@ def _environment() -> Any:
     )
     made.globals.clear()
     own = {**_OWN, **{name: _changed(made.filters[name]) for name in _OF_TEXT}}
-    made.filters = {name: made.filters[name] for name in _FILTERS if name not in own}
+    made.filters = {name: made.filters[name] for name in FILTERS if name not in own}
     made.filters |= {name: jinja.pass_context(filter) for name, filter in own.items()}
-    made.tests = {name: made.tests[name] for name in _TESTS if name in made.tests}
-    made.tests["in"] = jinja.pass_context(_is_in)
+    made.tests = {name: made.tests[name] for name in TESTS if name in made.tests}
+    made.tests |= {"in": jinja.pass_context(_is_in), "odd": _is_odd, "even": _is_even}
     return made
 
 

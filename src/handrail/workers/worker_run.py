@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from handrail.errors import NotSupported
 from handrail.events import MessageAdded
 from handrail.messages import Model
 from handrail.schema import to_json
+from handrail.spelling import nearest
 from handrail.tools import Effect, Tool, ToolResult
 from handrail.workers.attachments import WorkerCall, WorkerCallWithFiles, accept, as_argument, message_with
 from handrail.workers.front_matter import AttachmentRule
@@ -64,8 +64,8 @@ class Reach:
         own = self.registry.names if self.worker is None else self.worker.workers
         if self.worker is not None and name in self.registry.names and name not in own:
             return f"{self.worker.name} may not call the worker {name}: its file does not list it under `workers:`."
-        near = difflib.get_close_matches(name, own, n=1)
-        return f"Did you mean the worker {near[0]}?" if near else ""
+        near = nearest(name, own)
+        return f"Did you mean the worker {near}?" if near else ""
 
     def arguments(self, input: Any, attachments: Sequence[Any], /) -> Mapping[str, Any]:
         text = input if isinstance(input, str) else to_json(input).decode()

@@ -83,6 +83,7 @@ def server(tmp_path: Path) -> Iterator[Served]:
 def page(browser: Browser, server: Served) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 1000, "height": 900}, reduced_motion="reduce")
     context.set_default_timeout(PATIENCE)
+    server.sign_in(context)
     page = context.new_page()
     page.goto(server.url)
     yield page

@@ -25,7 +25,8 @@ from handrail.errors import DefinitionError, ToolValidationError
 from handrail.place import Place
 from handrail.question import Question
 from handrail.schema import to_json
-from handrail.schema.problems import misfits
+from handrail.schema.foreign import check_foreign
+from handrail.schema.misfits import misfits
 from handrail.serve.agui.wire_events import Event, dump, plain_json
 from handrail.tools import Tool, ToolResult
 
@@ -173,6 +174,7 @@ def frontend_tool(name: str, description: str, parameters: Any = None) -> Fronte
     schema = _OPEN if parameters is None or parameters == {} else parameters
     if not isinstance(schema, dict) or cast("dict[str, Any]", schema).get("type", "object") != "object":
         raise DefinitionError(f"the parameters of the tool {name!r} are not a JSON Schema of an object.")
+    check_foreign(cast("object", schema), f"the tool {name!r}")
 
     async def ask(params: None, *, context: UserContext) -> ToolResult[Any]:
         asked = {"tool": name, "arguments": params}

@@ -1,0 +1,95 @@
+"""Foreign schemas: the check of a JSON Schema that somebody else wrote, such as a client for its own tool.
+
+Everything that walks a schema later relies on this: its keywords have the right shapes, and it is neither large nor
+nested deeply. It may still refer to itself; walks that follow references count their own steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from handrail.errors import DefinitionError
+
+MAX_PARTS = 10_000
+"""Maximum number of values in a schema: objects, lists, texts and numbers."""
+MAX_DEPTH = 64
+"""Maximum depth of a schema."""
+
+_SCHEMAS = frozenset(
+    [
+        "items",
+        "additionalProperties",
+        "propertyNames",
+        "contains",
+        "not",
+        "if",
+        "then",
+        "else",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+    ]
+)
+_LISTS_OF_SCHEMAS = frozenset(["anyOf", "oneOf", "allOf", "prefixItems"])
+_SCHEMAS_BY_NAME = frozenset(["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"])
+_LISTS = frozenset(["enum", "required", "examples"])
+
+
+def check_foreign(schema: object, owner: str) -> None:
+    """Raise `DefinitionError` unless a schema is one and within the limits. `owner` names what it belongs to."""
+    _check_size(schema, owner)
+    left: list[tuple[Any, str]] = [(schema, "")]
+    while left:
+        part, at = left.pop()
+        if isinstance(part, bool) and at:
+            continue  # "anything" or "nothing"
+        if not isinstance(part, dict):
+            raise _misshapen(owner, at, "is not a JSON Schema")
+        left.extend(_inner(cast("dict[str, Any]", part), at, owner))
+
+
+def _inner(schema: Mapping[str, Any], at: str, owner: str) -> Iterator[tuple[Any, str]]:
+    for word, given in schema.items():
+        place = f"{at}/{word}"
+        if word in _SCHEMAS:
+            yield given, place
+        elif word in _LISTS_OF_SCHEMAS:
+            if not isinstance(given, list):
+                raise _misshapen(owner, place, "is not a list of schemas")
+            yield from ((each, f"{place}/{number}") for number, each in enumerate(cast("list[Any]", given)))
+        elif word in _SCHEMAS_BY_NAME:
+            if not isinstance(given, dict):
+                raise _misshapen(owner, place, "is not an object of schemas")
+            yield from ((each, f"{place}/{name}") for name, each in cast("dict[str, Any]", given).items())
+        elif word in _LISTS and not isinstance(given, list):
+            raise _misshapen(owner, place, "is not a list")
+        elif word == "required" and not all(isinstance(name, str) for name in cast("list[Any]", given)):
+            raise _misshapen(owner, place, "is not a list of names")
+
+
+def _check_size(schema: object, owner: str) -> None:
+    """Count the values of a schema, without recursion, so that no depth is too much for the count itself."""
+    parts = 0
+    level: list[Any] = [schema]
+    for _ in range(MAX_DEPTH):
+        parts += len(level)
+        if parts > MAX_PARTS:
+            raise DefinitionError(
+                f"the schema of {owner} has more than {MAX_PARTS} parts. Describe fewer fields and choices."
+            )
+        level = [inner for part in level for inner in _values(part)]
+        if not level:
+            return
+    raise DefinitionError(
+        f"the schema of {owner} is nested more than {MAX_DEPTH} levels deep. Make it flatter."
+    )
+
+
+def _values(part: Any) -> list[Any]:
+    if isinstance(part, dict):
+        return list(cast("dict[str, Any]", part).values())
+    return cast("list[Any]", part) if isinstance(part, list) else []
+
+
+def _misshapen(owner: str, at: str, problem: str) -> DefinitionError:
+    return DefinitionError(f"the schema of {owner} can't be used: {at or 'it'} {problem}. Correct it.")

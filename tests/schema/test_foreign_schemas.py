@@ -1,0 +1,224 @@
+"""Schemas from outside: unions that refer to themselves, long chains, huge choices. The walk counts its steps."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.errors import DefinitionError, ToolValidationError
+from handrail.schema.foreign import MAX_DEPTH, MAX_PARTS, check_foreign
+from handrail.schema.misfits import MAX_STEPS, Comparison, misfits
+from handrail.schema.problems import asks_for_secrets, forms_of, inside, schemas_at
+from handrail.schema.secrets import masked
+from handrail.serve.agui.interrupts import frontend_tool
+
+ITSELF: dict[str, Any] = {"anyOf": [{"$ref": "#/$defs/S"}, {"$ref": "#/$defs/S"}]}
+DOUBLING: dict[str, Any] = {
+    f"D{number}": {"anyOf": [{"$ref": f"#/$defs/D{number + 1}"}, {"$ref": f"#/$defs/D{number + 1}"}]}
+    for number in range(60)
+}
+TREE: dict[str, Any] = {
+    "anyOf": [{"type": "object", "properties": {"a": {"$ref": "#/$defs/S"}, "b": {"$ref": "#/$defs/S"}}}] * 2
+    + [{"type": "integer"}]
+}
+
+
+def nested(depth: int, leaf: Any) -> Any:
+    value = leaf
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"properties": {"x": {"$ref": "#/$defs/S"}}, "$defs": {"S": ITSELF}}, {"x": 1}),
+        (
+            {"properties": {"x": {"$ref": "#/$defs/D0"}}, "$defs": {**DOUBLING, "D60": {"type": "string"}}},
+            {"x": 1},
+        ),
+        ({"properties": {"x": {"$ref": "#/$defs/S"}}, "$defs": {"S": TREE}}, {"x": nested(40, "leaf")}),
+    ],
+    ids=["a union of itself", "sixty unions in a row", "a union at every level of the value"],
+)
+def test_unions_do_not_double_the_steps(schema: dict[str, Any], value: Any) -> None:
+    """Each part of the schema meets each part of the value once, where every union used to double the work."""
+    comparison = Comparison(schema)
+    comparison.run(value)
+    assert comparison.steps < 1000
+
+
+@pytest.mark.parametrize("defs", [{"S": ITSELF}, {**DOUBLING, "D60": {"writeOnly": True}}, {"S": TREE}])
+def test_resolving_unions_takes_each_schema_once(defs: dict[str, Any]) -> None:
+    """The forms of a union are different schemas, however many references lead to one."""
+    root = {"properties": {"x": {"$ref": f"#/$defs/{next(iter(defs))}"}}, "$defs": defs}
+    forms = schemas_at(root, ("x",))
+    for _ in range(30):
+        assert len({id(form) for form in forms}) == len(forms) <= 200
+        forms = inside(forms, "a", root)
+    assert asks_for_secrets(root, root) is ("D60" in defs)
+    masked({"x": nested(30, 1)}, root)
+
+
+def test_a_comparison_that_is_too_long_is_refused() -> None:
+    """Past the limit the value is refused with the reason; it is never accepted unchecked."""
+    kinds = [{"type": "object", "required": [f"f{number}"]} for number in range(1000)]
+    schema = {"properties": {"x": {"type": "array", "items": {"anyOf": kinds}}}}
+    (found,) = misfits(schema, {"x": [{}] * 2000})
+    assert "takes more than" in found.what
+    assert misfits(schema, {"x": [{}] * 2000}, secret=True) == [found]
+
+
+def test_a_long_chain_of_references_is_refused() -> None:
+    """References are followed as far as the limit of levels; a longer chain is not followed into the ground."""
+    defs: dict[str, Any] = {f"D{n}": {"anyOf": [{"$ref": f"#/$defs/D{n + 1}"}]} for n in range(2000)}
+    (found,) = misfits({"properties": {"x": {"$ref": "#/$defs/D0"}}, "$defs": defs}, {"x": 1})
+    assert "levels" in found.what
+
+
+def test_messages_are_bounded() -> None:
+    """Neither a huge choice nor a thousand unknown fields make a huge message."""
+    choice = {
+        "properties": {"x": {"enum": [f"value {n}" for n in range(5000)]}},
+        "additionalProperties": False,
+    }
+    (wrong,) = misfits(choice, {"x": 1})
+    assert wrong.what.endswith(", and 4950 more, got 1")
+    fields = {"properties": {f"f{n}": {} for n in range(2000)}, "additionalProperties": False}
+    found = misfits(fields, {f"g{n}": 1 for n in range(2000)})
+    assert len(found) == 100
+    assert sum(len(str(each)) for each in found) < 100_000
+
+
+names = st.sampled_from(["A", "B", "C", "D"])
+leaves = st.one_of(
+    st.sampled_from(["string", "integer", "object", "array", "null"]).map(lambda kind: {"type": kind}),
+    st.lists(st.integers(0, 3), max_size=4).map(lambda values: {"enum": values}),
+    names.map(lambda name: {"$ref": f"#/$defs/{name}"}),
+    st.booleans(),
+)
+schemas = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=4).map(lambda forms: {"anyOf": forms}),
+        st.lists(inner, min_size=1, max_size=3).map(lambda forms: {"oneOf": forms}),
+        inner.map(lambda items: {"type": "array", "items": items}),
+        st.dictionaries(st.sampled_from("xyz"), inner, max_size=3).map(
+            lambda fields: {"type": "object", "properties": fields, "required": list(fields)[:1]}
+        ),
+    ),
+    max_leaves=12,
+)
+values = st.recursive(
+    st.none() | st.integers(0, 3) | st.just("text"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("wxyz"), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+def parts_of(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(parts_of, inner))
+
+
+@given(
+    st.fixed_dictionaries(dict.fromkeys("ABCD", schemas)),
+    schemas.filter(lambda one: type(one) is dict),
+    values,
+)
+def test_the_steps_are_bounded_by_both_sizes(
+    defs: dict[str, Any], schema: dict[str, Any], value: Any
+) -> None:
+    """Comparing takes at most as many steps as the parts of the schema times those of the value."""
+    root = {**schema, "$defs": defs}
+    check_foreign(root, "it")
+    comparison = Comparison(root)
+    found = comparison.run(value)
+    assert comparison.steps <= parts_of(root) * parts_of(value)
+    assert len(forms_of(root, root)) <= parts_of(root)
+    if bool(found) != bool(misfits(root, value)):
+        pytest.fail("the same comparison had another outcome")
+
+
+def fits(schema: Any, value: Any, defs: dict[str, Any]) -> bool:
+    """The plain definition, in exponential time, for schemas whose references lead forwards only."""
+    if isinstance(schema, bool):
+        return schema
+    if "$ref" in schema:
+        return fits(defs[schema["$ref"][-1]], value, defs)
+    forms = schema.get("anyOf") or schema.get("oneOf")
+    if forms:
+        return any(fits(form, value, defs) for form in forms)
+    if "enum" in schema:
+        return value in schema["enum"]
+    kind = {"string": str, "integer": int, "object": dict, "array": list, "null": type(None)}[schema["type"]]
+    if not isinstance(value, kind):
+        return False
+    if isinstance(value, dict):
+        named = schema.get("properties", {})
+        inner = all(fits(named[name], part, defs) for name, part in value.items() if name in named)
+        return inner and all(name in value for name in schema.get("required", ()))
+    return not isinstance(value, list) or all(fits(schema.get("items", True), item, defs) for item in value)
+
+
+def forwards(schema: Any, name: str) -> Any:
+    """The schema with only those references that lead to later names; others become `true`."""
+    if isinstance(schema, list):
+        return [forwards(each, name) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return schema if schema["$ref"][-1] > name else True
+    return {word: forwards(inner, name) for word, inner in schema.items()}
+
+
+@given(st.fixed_dictionaries(dict.fromkeys("ABCD", schemas)), values)
+def test_remembering_what_was_compared_changes_no_outcome(defs: dict[str, Any], value: Any) -> None:
+    """A value has a misfit exactly if it does not fit by the plain definition."""
+    ahead = {name: forwards(schema, name) for name, schema in defs.items()}
+    root = {"$ref": "#/$defs/A", "$defs": ahead}
+    assert (not misfits(root, value)) is fits(root, value, ahead)
+
+
+def deep(levels: int) -> dict[str, Any]:
+    made: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        made = {"type": "array", "items": made}
+    return {"properties": {"x": made}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"properties": {"x": {"enum": list(range(MAX_PARTS + 1))}}}, "more than 10000 parts"),
+        ({"properties": {f"f{n}": {"type": "string"} for n in range(MAX_PARTS)}}, "more than 10000 parts"),
+        (deep(MAX_DEPTH), "more than 64 levels"),
+        (deep(100_000), "more than 64 levels"),
+        ({"properties": []}, "/properties is not an object of schemas"),
+        ({"properties": {"x": 3}}, "/properties/x is not a JSON Schema"),
+        ({"properties": {"x": {"anyOf": {}}}}, "/properties/x/anyOf is not a list of schemas"),
+        ({"properties": {"x": {"anyOf": ["y"]}}}, "/properties/x/anyOf/0 is not a JSON Schema"),
+        ({"$defs": 1}, "/$defs is not an object of schemas"),
+        ({"required": "x"}, "/required is not a list"),
+        ({"required": [[]]}, "/required is not a list of names"),
+        ({"properties": {"x": {"enum": 1}}}, "/properties/x/enum is not a list"),
+    ],
+)
+def test_a_client_s_schema_is_refused_when_it_is_brought(schema: dict[str, Any], reason: str) -> None:
+    """A schema that is too large, too deep or misshapen makes no tool, and the error names the place."""
+    with pytest.raises(DefinitionError) as refused:
+        frontend_tool("paint", "Paint.", schema)
+    assert reason in str(refused.value)
+    assert "'paint'" in str(refused.value)
+
+
+def test_arguments_for_a_client_s_tool_are_refused_past_the_steps() -> None:
+    """A call whose arguments can't be checked in bounded steps is refused with the reason."""
+    kinds = [{"type": "object", "required": [f"f{number}"]} for number in range(500)]
+    tool = frontend_tool(
+        "paint", "Paint.", {"properties": {"x": {"type": "array", "items": {"anyOf": kinds}}}}
+    )
+    with pytest.raises(ToolValidationError, match=f"more than {MAX_STEPS} steps"):
+        tool.parse({"x": [{}] * 1000})
