@@ -161,7 +161,7 @@ def pane_rows(pane: str, columns: int) -> list[tuple[str, str]]:
 
 
 POST = """async ([path, body]) => {
-  const headers = { "Content-Type": "application/json" };
+  const headers = { "Content-Type": "application/json", "Handrail-Key": localStorage.getItem("handrail.key") };
   const response = await fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
   return [response.status, await response.text()];
 }"""
