@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
 from handrail.context.facts import RunContext
 from handrail.errors import DefinitionError
+from handrail.rendering import Row, rows_of
 
 QuestionKind = Literal["approval", "input", "handoff"]
 AnswerOutcome = Literal["answered", "declined", "cancelled", "timed out"]
@@ -94,6 +95,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The asker's name for the question: a `wait_for` kind, a permission, or a handoff's name."""
     message: str
+    """Why it is asked. Invisible characters in it are escaped."""
     payload: Any
     """What to show, as plain JSON without secrets."""
     schema: dict[str, Any]
@@ -114,6 +116,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """The people who decide an approval instead of the principal. All quorums must be met."""
     secret: bool = False
     """Whether the answer may contain a secret. It is then recorded masked, and accepted only while the asker waits."""
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The payload as every environment shows it. For an approval, this is the call's parsed arguments."""
+        return rows_of_payload(self.kind, self.payload)
 
     def may_vote(self, by: str, roles: Collection[str]) -> bool:
         """Return whether somebody is among those who are asked. The person whose run it is never is."""
@@ -136,6 +143,15 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
             for quorum in self.quorums
         )
         return True if self.quorums and all(met) else None
+
+
+def rows_of_payload(kind: QuestionKind, payload: Any) -> tuple[Row, ...]:
+    """Return the rows of a question with this payload."""
+    if kind == "approval" and isinstance(payload, dict):
+        payload = cast(dict[str, Any], payload).get("arguments")
+    if isinstance(payload, dict):
+        return rows_of(cast(dict[str, Any], payload))
+    return () if payload in (None, "", []) else rows_of({"given": payload})
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -176,7 +176,8 @@ def test_an_agent_of_a_module_is_run_and_resumed(folder: Path, here: Here):
     assert here("run", "desk:parks", "x", "-q", "--approve", "later")[0] == 5
     newest = json.loads(here("runs", "list", "--json")[1])["runs"][0]
     assert newest["app"] == "desk:parks"
-    assert here("runs", "answer", newest["run_id"], "--approve")[0] == 0
+    digest = json.loads(here("runs", "show", newest["run_id"], "--json")[1])["waiting"][0]["digest"]
+    assert here("runs", "answer", newest["run_id"], "--approve", "--digest", digest)[0] == 0
     (folder.parent / "after.py").write_text(
         "from handrail import ScriptedModel\nmodel = ScriptedModel(['It is paid now.'])\n"
     )
@@ -202,7 +203,8 @@ def test_a_resumed_agent_keeps_its_own_model_and_resources(folder: Path, here: H
     )
     assert here("run", "till:agent", "x", "-q", "--approve", "later")[0] == 5
     run_id = json.loads(here("runs", "list", "--json")[1])["runs"][0]["run_id"]
-    assert here("runs", "answer", run_id, "--approve")[0] == 0
+    digest = json.loads(here("runs", "show", run_id, "--json")[1])["waiting"][0]["digest"]
+    assert here("runs", "answer", run_id, "--approve", "--digest", digest)[0] == 0
     code, out, err = here("runs", "resume", run_id)
     assert code == 0, err
     assert "paid from the till" in out
@@ -673,7 +675,11 @@ def test_an_approval_can_be_answered_later(folder: Path):
     assert "The run waits for an answer to write." in parked.stderr
     listed = json.loads(handrail("runs", "list", "--json", cwd=folder.parent).stdout)
     run_id = listed["runs"][0]["run_id"]
-    answered = handrail("runs", "answer", run_id, "--approve", cwd=folder.parent)
+    refused = handrail("runs", "answer", run_id, "--approve", cwd=folder.parent)
+    assert "give --digest too" in refused.stderr
+    shown = json.loads(handrail("runs", "show", run_id, "--json", cwd=folder.parent).stdout)
+    seen = ("--digest", shown["waiting"][0]["digest"][:16])
+    answered = handrail("runs", "answer", run_id, "--approve", *seen, cwd=folder.parent)
     assert f"Continue with: handrail runs resume {run_id}" in answered.stdout
     elsewhere = run(folder, "writer", "--approve", "later", "--journal", "my runs.db")
     assert "--journal 'my runs.db'`, then `handrail runs resume" in elsewhere.stderr

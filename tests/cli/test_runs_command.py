@@ -101,7 +101,13 @@ def test_answer_and_resume(line: Line):
     assert "not an approval" in line("answer", "tea", "--approve", code=2)
     assert "not JSON" in line("answer", "tea", "--value", "{", code=2)
     assert "there is no question 'other'" in line("answer", "tea", "other", "--value", "1", code=2)
-    assert "handrail runs resume tea" in line("answer", "tea", "--value", '{"n": 3}')
+    assert "give --digest too" in line("answer", "tea", "--value", '{"n": 3}', code=2)
+    digest = waits["questions"][0]["digest"]
+    for wrong in ("0" * 16, digest[:15], f"{digest}0"):
+        said = line("answer", "tea", "--value", '{"n": 3}', "--digest", wrong, code=2)
+        assert "has another digest" in " ".join(said.split())
+    assert f"digest {digest[:16]}" in line("show", "tea")
+    assert "handrail runs resume tea" in line("answer", "tea", "--value", '{"n": 3}', "--digest", digest[:16])
     assert "is not waiting for an answer" in line("answer", "tea", "--value", "1", code=2)
     with (line.base / "the_app.py").open("a") as file:
         file.write("# changed\n")
@@ -254,5 +260,6 @@ def test_an_answer_that_is_cut_off_fails(line: Line):
         )
     )
     line.record("tea", call("choose"))
-    line("answer", "tea", "--value", '{"n": 1}')
+    digest = line.json("show", "tea")["waiting"][0]["digest"]
+    line("answer", "tea", "--value", '{"n": 1}', "--digest", digest)
     assert "The answer was cut off" in line("resume", "tea", "--model", "the_app:model", code=1)

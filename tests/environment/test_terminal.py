@@ -164,21 +164,19 @@ async def test_ctrl_d_after_a_key_does_not_send_it():
         assert (answer.outcome, answer.value) == ("declined", None)
 
 
-async def test_a_message_cannot_imitate_the_question(monkeypatch: pytest.MonkeyPatch):
+async def test_a_message_cannot_imitate_the_question():
     """A message can't imitate the question: its lines have a bar in front, and long ones are cut."""
-    monkeypatch.setenv("LINES", "24")
     fake = "All is well.\n\n? Allow read_notes?\n\n  y  yes, once\n  your choice, then Enter:"
     message = "\n".join([fake, *(f"more {number}" for number in range(40)), "the end of it"])
     payload = {"tool": "pay", "arguments": {"text": "a" * 5000 + "tail"}}
-    prompt, page = f"\n  {CHOICE}", "more lines, q to stop"
-    with at_terminal(rows=80) as (seen, terminal):
+    prompt, page = f"\n  pay: {CHOICE}", "more lines, q to stop"
+    with at_terminal(rows=60) as (seen, terminal):
         asking = asyncio.ensure_future(
             answered(
                 seen,
                 terminal,
                 question(message=message, payload=payload),
                 (prompt, "v\n"),
-                (page, "\n"),
                 (page, "\n"),
                 (prompt, "n\n"),
             )
@@ -187,8 +185,8 @@ async def test_a_message_cannot_imitate_the_question(monkeypatch: pytest.MonkeyP
         text = seen.text()
         assert text.count("\n  y  yes, once") == text.count("? Allow pay?") == 1
         assert "\n  │ ? Allow read_notes?\n" in text
-        assert "… 27 more lines, v to view all" in text
-        assert "more characters, v to view all" in text
+        assert "└ 27 more lines, v to view all" in text
+        assert "└ 4,404 more characters, v to view all" in text
         assert not any(hidden in text for hidden in ("the end of it", "tail"))
         assert (await asking).value == {"approved": False}
         assert all(whole in seen.text() for whole in ("the end of it", "tail"))
@@ -204,7 +202,7 @@ async def test_an_approval_shows_what_is_asked():
             "Allow write?",
             "asked by main › reviewer › write",
             "write uses fs.write",
-            "path: docs/a.md",
+            "├ path  docs/a.md",
             "1  yes, for the session: fs.write under docs/",
         ):
             assert part in shown
@@ -232,7 +230,7 @@ async def test_a_long_diff_is_cut_and_can_be_viewed():
         ]
         asked = question(payload={**SCOPED, "diff": diff})
         await answered(seen, terminal, asked, *typed)
-        assert "… 70 more lines, v to view all" in seen.text()
+        assert "└ 70 more lines, v to view all" in seen.text()
         assert "+line 35" in seen.text()
         assert "+line 99" not in seen.text()
 
@@ -266,7 +264,7 @@ async def test_a_form_is_filled_in_by_keys():
             seen, terminal, asked, *typed, ("name of an entry", "\n"), ("s send (Enter)", "\n")
         )
         assert answer.value == {"a": 3}
-        assert "hint: apples" in seen.text()
+        assert "├ hint  apples" in seen.text()
 
 
 async def test_a_secret_is_never_on_the_screen():

@@ -281,9 +281,9 @@ def test_a_name_can_not_pass_for_a_line_of_the_diff(root: Path) -> None:
     names = [line for line in shown.splitlines() if line.startswith("diff")]
     assert shown.splitlines() == [each for name in names for each in (name, "new file mode 644")]
     assert names == [
-        'diff --git a/"b\\tc" b/"b\\tc"',
+        'diff --git a/"b\\x09c" b/"b\\x09c"',
         'diff --git a/"d\\x1b[2J" b/"d\\x1b[2J"',
-        'diff --git a/"x\\n+harmless" b/"x\\n+harmless"',
+        'diff --git a/"x\\x0a+harmless" b/"x\\x0a+harmless"',
     ]
 
 
@@ -294,8 +294,8 @@ def test_what_moves_the_cursor_is_written_out(files: Any) -> None:
     assert fork.diff().splitlines()[3:] == [
         "@@ -1 +1,3 @@",
         "-one",
-        "+one\\r",
-        "+rm -rf /\\r+ls",
+        "+one\\x0d",
+        "+rm -rf /\\x0d+ls",
         "+\\x1b[8mhidden\\u202etxt",
     ]
     fork.drop()

@@ -308,7 +308,7 @@ async def test_an_answer_from_elsewhere_brings_a_parked_run_back(tmp_path: Path)
         await app.threads.poll()
         assert thread.live is None, "the run was resumed without an answer"
         first, second = await thread.questions()
-        answering = ["runs", "answer", run_id, first.id, "--value", '{"n": 8}']
+        answering = ["runs", "answer", run_id, first.id, "--value", '{"n": 8}', "--digest", first.digest]
         done = handrail(*answering, "--journal", str(tmp_path / "runs.db"), cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         await app.threads.poll()

@@ -15,7 +15,7 @@ import pydantic_core
 from rich.text import Text
 
 from handrail.clock import Clock
-from handrail.environment.text import escape_line, format_arguments
+from handrail.environment.text import format_arguments
 from handrail.errors import ToolValidationError
 from handrail.events import (
     Advised,
@@ -33,6 +33,7 @@ from handrail.events import (
 )
 from handrail.messages import Usage
 from handrail.place import RUN, Place, is_in_run
+from handrail.rendering import escape_line
 from handrail.schema import to_json
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from handrail.cli.activity import answer_text, format_money, format_spending, fo
 from handrail.cli.command_options import WorkerOptions
 from handrail.cli.outcome import CANCELLED, DONE, USAGE, divert_stdout, fail, print_error
 from handrail.cli.run_command import Conversation, Outcome, Subject, configure_logging
-from handrail.environment.text import escape, escape_line
 from handrail.errors import HandrailError, UndoRefused
 from handrail.guard import approvals_of
 from handrail.messages import Usage
+from handrail.rendering import escape, escape_line
 
 HELP = """\
 /help            show this help

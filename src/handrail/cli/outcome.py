@@ -12,7 +12,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handrail.environment.text import Style, Styler, escape, is_terminal, wants_colour
+from handrail.environment.text import Style, Styler, is_terminal, wants_colour
 from handrail.errors import (
     DefinitionError,
     HandrailError,
@@ -22,6 +22,7 @@ from handrail.errors import (
     RunParked,
 )
 from handrail.journal.location import default_journal
+from handrail.rendering import escape
 
 DONE, FAILED, USAGE, NOT_APPROVED, LIMIT, PARKED, CANCELLED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
 

@@ -44,9 +44,10 @@ from handrail.cli.outcome import (
 from handrail.cli.screens import LiveView, PlainView, View
 from handrail.clock import SYSTEM_CLOCK
 from handrail.environment import LaterEnvironment, TerminalEnvironment
-from handrail.environment.text import escape, is_terminal
+from handrail.environment.text import is_terminal
 from handrail.errors import HandrailError
 from handrail.limits import BudgetTracker
+from handrail.rendering import escape
 from handrail.schema import to_json
 from handrail.session import Session
 

@@ -20,12 +20,12 @@ from handrail.cli.recorded_run import Program, RecordedRun
 from handrail.cli.runs_app import Json, Report, RunId, command
 from handrail.cli.runs_app import app as app
 from handrail.clock import SYSTEM_CLOCK
-from handrail.environment.text import escape
 from handrail.errors import RunParked
 from handrail.journal.answers import secret_refused
 from handrail.journal.sqlite import SqliteJournal
 from handrail.question import Answer, Question
 from handrail.records import OVER
+from handrail.rendering import escape
 from handrail.runs.catalog import approval_json
 from handrail.runs.tree import Standing
 
@@ -170,7 +170,7 @@ def _parked_report(recorded: RecordedRun, program: Program, parked: RunParked) -
         advice = f"Answer at a terminal with: {recorded.next_command('resume')}"
     else:
         advice = f"Answer with: {recorded.next_command('answer')}"
-    lines = [view.question_line(question) for question in parked.questions]
+    lines = [view.question_text(question) for question in parked.questions]
     return Report(data, *program.notes, "The run waits for an answer:", *lines, advice, code=PARKED)
 
 
@@ -186,6 +186,14 @@ async def answer(
         bool | None, typer.Option("--approve/--deny", help="The answer to an approval.")
     ] = None,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; the model is told.")] = "",
+    digest: Annotated[
+        str,
+        typer.Option(
+            "--digest",
+            metavar="HEX",
+            help="The digest that `show` prints with the question; needed with --approve and --value.",
+        ),
+    ] = "",
 ) -> Report:
     """Answer a question that a run waits for. Without --value, --approve or --deny it is asked here."""
     recorded = await RecordedRun.find(journal, run)
@@ -208,8 +216,19 @@ async def answer(
             ) from None
     else:
         return await _record_answer(recorded, asked, await _ask_here(asked))
+    if value is not None or approve:
+        _check_seen(recorded, asked, digest)
     said = Answer(question_id=asked.id, digest=asked.digest, by=asked.principal, value=given, reason=reason)
     return await _record_answer(recorded, asked, said)
+
+
+def _check_seen(recorded: RecordedRun, asked: Question, digest: str) -> None:
+    """Check that an answer names the digest of the question, which covers everything that was shown of it."""
+    show = recorded.next_command("show")
+    if not digest:
+        raise UsageError(f"give --digest too, as `{show}` prints it with the question: it says what you saw.")
+    if len(digest) < 16 or not asked.digest.startswith(digest):
+        raise UsageError(f"the question that is open now has another digest. Look at it again: `{show}`.")
 
 
 async def _ask_here(asked: Question) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -16,10 +17,11 @@ from rich.tree import Tree
 
 from handrail.cli.activity import format_money, format_spending
 from handrail.cli.screens import make_console
-from handrail.environment.text import escape, is_terminal
+from handrail.environment.text import format_rows, is_terminal
 from handrail.events import ApprovalRemembered
 from handrail.question import Question
 from handrail.records import QuestionRecord, Verification
+from handrail.rendering import escape, exact
 from handrail.runs import CallNode, Divergence, RunLine, RunTree, Turn, Undoing
 from handrail.runs.tree import Nested
 
@@ -117,7 +119,7 @@ def run_tree(tree: RunTree, full: bool) -> Any:
         shown.add(Text(f"✗ {_text(tree.outcome.error, full)}", "red"))
     for asked in tree.questions:
         if asked.answer is None:
-            shown.add(question_line(asked.question))
+            shown.add(question_text(asked.question, full))
     return shown
 
 
@@ -200,10 +202,14 @@ def _answered(asked: QuestionRecord) -> Text:
     return Text(f"? {_line(asked.question.name)}: {_line(said)}", "dim")
 
 
-def question_line(question: Question) -> Text:
-    """Format an open question, with the id to answer it by."""
-    text = Text(f"? {_line(question.message)}", "yellow")
+def question_text(question: Question, full: bool = False) -> Text:
+    """Format an open question: what every environment shows of it, and the id and digest to answer it by."""
+    text = Text(f"? {_line(exact(question.message))}", "yellow")
     text.append(f"  {escape(question.id)}", "dim")
+    width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else 240
+    for line in format_rows(question.rows, width - 4, whole=full, more="--full shows all"):
+        text.append(f"\n{line}", "default")
+    text.append(f"\n  digest {question.digest[:16]}", "dim")
     return text
 
 
@@ -287,7 +293,8 @@ def tree_data(tree: RunTree) -> dict[str, Any]:
 def question_data(question: Question) -> dict[str, Any]:
     return {
         "id": question.id, "kind": question.kind, "name": question.name, "message": question.message,
-        "payload": question.payload, "schema": question.schema,
+        "payload": question.payload, "schema": question.schema, "digest": question.digest,
+        "rows": msgspec.to_builtins(question.rows),
     }  # fmt: skip
 
 

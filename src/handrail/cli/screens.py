@@ -17,9 +17,10 @@ from rich.text import Text
 from handrail.cli.activity import Activity, format_progress, indent
 from handrail.clock import Clock
 from handrail.environment.terminal import Keyboard
-from handrail.environment.text import escape, escape_line, is_terminal, wants_colour
+from handrail.environment.text import is_terminal, wants_colour
 from handrail.events import MessageAdded, ModelFailed, ModelResponded, Progress, TextDelta, ToolStarted
 from handrail.messages import AssistantMessage
+from handrail.rendering import escape, escape_line
 
 _REFRESH_SECONDS = 0.1
 _PROGRESS_SECONDS = 5.0

@@ -20,7 +20,7 @@ from handrail.cli.command_options import (
 )
 from handrail.cli.outcome import DONE, UsageError, divert_stdout, fail, journal_path
 from handrail.cli.server_token import BrowserFile, read_token, take_variable
-from handrail.environment.text import escape_line
+from handrail.rendering import escape_line
 
 if TYPE_CHECKING:
     import socket

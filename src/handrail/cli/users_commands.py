@@ -15,7 +15,8 @@ import typer
 
 from handrail.cli.command_options import JournalFile
 from handrail.cli.outcome import DONE, FAILED, UsageError, fail, journal_path, print_error
-from handrail.environment.text import escape_line, is_terminal
+from handrail.environment.text import is_terminal
+from handrail.rendering import escape_line
 from handrail.serve.people import People, people_path
 
 app = typer.Typer(name="users", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)

@@ -16,8 +16,9 @@ from rich.text import Text
 from handrail.cli.command_options import find_worker
 from handrail.cli.outcome import DONE, FAILED, USAGE, UsageError, divert_stdout, fail, print_error
 from handrail.cli.screens import make_console
-from handrail.environment.text import escape, escape_line, is_terminal
+from handrail.environment.text import is_terminal
 from handrail.errors import HandrailError
+from handrail.rendering import escape, escape_line
 
 if TYPE_CHECKING:
     from handrail.workers import WorkerRegistry

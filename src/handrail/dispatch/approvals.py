@@ -24,6 +24,7 @@ from handrail.operation import Operation
 from handrail.place import Place
 from handrail.protocols import ApprovalRequest, Filesystem
 from handrail.question import DecisionKeys
+from handrail.rendering import exact, visible
 from handrail.replay.log import RunLog
 from handrail.resources import startup_files
 from handrail.resources.paths import HasLinks, parse_path
@@ -64,11 +65,11 @@ async def ask_approval(
     kept = attempt.tool.capabilities.isdisjoint(NEVER_REMEMBERED) and not quorums
     kept = kept and not (diff and attempt.open_transaction.startup_files())
     scopes = {scope.words: scope.key for scope in keys.scopes} if kept else {}
-    payload = {"tool": attempt.name, "arguments": arguments, "reason": reason}
+    payload = {"tool": attempt.name, "arguments": arguments, "reason": exact(reason)}
     if kept:
         payload["scopes"] = tuple(scopes)  # a decision can be remembered only if there are scopes
     if diff:
-        payload["diff"] = diff
+        payload["diff"] = visible(diff, tabs=True)
     decision_keys = DecisionKeys(
         tool=attempt.name,
         words=keys.words,
@@ -278,7 +279,7 @@ def diff_of(transaction: Transaction) -> str:
         said.append(
             f"{type(fork).__name__}: it was used, and its changes can't be shown\n" if diff is None else diff
         )
-    said += [f"state: {type(event).__name__} {_shown(event)}\n" for event in transaction.events]
+    said += [f"state: {type(event).__name__} {exact(_shown(event))}\n" for event in transaction.events]
     return "".join(said) or "It changed nothing.\n"
 
 

@@ -24,7 +24,8 @@ from handrail.errors import (
 from handrail.events import QuestionAnswered, QuestionAsked
 from handrail.journal.digest import digest
 from handrail.operation import Operation
-from handrail.question import Answer, DecisionKeys, Question, QuestionKind, Quorum
+from handrail.question import Answer, DecisionKeys, Question, QuestionKind, Quorum, rows_of_payload
+from handrail.rendering import exact
 from handrail.replay.marks import has_secret, mark_given, was_given_secret
 from handrail.replay.parked_run import end_grace
 from handrail.schema import Schema, schema_of, to_json
@@ -218,6 +219,9 @@ def question_of(
         shown = to_json(payload)
     except ToolValidationError as error:
         raise ToolError(f"the question of {attempt.name} can't be shown: {error}") from None
+    payload = pydantic_core.from_json(shown)
+    rows = [[row.name, row.whole] for row in rows_of_payload(kind, payload)]
+    message = exact(message)  # it may quote what a model wrote
     principal = frame.session.principal
     people = [(quorum.role, quorum.approvals) for quorum in quorums]
     covered = (
@@ -234,9 +238,9 @@ def question_of(
         kind=kind,
         name=name,
         message=message,
-        payload=pydantic_core.from_json(shown),
+        payload=payload,
         schema=schema,
-        digest=digest(frame.people.key, kind, name, message, shown.decode(), schema, *covered),
+        digest=digest(frame.people.key, kind, name, message, shown.decode(), rows, schema, *covered),
         principal=principal,
         asked_by=attempt.path,
         call_id=attempt.id,

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from datetime import date, datetime, time
 from typing import Any, cast
 
-from handrail.environment.text import compact, escape_line
+from handrail.environment.text import compact
 from handrail.patterns import compile_pattern
+from handrail.rendering import escape_line
 
 JsonSchema = dict[str, Any]
 

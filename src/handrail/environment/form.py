@@ -6,6 +6,7 @@ Enter. Enter alone decides nothing, so nothing is approved by accident.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -19,9 +20,20 @@ from handrail.environment.fields import (
     parse,
     resolve,
 )
-from handrail.environment.text import Style, Styler, compact, escape, escape_line, format_value
+from handrail.environment.text import (
+    Style,
+    Styler,
+    barred,
+    clip,
+    compact,
+    diff_style,
+    format_rows,
+    format_value,
+    wrap,
+)
 from handrail.errors import Declined
 from handrail.question import Question
+from handrail.rendering import escape, escape_line, exact_line
 from handrail.schema.problems import asks_for_secrets
 from handrail.schema.secrets import masked
 
@@ -93,7 +105,7 @@ class Form:
         listed = list_options(schema)
         indent = "  " * (depth + 1)
         kept = before if before is not NOTHING else schema.get("default", NOTHING)
-        self._describe(schema, indent)
+        self._describe(schema)
         if listed is not None:
             self._dialog.say(f"{indent}{escape_line(name) or 'one of'}:")
             for mark, value in zip(labels(listed), listed, strict=True):
@@ -118,10 +130,10 @@ class Form:
             except ValueError as error:
                 self._dialog.say(f"{indent}  expected: {error}.", "yellow")
 
-    def _describe(self, schema: JsonSchema, indent: str) -> None:
+    def _describe(self, schema: JsonSchema) -> None:
         said = schema.get("description")
         if isinstance(said, str) and said.strip():
-            self._dialog.say(f"{indent}{escape_line(' '.join(said.split()))}", "dim")
+            self._dialog.say(f"  │ {escape_line(' '.join(said.split()))}", "dim")
 
     # Values made of other values.
 
@@ -130,7 +142,7 @@ class Form:
             return schema["default"]
         if name:
             self._dialog.say(f"{'  ' * (depth + 1)}{escape_line(name)}:", "bold")
-            self._describe(schema, "  " * (depth + 1))
+            self._describe(schema)
         there: dict[str, Any] = cast(dict[str, Any], before) if isinstance(before, dict) else {}
         filled: dict[str, Any] = {}
         required = set(cast(list[str], schema.get("required") or ()))
@@ -184,7 +196,7 @@ class Form:
         most = schema.get("maxItems")
         kept = before if before is not NOTHING else schema.get("default", NOTHING)
         self._dialog.say(f"{indent}{escape_line(name) or 'list'}: one per line, Enter to finish", "bold")
-        self._describe(schema, indent)
+        self._describe(schema)
         if kept is not NOTHING:
             shown = escape_line(compact(masked(kept, schema, self._root)), 60)
             if not await self._yes(f"change {shown}?", depth):
@@ -273,13 +285,8 @@ async def fill_in(schema: JsonSchema, dialog: Dialog, before: Any = NOTHING) -> 
 
 DIFF_LINES = 30
 """Maximum lines of a diff shown at first. `v` shows the rest."""
-ARGUMENT_LINES = 20
+ARGUMENT_LINES = 30
 MESSAGE_LINES = 20
-LINE_CHARACTERS = 1000
-"""Maximum characters of a line shown at first, so that the question stays on the screen.
-
-`v` shows the rest.
-"""
 
 
 class Choice(NamedTuple):
@@ -303,7 +310,7 @@ def list_choices(question: Question) -> list[Choice]:
             Choice("e", "yes, this exact call, for the session", {"approved": True, "remember": "exact"})
         )
         for number, scope in enumerate(_scopes(payload), 1):
-            words = f"yes, for the session: {escape_line(scope, 80)}"
+            words = f"yes, for the session: {exact_line(scope)}"
             found.append(Choice(str(number), words, {"approved": True, "remember": "scope", "scope": scope}))
     found.append(Choice("n", "no", {"approved": False}))
     found.append(Choice("r", "no, and say why", {"approved": False}, wants_reason=True))
@@ -329,68 +336,81 @@ def asker(question: Question) -> str:
     return " › ".join(escape_line(name, 60) for name in question.asked_by) or escape_line(question.name)
 
 
-def _describe(question: Question, style: Styler) -> list[str]:
-    """Describe who asks, why, and with which arguments. The diff is shown separately."""
-    payload = _payload(question)
-    tool = escape_line(str(payload.get("tool", question.name)), 80)
-    lines = [f"{style('?', 'yellow', 'bold')} {style(f'Allow {tool}?', 'bold')}"]
-    if len(question.asked_by) > 1:
-        lines.append(f"  asked by {style(asker(question), 'cyan')}")
-    lines += [style(line, "dim") for line in _shorten(_message(question), MESSAGE_LINES, "  ")]
-    arguments = payload.get("arguments")
-    if arguments not in (None, {}):
-        lines += ["", *_shorten(list(format_value(arguments, "    ")), ARGUMENT_LINES, "    ")]
-    return lines
+def _tool(question: Question) -> str:
+    return exact_line(str(_payload(question).get("tool", question.name)))
 
 
-def _message(question: Question) -> list[str]:
-    """Return the reason for asking.
+def describe(question: Question, title: str, width: int, *, whole: bool = False) -> list[str]:
+    """Describe a question: who asks, why, and about what. A diff is shown separately.
 
-    If it has several lines, a bar precedes each, so that it can't imitate this form.
+    The title is the only line that does not stand behind a bar.
     """
-    lines = escape(question.message or str(_payload(question).get("reason") or "")).split("\n")
-    return [f"  {lines[0]}"] if len(lines) == 1 else [f"  │ {line}" for line in lines]
+    name = _tool(question)
+    lines = [clip(title.format(name=name), width - 1)]
+    if lines[0] != title.format(name=name):
+        lines += barred(name, width)
+    if len(question.asked_by) > 1:
+        lines += barred(f"asked by {asker(question)}", width)
+    limit = None if whole else MESSAGE_LINES
+    lines += _shorten(_message(question, width), limit, width)
+    rows = format_rows(question.rows, width, whole=whole)
+    return [*lines, "", *_shorten(rows, None if whole else ARGUMENT_LINES, width)] if rows else lines
 
 
-def _diff(question: Question, style: Styler, limit: int | None = DIFF_LINES) -> list[str]:
-    """Return the diff in colour, cut to at most `limit` lines."""
+def _message(question: Question, width: int) -> list[str]:
+    """Return the reason for asking, behind a bar, so that it can't imitate this form."""
+    message = question.message or str(_payload(question).get("reason") or "")
+    return barred(escape(message), width) if message else []
+
+
+def _diff(question: Question, style: Styler, width: int, limit: int | None = DIFF_LINES) -> list[str]:
+    """Return the diff in colour behind a bar, cut to at most `limit` lines."""
     diff = _payload(question).get("diff")
     if not isinstance(diff, str) or not diff:
         return []
-    lines = [escape(line) for line in diff.rstrip("\n").split("\n")]
-    return ["", *(f"  {line}" for line in style.diff(_shorten(lines, limit, "")))]
-
-
-def _shorten(lines: Sequence[str], limit: int | None, indent: str) -> list[str]:
-    """Cut a text to `limit` lines of readable length. If `limit` is None, nothing is cut."""
-    if limit is None:
-        return list(lines)
-    shown = [
-        line
-        if len(line) <= LINE_CHARACTERS
-        else f"{line[:LINE_CHARACTERS]} … {len(line) - LINE_CHARACTERS} more characters, v to view all"
-        for line in lines[:limit]
+    lines = [
+        f"  │ {style(piece, *diff_style(line))}"
+        for line in escape(diff).rstrip("\n").split("\n")
+        for piece in wrap(line, width - 5)
     ]
-    if len(lines) > limit:
-        shown.append(f"{indent}… {len(lines) - limit} more lines, v to view all")
-    return shown
+    return ["", *_shorten(lines, limit, width)]
 
 
-async def fill_in_approval(question: Question, dialog: Dialog, style: Styler, page: int) -> dict[str, Any]:
-    """Show what needs approval and return the chosen answer. Raises `Declined` on Ctrl-D."""
-    for line in (*_describe(question, style), *_diff(question, style)):
+def _shorten(lines: Sequence[str], limit: int | None, width: int) -> list[str]:
+    """Cut to `limit` lines, and say how many are left. None cuts nothing."""
+    if limit is None or len(lines) <= limit:
+        return list(lines)
+    return [*lines[:limit], f"  └ {clip(f'{len(lines) - limit:,} more lines, v to view all', width - 5)}"]
+
+
+async def fill_in_approval(
+    question: Question, dialog: Dialog, style: Styler, size: os.terminal_size
+) -> dict[str, Any]:
+    """Show what needs approval and return the chosen answer. Raises `Declined` on Ctrl-D.
+
+    Text from models, tools and files is wrapped behind a bar. The prompt repeats the tool's name.
+    """
+    width = size.columns
+    first, *lines = describe(question, "? Allow {name}?", width)
+    dialog.say(f"{style('?', 'yellow', 'bold')}{style(first[1:], 'bold')}")
+    for line in (*lines, *_diff(question, style, width)):
         dialog.say(line)
+    dialog.say(f"  digest {question.digest[:16]}", "dim")
     choices = list_choices(question)
     dialog.say()
     for each in choices:
-        dialog.say(f"  {style(each.key, 'bold')}  {each.words}")
+        first, *more = wrap(each.words, width - 6)
+        dialog.say(f"  {style(each.key, 'bold')}  {first}")
+        for line in more:
+            dialog.say(f"  │  {line}")
     dialog.say(f"  {style('v', 'bold')}  view everything")
     keys = ", ".join(each.key for each in choices)
+    prompt = f"  {_tool(question)}: your choice, then Enter: "
     while True:
-        typed = (await dialog.line("  your choice, then Enter: ")).strip()
+        typed = (await dialog.line(prompt)).strip()
         key = typed.casefold()
         if key in ("v", "view"):
-            await _view(question, dialog, style, page)
+            await _view(question, dialog, style, size.lines - 2, width)
             continue
         key = {"yes": "y", "no": "n"}.get(key, key)
         found = next((each for each in choices if each.key == key), None)
@@ -407,10 +427,10 @@ async def fill_in_approval(question: Question, dialog: Dialog, style: Styler, pa
         return {**found.answer, **({"reason": reason} if reason else {})}
 
 
-async def _view(question: Question, dialog: Dialog, style: Styler, page: int) -> None:
+async def _view(question: Question, dialog: Dialog, style: Styler, page: int, width: int) -> None:
     """Show the whole question, one screen at a time."""
-    arguments = format_value(_payload(question).get("arguments"), "  ")
-    lines: Sequence[str] = [*_message(question), *arguments, *_diff(question, style, None)]
+    lines = describe(question, "? Allow {name}?", width, whole=True)[1:]
+    lines += _diff(question, style, width, None)
     for start in range(0, len(lines), page):
         for line in lines[start : start + page]:
             dialog.say(line)

@@ -5,27 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import sys
 from collections.abc import Generator
 from typing import Any, Protocol, TextIO, cast
 
-from handrail.environment.form import NOTHING, asker, fill_in, fill_in_approval
-from handrail.environment.text import (
-    Style,
-    Styler,
-    escape,
-    escape_line,
-    format_value,
-    is_terminal,
-    wants_colour,
-)
+from handrail.environment.form import NOTHING, describe, fill_in, fill_in_approval
+from handrail.environment.text import Style, Styler, is_terminal, wants_colour, wrap
 from handrail.errors import Declined, QuestionCancelled
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.tools import RunMode
 
 _READ_BYTES = 64 * 1024
+MIN_COLUMNS, MIN_LINES = 20, 7
+"""The smallest terminal that a question is laid out for."""
 
 
 class Keyboard:
@@ -111,7 +104,7 @@ class TerminalEnvironment(Environment):
     - Questions are asked one after the other. If a question is withdrawn while it is shown, a note says so.
     - A secret is never shown, neither while it is typed nor before it is sent.
     - What was typed before a question appeared does not answer it. Enter alone approves nothing. Ctrl-D declines.
-    - Text from a model, a tool or a file is escaped before it is shown.
+    - Text from a model, a tool or a file is escaped, and wrapped behind a bar, so that it can't imitate a question.
     - The terminal is never put into raw mode, so its settings never need to be restored.
     """
 
@@ -141,38 +134,42 @@ class TerminalEnvironment(Environment):
         async with self._lock:
             with screen.hold() if screen is not None else contextlib.nullcontext(), keyboard.echo(True):
                 keyboard.clear()
-                dialog = _TerminalDialog(cast(TextIO, self._out), keyboard, self._style)
+                dialog = TerminalDialog(cast(TextIO, self._out), keyboard, self._style, self._size().columns)
                 try:
                     return await self._ask(question, dialog)
                 finally:
                     dialog.say()
 
-    async def _ask(self, question: Question, dialog: _TerminalDialog) -> Answer:
+    async def _ask(self, question: Question, dialog: TerminalDialog) -> Answer:
         dialog.say()
         try:
             if question.kind == "approval":
-                value: Any = await fill_in_approval(question, dialog, self._style, _page_lines())
+                value: Any = await fill_in_approval(question, dialog, self._style, self._size())
             else:
                 value = await self._fill_in(question, dialog)
         except Declined as declined:
             dialog.say("  Declined.", "dim")
             return _answer(question, outcome="declined", reason=declined.reason)
         except asyncio.CancelledError:
-            dialog.say("\n  This question was withdrawn and no longer needs an answer.", "yellow")
+            dialog.say()
+            dialog.say("  This question was withdrawn and no longer needs an answer.", "yellow")
             raise
         return _answer(question, value=value)
 
-    async def _fill_in(self, question: Question, dialog: _TerminalDialog) -> Any:
+    def _size(self) -> os.terminal_size:
+        """Return the size of the terminal itself. `COLUMNS` may be wrong, and then the terminal wraps text by itself."""
+        try:
+            size = os.get_terminal_size(cast(TextIO, self._out).fileno())
+        except OSError:
+            size = os.terminal_size((0, 0))
+        return os.terminal_size((max(size.columns or 80, MIN_COLUMNS), max(size.lines or 24, MIN_LINES)))
+
+    async def _fill_in(self, question: Question, dialog: TerminalDialog) -> Any:
         style = self._style
-        name = style(escape_line(question.name), "bold")
-        dialog.say(f"{style('?', 'yellow', 'bold')} {style('Please fill in:', 'bold')} {name}")
-        if len(question.asked_by) > 1:
-            dialog.say(f"  asked by {style(asker(question), 'cyan')}")
-        for line in escape(question.message).split("\n"):
-            dialog.say(f"  {line}", "dim")
-        if question.payload not in (None, {}, [], ""):
-            for line in format_value(question.payload, "    "):
-                dialog.say(line)
+        first, *lines = describe(question, "? Please fill in: {name}", self._size().columns, whole=True)
+        dialog.say(f"{style('?', 'yellow', 'bold')}{style(first[1:], 'bold')}")
+        for line in lines:
+            dialog.say(line)
         dialog.say("  Ctrl-D declines.", "dim")
         value = await fill_in(question.schema, dialog, self._last.get(question.id, NOTHING))
         self._last = {
@@ -181,27 +178,39 @@ class TerminalEnvironment(Environment):
         return value
 
 
-class _TerminalDialog:
+class TerminalDialog:
     """The terminal as a `Dialog` for forms."""
 
-    def __init__(self, out: TextIO, keyboard: Keyboard, style: Styler) -> None:
+    def __init__(self, out: TextIO, keyboard: Keyboard, style: Styler, width: int) -> None:
         self._out = out
         self._keyboard = keyboard
         self._style = style
+        self._width = width
 
     def _write(self, text: str) -> None:
         self._out.write(text)
         self._out.flush()
 
     def say(self, text: str = "", *styles: Style) -> None:
-        self._write(f"{self._style(text, *styles)}\n")
+        for line in self._lines(text):
+            self._write(f"{self._style(line, *styles)}\n")
+
+    def _lines(self, text: str) -> list[str]:
+        """Wrap what is too long for a line. A bar marks where it continues, so that it can't look like a line of its own.
+
+        A line that has styles inside has been laid out by the form.
+        """
+        if "\x1b" in text or len([*wrap(text, self._width)]) == 1:
+            return [text]
+        first, *more = wrap(text, self._width - 5)
+        return [first, *(f"  │ {line}" for line in more)]
 
     async def line(self, prompt: str) -> str:
-        self._write(prompt)
+        self._write("\n".join(self._lines(prompt)))
         return self._checked(await self._keyboard.line())
 
     async def hidden_line(self, prompt: str) -> str:
-        self._write(prompt)
+        self._write("\n".join(self._lines(prompt)))
         with self._keyboard.echo(False):
             typed = await self._keyboard.line()
         if typed is not None:
@@ -217,8 +226,3 @@ class _TerminalDialog:
 
 def _answer(question: Question, **more: Any) -> Answer:
     return Answer(question_id=question.id, digest=question.digest, by=question.principal, **more)
-
-
-def _page_lines() -> int:
-    """Return the number of lines that fit on the screen above the prompt."""
-    return max(shutil.get_terminal_size().lines - 2, 5)

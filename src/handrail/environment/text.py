@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TextIO
 
-# Unicode's "default ignorable" characters, except U+FE0F, which ends every other emoji.
-_INVISIBLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
-    "\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
-)
-_BREAK = re.compile("[\t\n]")
+from handrail.rendering import Row, escape, escape_line
+
+NAME_CELLS = 20
+"""Maximum width of a name that stands beside its value."""
 
 Style = Literal["bold", "dim", "red", "green", "yellow", "cyan"]
 
@@ -32,19 +31,69 @@ _CODES: dict[Style, str] = {
 }
 
 
-def escape(text: str) -> str:
-    """Escape every invisible character except line breaks and tabs."""
-    return _INVISIBLE.sub(_escape_match, text.replace("\r\n", "\n"))
+def wrap(text: str, width: int) -> Iterator[str]:
+    """Yield the lines of a text, none wider than `width` cells of a terminal.
+
+    Where terminals disagree about the width of a character, the greater one counts, so that the terminal itself
+    never continues a line.
+    """
+    for line in text.split("\n"):
+        begin = cells = 0
+        line = line.expandtabs(4)
+        for place, character in enumerate(line):
+            wide = _cells(character)
+            if cells + wide > width and place > begin:
+                yield line[begin:place]
+                begin, cells = place, 0
+            cells += wide
+        yield line[begin:]
 
 
-def escape_line(text: str, limit: int | None = None) -> str:
-    """Escape text into a single line, cut to at most `limit` characters."""
-    line = _BREAK.sub(_escape_match, escape(text))
-    return line if limit is None or len(line) <= limit else f"{line[: max(limit - 1, 0)]}…"
+def clip(text: str, width: int) -> str:
+    """Cut a line to at most `width` cells of a terminal."""
+    first, *more = wrap(text, width)
+    return f"{next(wrap(text, width - 1))}…" if more else first
 
 
-def _escape_match(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape", "surrogatepass").decode()
+def _cells(character: str) -> int:
+    """Return the most cells that a terminal may give a character."""
+    if character.isascii():
+        return 1
+    narrow = unicodedata.east_asian_width(character) in ("Na", "N", "H")
+    return 1 if narrow and unicodedata.category(character) != "So" else 2
+
+
+def barred(text: str, width: int) -> list[str]:
+    """Wrap a text behind a bar. Whatever it says, it can't imitate what stands outside the bar."""
+    return [f"  │ {line}" for line in wrap(text, width - 5)]
+
+
+def format_rows(
+    rows: Sequence[Row], width: int, *, whole: bool = False, more: str = "v to view all"
+) -> list[str]:
+    """Format rows as lines behind a bar, with names on the left. `whole` unfolds long values, else `more` says how.
+
+    A `├` marks the line of a name and a `└` what is folded. A value can draw neither in their column.
+    """
+    column = max((len(row.name) for row in rows), default=0)
+    beside = column <= min(NAME_CELLS, width // 4) and all(row.name.isascii() for row in rows)
+    indent = " " * (column + 2) if beside else ""
+    lines: list[str] = []
+    for row in rows:
+        value = list(wrap(row.whole if whole else row.text, width - 5 - len(indent)))
+        if beside:
+            lines.append(f"  ├ {row.name:<{column}}  {value.pop(0)}")
+        else:
+            first, *others = wrap(row.name, width - 7)
+            lines += [f"  ├ {first}", *(f"  ├   {line}" for line in others)]
+        lines += [f"  │ {indent}{line}" for line in value]
+        if row.folded and not whole:
+            lines += _folded(f"{row.folded:,} more characters, {more}", width)
+    return lines
+
+
+def _folded(words: str, width: int) -> list[str]:
+    return [f"  └ {line}" for line in wrap(words, width - 5)]
 
 
 def compact(value: Any) -> str:
@@ -131,12 +180,9 @@ class Styler:
             return text
         return f"\x1b[{';'.join(_CODES[style] for style in styles)}m{text}\x1b[0m"
 
-    def diff(self, lines: list[str]) -> list[str]:
-        """Colour the lines of a unified diff: added lines green, removed lines red."""
-        return [self(line, *_diff_style(line)) for line in lines]
 
-
-def _diff_style(line: str) -> tuple[Style, ...]:
+def diff_style(line: str) -> tuple[Style, ...]:
+    """Return the styles of a line of a unified diff: added lines are green, removed lines red."""
     if line.startswith(("diff --git", "+++ ", "--- ")):
         return ("bold",)
     if line.startswith("@@"):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from handrail.errors import FileError
+from handrail.rendering import exact, exact_line
 from handrail.resources.layer import Content, Node, loaded
 from handrail.resources.line_diff import unified_diff
 from handrail.resources.paths import ancestors
@@ -14,9 +14,6 @@ from handrail.resources.startup_files import run_by
 
 MAX_SIZE, MAX_LINES = 1024 * 1024, 20_000
 """Maximum bytes and lines of a file whose content is shown; for a larger file only its size is shown."""
-
-_UNSEEN = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""Characters that are invisible or would move the text around them. They are written as escapes."""
 
 Mode = Callable[[Node], int | None]
 Data = bytes | Content | None
@@ -97,9 +94,9 @@ def _content(old: str, new: str, base: Node, node: Node) -> Iterator[str]:
         return
     for line in unified_diff(before, after, old, new):
         if line.endswith("\n"):
-            yield _visible(line[:-1])
+            yield exact(line[:-1], tabs=True)
         else:
-            yield _visible(line)
+            yield exact(line, tabs=True)
             yield "\\ No newline at end of file"
 
 
@@ -141,10 +138,5 @@ def _said(path: str) -> str:
 
     It is quoted if it is not plain, so that it can't be mistaken for a line of the diff.
     """
-    plain = path.encode("utf-8", "surrogateescape").decode(errors="backslashreplace")
-    shown = _visible(plain).replace("\t", "\\t")
+    shown = exact_line(path)
     return shown if shown == path else f'"{shown}"'
-
-
-def _visible(text: str) -> str:
-    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -83,11 +83,12 @@ class Schema(Generic[T]):
         try:
             value = self._validate(data, strict=True, extra="forbid")
         except pydantic_core.ValidationError as error:
-            found = problems_of(error.errors(include_url=False), data, self.json_schema)
+            found = problems_of(error.errors(include_url=False), data, self.json_schema, self.secret)
             problems = [Problem(where, what) for where, what in found]
         except Exception as error:
             # The user's validator or `__post_init__` raised an error that pydantic does not catch.
-            problems.append(Problem("", f"refused by the type itself: {type(error).__name__}: {error}"))
+            why = "" if self.secret else f": {error}"
+            problems.append(Problem("", f"refused by the type itself: {type(error).__name__}{why}"))
         if suspect:
             said = {problem.where for problem in problems}
             problems += [one for one in _infinities_in(data, self.json_schema) if one.where not in said]

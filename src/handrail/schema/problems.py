@@ -48,9 +48,12 @@ def location_of(location: Location) -> str:
 
 
 def problems_of(
-    errors: Iterable[Mapping[str, Any]], data: str | bytes, schema: Mapping[str, Any]
+    errors: Iterable[Mapping[str, Any]], data: str | bytes, schema: Mapping[str, Any], secret: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Yield every error as *(where, what to do)*, without repeats. Of very many, the first are enough to act on."""
+    """Yield every error as *(where, what to do)*, without repeats. Of very many, the first are enough to act on.
+
+    With `secret`, nothing that was sent is repeated: a model may put a secret into the wrong argument.
+    """
     try:
         sent: Any = pydantic_core.from_json(data)
     except (ValueError, TypeError):
@@ -61,7 +64,7 @@ def problems_of(
         where = location_of(location)
         if _PLAIN_FORM.match(form):
             where = f"{where} (as {form})".lstrip()
-        problem = (where, _what(error, location, form, schema))
+        problem = (where, _what(error, location, form, schema, secret))
         if problem not in seen:
             seen.add(problem)
             yield problem
@@ -90,6 +93,8 @@ def _real_location(error: Mapping[str, Any], sent: Any) -> tuple[Location, str]:
 
 _KEY = "[key]"
 """The part that pydantic adds to the location of a key that is itself wrong."""
+
+_WITHHELD = "not accepted. Why is not said here, since it could repeat a secret"
 
 _EXPECTED = {
     "string_type": "text",
@@ -140,10 +145,12 @@ _LENGTHS = {
 }
 
 
-def _what(error: Mapping[str, Any], location: Location, form: str, schema: Mapping[str, Any]) -> str:
+def _what(
+    error: Mapping[str, Any], location: Location, form: str, schema: Mapping[str, Any], secret: bool
+) -> str:
     kind = cast(str, error["type"])
     context = cast("dict[str, Any]", error.get("ctx") or {})
-    got = "" if _is_secret(location, schema) else f", got {_shown(error['input'])}"
+    got = "" if secret else f", got {_shown(error['input'])}"
     if kind == "missing":
         return "required, and missing"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
@@ -167,10 +174,12 @@ def _what(error: Mapping[str, Any], location: Location, form: str, schema: Mappi
         return f"must match the pattern {context['pattern']}{got}"
     if kind in ("literal_error", "enum"):
         return f"must be one of {context['expected']}{got}"
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return _tag(location, context, schema, secret)
+    if secret:  # the words of a validator, and of pydantic for the rest, may repeat what was sent
+        return _WITHHELD
     if kind in ("value_error", "assertion_error"):
         return f"{context['error']}" + ("" if isinstance(error["input"], Mapping) else got)
-    if kind in ("union_tag_invalid", "union_tag_not_found"):
-        return _tag(location, context, schema)
     return f"{cast(str, error['msg'])[:1].lower()}{cast(str, error['msg'])[1:]}{got}"
 
 
@@ -184,7 +193,7 @@ def _counted(count: int, value: Any) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _tag(location: Location, context: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+def _tag(location: Location, context: Mapping[str, Any], schema: Mapping[str, Any], secret: bool) -> str:
     """Describe what is wrong with a discriminator that is missing or unknown."""
     known = context.get("expected_tags")
     if known is None:
@@ -194,7 +203,7 @@ def _tag(location: Location, context: Mapping[str, Any], schema: Mapping[str, An
     if name.endswith("()"):  # a function determines the tag, so there is no field to name
         return f"must be one of the forms {known}" if known else "must be one of the known forms"
     if "tag" in context:
-        return f"its {name} must be one of {known}, got {context['tag']!r}"
+        return f"its {name} must be one of {known}" + ("" if secret else f", got {context['tag']!r}")
     return f"its {name} is required, and must be one of {known}"
 
 
@@ -236,11 +245,6 @@ def _shown(value: Any) -> str:
 
 
 # --- lookups in a JSON Schema --------------------------------------------------------------------
-
-
-def _is_secret(location: Location, schema: Mapping[str, Any]) -> bool:
-    """Return whether the value at this place may be, or contain, a secret."""
-    return any(_asks_for_secrets(part, schema, set()) for part in schemas_at(schema, location))
 
 
 def asks_for_secrets(part: Mapping[str, Any], root: Mapping[str, Any]) -> bool:

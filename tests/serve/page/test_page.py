@@ -334,6 +334,7 @@ def test_a_change_is_denied_by_keys_with_a_reason(page: Page, desk: Desk):
     )
     page.keyboard.press("Alt+q")
     expect(question(page, "Approval of edit_file")).to_be_focused()
+    expect(question(page, "Approval of edit_file")).to_have_class(re.compile("ready"))
     page.keyboard.press("r")
     page.get_by_label("Reason (the model sees it)").fill("days are written small here")
     page.keyboard.press("Enter")

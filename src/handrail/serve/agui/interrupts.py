@@ -27,6 +27,7 @@ from handrail.question import Question
 from handrail.schema import to_json
 from handrail.schema.foreign import check_foreign
 from handrail.schema.misfits import misfits
+from handrail.schema.problems import asks_for_secrets
 from handrail.serve.agui.wire_events import Event, dump, plain_json
 from handrail.tools import Tool, ToolResult
 
@@ -35,8 +36,9 @@ FRONTEND_TOOL = "frontend_tool"
 
 
 def question_json(question: Question) -> dict[str, Any]:
-    """Return a question in the form the page reads."""
+    """Return a question in the form the page reads. `rows` is the payload as it is shown."""
     shown: dict[str, Any] = plain_json(msgspec.to_builtins(question))
+    shown["rows"] = msgspec.to_builtins(question.rows)
     del shown["principal"], shown["decision_keys"]
     return shown
 
@@ -152,7 +154,8 @@ class FrontendTool(Tool[Any, Any]):
                 raise ToolValidationError(f"the arguments are not valid JSON: {error}") from None
         if not isinstance(value, dict):
             raise ToolValidationError("the arguments are not a JSON object. Send one: {...}.")
-        wrong = misfits(self.json_schema, cast("object", value))
+        secret = asks_for_secrets(self.json_schema, self.json_schema)
+        wrong = misfits(self.json_schema, cast("object", value), secret=secret)
         if wrong:
             raise ToolValidationError("; ".join(map(str, wrong)))
         return cast("dict[str, Any]", value)

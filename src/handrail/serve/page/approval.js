@@ -1,12 +1,12 @@
 // An approval: what the call would do, why it needs approval, and the choices, each with a key.
 
-import { Values } from "./arguments.js";
 import { Diff } from "./changes.js";
 import { Icon } from "./icons.js";
+import { Rows } from "./rows.js";
 import { html, useEffect, useRef, useState } from "./vendor/standalone.js";
 
-export function Approval({ question, give, busy, keys, inCard }) {
-  const { tool, arguments: given, reason, scopes, diff } = question.payload ?? {};
+export function Approval({ question, give, busy, keys }) {
+  const { tool, reason, scopes, diff } = question.payload ?? {};
   const [reasoning, setReasoning] = useState(false);
   const allow = (more) => give({ outcome: "answered", value: { approved: true, ...more } });
   const deny = (why) => give({ outcome: "answered", value: { approved: false, ...(why ? { reason: why } : {}) } });
@@ -33,9 +33,10 @@ export function Approval({ question, give, busy, keys, inCard }) {
   };
   return html`<div class="approval-body">
     <h3><${Icon} name="shield" /> Allow <code>${tool ?? question.name}</code>?</h3>
-    ${(reason || question.message) && html`<p class="why">${reason || question.message}</p>`}
-    ${given && typeof given === "object" && !diff && !inCard && html`<${Values} value=${given} />`}
+    ${(question.message || reason) && html`<p class="why"><bdi>${question.message || reason}</bdi></p>`}
+    <${Rows} rows=${question.rows} />
     ${diff && html`<${Diff} diff=${diff} />`}
+    <p class="digest soft">digest <code>${question.digest.slice(0, 16)}</code></p>
     ${others.length
       ? html`<p class="others" role="status"><${Icon} name="waiting" /> ${waitingFor(others, question.votes ?? [])}</p>`
       : reasoning

@@ -1,7 +1,7 @@
-// The arguments of a call as names and values, also while they are being written.
+// The arguments of a call as the model writes them: names and values. What a person approves is shown by rows.js.
 
 import { drawnFor } from "./hooks.js";
-import { partial } from "./partial.js";
+import { exactly, partial, visible } from "./partial.js";
 import { html } from "./vendor/standalone.js";
 
 export const Arguments = drawnFor(
@@ -9,28 +9,24 @@ export const Arguments = drawnFor(
   ({ text, writing }) => {
     const value = partial(text || "{}");
     if (value === undefined || value === null || typeof value !== "object" || Array.isArray(value)) {
-      return text ? html`<pre class="raw">${text}</pre>` : null;
+      return text ? html`<pre class="raw">${visible(text)}</pre>` : null;
     }
     return html`<${Values} value=${value} writing=${writing} />`;
   },
 );
 
 /** An object as names and values. Long values scroll. */
-export function Values({ value, writing = false }) {
+function Values({ value, writing = false }) {
   const pairs = Object.entries(value);
   if (!pairs.length) return null;
   return html`<dl class=${`values${writing ? " writing" : ""}`}>
     ${pairs.map(
       ([name, each]) => html`<div key=${name}>
-        <dt>${name}</dt>
-        <dd class=${typeof each}>${said(each)}</dd>
+        <dt>${visible(name)}</dt>
+        <dd class=${typeof each} tabindex=${isTall(each) ? 0 : undefined}>${visible(exactly(each))}</dd>
       </div>`,
     )}
   </dl>`;
 }
 
-function said(value) {
-  if (typeof value === "string") return value;
-  const flat = JSON.stringify(value);
-  return flat.length > 60 && typeof value === "object" ? JSON.stringify(value, null, 2) : flat;
-}
+const isTall = (value) => typeof value === "string" && value.length > 500;

@@ -26,7 +26,7 @@ export function ChatPane({ about, conversation, say }) {
         ${phase === "broken" && html`<${Broken} problem=${conversation.problem} again=${() => conversation.open()} />`}
         ${phase === "new" && html`<${Welcome} about=${about} />`}
         <${Entries} scope="" view=${view} conversation=${conversation} />
-        ${questionsOf(view, null).map((question) => html`<${Question} key=${question.id} question=${question} conversation=${conversation} />`)}
+        ${questionsOf(view, null).map((question) => html`<${Question} key=${`${question.id} ${question.digest}`} question=${question} conversation=${conversation} />`)}
         <${Thinking} view=${view} />
       </div>
     </div>

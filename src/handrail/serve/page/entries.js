@@ -8,17 +8,35 @@ import { Icon } from "./icons.js";
 import { Markdown } from "./markdown.js";
 import { Closed, Question } from "./question.js";
 import { agentsOf, isAsked, isOver, questionsOf } from "./store.js";
-import { html, useState } from "./vendor/standalone.js";
+import { Component, html, useState } from "./vendor/standalone.js";
 import { count, dollars, duration, many, STATUS } from "./words.js";
 
 export function Entries({ scope, view, conversation }) {
-  return (view.entries[scope] ?? []).map(({ kind, id }) => {
-    if (kind === "call") return html`<${Card} key=${id} id=${id} view=${view} conversation=${conversation} />`;
-    if (kind === "agent") return html`<${Agent} key=${id} agent=${view.agents[id]} view=${view} conversation=${conversation} />`;
-    if (kind === "note") return html`<${Note} key=${id} note=${view.notes[id]} />`;
-    if (kind === "activity") return html`<${Activity} key=${id} activity=${view.activities[id]} />`;
-    return html`<${Message} key=${id} kind=${kind} message=${view.messages[id]} />`;
-  });
+  return (view.entries[scope] ?? []).map(({ kind, id }) => html`<${Guarded} key=${id}><${Entry} kind=${kind} id=${id} view=${view} conversation=${conversation} /><//>`);
+}
+
+function Entry({ kind, id, view, conversation }) {
+  if (kind === "call") return html`<${Card} id=${id} view=${view} conversation=${conversation} />`;
+  if (kind === "agent") return html`<${Agent} agent=${view.agents[id]} view=${view} conversation=${conversation} />`;
+  if (kind === "note") return html`<${Note} note=${view.notes[id]} />`;
+  if (kind === "activity") return html`<${Activity} activity=${view.activities[id]} />`;
+  return html`<${Message} kind=${kind} message=${view.messages[id]} />`;
+}
+
+/** An entry that can't be drawn says so. The others, and the questions in them, are not affected. */
+class Guarded extends Component {
+  constructor() {
+    super();
+    this.state = { failed: false };
+  }
+
+  static getDerivedStateFromError() {
+    return { failed: true };
+  }
+
+  render({ children }, { failed }) {
+    return failed ? html`<p class="note failed" role="alert">This part can't be shown here.</p>` : children;
+  }
 }
 
 const Message = drawnFor(
@@ -62,6 +80,7 @@ const Card = drawnFor(
     const agents = agentsOf(view, id);
     const questions = questionsOf(view, id);
     const status = statusOf(call, questions);
+    const isShown = questions.some((question) => question.kind === "approval" && question.call_id === id); // with its arguments
     return html`<section class=${`card ${status.replace(" ", "-")}`} role="group" aria-label=${`${call.name}, ${STATUS[status] ?? status}`}>
       <div class="card-head">
         <span class=${`status ${status.replace(" ", "-")}`}><${Icon} name=${status} /><span>${STATUS[status] ?? status}</span></span>
@@ -69,13 +88,13 @@ const Card = drawnFor(
         ${facts.undone && html`<span class="undone"><${Icon} name="undo" /> undone</span>`}
         <${Facts} facts=${facts} status=${status} />
       </div>
-      <${Arguments} text=${call.arguments ?? ""} writing=${Boolean(call.writing)} />
+      ${!isShown && html`<${Arguments} text=${call.arguments ?? ""} writing=${Boolean(call.writing)} />`}
       <${Progress} activity=${isOver(facts.status) ? null : view.activities[`progress-${id}`]} tool=${call.name} />
       ${agents.length > 0 &&
       html`<div class="agents" role="group" aria-label=${`Agents of ${call.name}`}>
         ${agents.map((agent) => html`<${Agent} key=${agent.id} agent=${agent} view=${view} conversation=${conversation} />`)}
       </div>`}
-      ${questions.map((question) => html`<${Question} key=${question.id} question=${question} conversation=${conversation} inCard />`)}
+      ${questions.map((question) => html`<${Question} key=${`${question.id} ${question.digest}`} question=${question} conversation=${conversation} />`)}
       ${closedOf(view, id).map((closed) => html`<${Closed} key=${closed.question.id} closed=${closed} />`)}
       ${call.result !== undefined && html`<${Result} text=${call.result} status=${status} />`}
       ${facts.rolled_back && html`<${RolledBack} told=${facts.rolled_back} />`}

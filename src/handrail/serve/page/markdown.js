@@ -2,6 +2,7 @@
 // that only the block being written is rendered again and a selection elsewhere survives.
 
 import { drawnFor } from "./hooks.js";
+import { isTooMuch } from "./limits.js";
 import purify from "./vendor/dompurify.js";
 import { Marked } from "./vendor/marked.js";
 import { html, useState } from "./vendor/standalone.js";
@@ -46,11 +47,31 @@ export function safe(unsafe) {
   return purify.sanitize(unsafe, ALLOWED);
 }
 
-/** Rendered Markdown. */
+/** The blocks of a text, or null if it can't be rendered: it is beyond the limits, or the parser fails on it. */
+function blocksOf(text) {
+  if (isTooMuch(text)) return null;
+  try {
+    return marked.lexer(text).filter((token) => token.type !== "space");
+  } catch {
+    return null;
+  }
+}
+
+/** The HTML of a block, or its text if the parser fails on it. */
+function rendered(block) {
+  try {
+    return safe(marked.parser([block]));
+  } catch {
+    return `<pre class="unrendered">${escaped(block.raw)}</pre>`;
+  }
+}
+
+/** Rendered Markdown. Text that is too large or too deep is shown as it was written. */
 export const Markdown = drawnFor(
   ({ text }) => [text],
   ({ text }) => {
-    const blocks = marked.lexer(text).filter((token) => token.type !== "space");
+    const blocks = blocksOf(text);
+    if (!blocks) return html`<div class="prose"><pre class="unrendered">${text}</pre></div>`;
     return html`<div class="prose">
       ${blocks.map((block, place) =>
         block.type === "code"
@@ -63,7 +84,7 @@ export const Markdown = drawnFor(
 
 const Block = drawnFor(
   ({ raw }) => [raw],
-  ({ block }) => html`<div class="block" dangerouslySetInnerHTML=${{ __html: safe(marked.parser([block])) }}></div>`,
+  ({ block }) => html`<div class="block" dangerouslySetInnerHTML=${{ __html: rendered(block) }}></div>`,
 );
 
 const Code = drawnFor(

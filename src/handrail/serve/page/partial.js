@@ -1,7 +1,12 @@
-// A parser for JSON that is still being written.
+// A parser for JSON that is still being written. Numbers that JavaScript would round keep their digits.
 
-/** The value of a truncated JSON text so far, or undefined. */
-export function partial(text) {
+// Marks a number that is kept as text. Nobody else knows it, so no text can pretend to be a number.
+const NUMBER = `number ${crypto.getRandomValues(new Uint32Array(4)).join(" ")} `;
+const STRINGS_AND_NUMBERS = /"(?:[^"\\]|\\[^])*(?:"|$)|-?\d[\d.eE+-]*/g;
+
+/** The value of a truncated JSON text so far, or undefined. Numbers that would be rounded are written by `exactly`. */
+export function partial(written) {
+  const text = written.replace(STRINGS_AND_NUMBERS, (token) => (token[0] === '"' || String(Number(token)) === token ? token : JSON.stringify(NUMBER + token)));
   try {
     return JSON.parse(text);
   } catch {
@@ -53,4 +58,23 @@ function withoutTail(text) {
     else if (character === "{" || character === "[") end = place + 1;
   }
   return text.slice(0, end);
+}
+
+/** A parsed value as text, with every number as it was written. */
+export function exactly(value) {
+  if (typeof value === "string") return value.startsWith(NUMBER) ? value.slice(NUMBER.length) : value;
+  const flat = JSON.stringify(value);
+  const text = flat.length > 60 && typeof value === "object" ? JSON.stringify(value, null, 2) : flat;
+  return text.replaceAll(new RegExp(`"${NUMBER}([^"]*)"`, "g"), "$1");
+}
+
+const HIDDEN = /(?![\n\t\ufe0f])[\p{Cc}\p{Cf}\p{Cn}\p{Co}\p{Cs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u2800]/gu;
+
+/** The text with every character that is invisible or turns the direction of text as an escape. */
+export function visible(text) {
+  return text.replace(HIDDEN, (character) => {
+    const number = character.codePointAt(0);
+    const [letter, digits] = number < 0x100 ? ["x", 2] : number < 0x10000 ? ["u", 4] : ["U", 8];
+    return `\\${letter}${number.toString(16).padStart(digits, "0")}`;
+  });
 }

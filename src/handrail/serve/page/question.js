@@ -1,14 +1,15 @@
 // An open question, shown where it was asked. Each is answered separately.
 
 import { Approval } from "./approval.js";
-import { Values } from "./arguments.js";
 import { Icon } from "./icons.js";
-import { Markdown } from "./markdown.js";
 import { QuestionForm, rendererFor } from "./renderers.js";
-import { html, useRef, useState } from "./vendor/standalone.js";
+import { Rows } from "./rows.js";
+import { html, useEffect, useRef, useState } from "./vendor/standalone.js";
 
 // Unsent input, by question. It outlives the component, so that answering one question leaves the others alone.
 const drafts = new Map();
+
+const PAUSE = 400; // Milliseconds in which a question that was just shown or focused takes no click or key.
 
 /** Scroll to the next open question and focus it. */
 export function toQuestion() {
@@ -27,11 +28,17 @@ function goOn(gone) {
   (others[0] ?? document.getElementById("composer"))?.focus({ preventScroll: others.length === 0 });
 }
 
-export function Question({ question, conversation, inCard = false }) {
+export function Question({ question, conversation }) {
   const [busy, setBusy] = useState(false);
   const [problem, setProblem] = useState(null);
   const group = useRef(null);
   const keys = useRef(null); // Keyboard shortcuts, active while the focus is inside the question.
+  // A key that is held or pressed right when the focus comes in, or the second half of a double click, was meant for
+  // something else.
+  const [focused, setFocused] = useState(0);
+  const since = useRef(0);
+  const shown = usePause(0);
+  const ready = usePause(focused);
   const give = async (given) => {
     const here = group.current.contains(document.activeElement);
     setBusy(true);
@@ -52,21 +59,35 @@ export function Question({ question, conversation, inCard = false }) {
   const Body = question.kind === "approval" ? Approval : Asked;
   const label = question.kind === "approval" ? `Approval of ${question.payload?.tool ?? question.name}` : `Question: ${question.message || question.name}`;
   return html`<section
-    class=${`question ${question.kind}${busy ? " busy" : ""}`}
+    class=${`question ${question.kind}${busy ? " busy" : ""}${ready ? " ready" : ""}`}
     role="group"
     aria-label=${label}
     aria-busy=${busy ? "true" : undefined}
     tabindex="-1"
     data-question=${question.id}
     ref=${group}
-    onKeyDown=${(event) => keys.current?.(event)}
+    onfocusin=${(event) => group.current.contains(event.relatedTarget) || setFocused((since.current = performance.now()))}
+    onKeyDown=${(event) => {
+      if (event.repeat) return event.target.closest("button") && event.preventDefault();
+      return ready && performance.now() - since.current >= PAUSE && keys.current?.(event);
+    }}
   >
     <p class="unseen" role="alert">${label}</p>
     ${question.asked_by?.length > 1 && html`<p class="asked-by soft">asked by ${question.asked_by.join(" › ")}</p>`}
     <${Expiry} at=${question.expires_at} />
-    <${Body} question=${question} give=${give} busy=${busy} draft=${draft} fields=${problem?.fields ?? []} keys=${keys} inCard=${inCard} />
+    <${Body} question=${question} give=${give} busy=${busy || (question.kind === "approval" && !shown)} draft=${draft} fields=${problem?.fields ?? []} keys=${keys} />
     ${problem && html`<p class="problem" role="alert">${problem.message}</p>`}
   </section>`;
+}
+
+/** Whether some time has passed since the last change. */
+function usePause(change) {
+  const [over, setOver] = useState(null);
+  useEffect(() => {
+    const timer = setTimeout(() => setOver(change), PAUSE);
+    return () => clearTimeout(timer);
+  }, [change]);
+  return over === change;
 }
 
 function Expiry({ at }) {
@@ -79,11 +100,9 @@ function Expiry({ at }) {
 function Asked({ question, give, busy, draft, fields }) {
   const own = rendererFor(question.name);
   const Renderer = own ?? QuestionForm;
-  const payload = question.payload;
-  const plain = payload && typeof payload === "object" && !Array.isArray(payload) ? payload : payload ? { given: payload } : {};
   return html`<div class="asked">
-    <div class="asking"><${Icon} name="waiting" /><${Markdown} text=${question.message || question.name} /></div>
-    ${!own && html`<${Values} value=${plain} />`}
+    <div class="asking"><${Icon} name="waiting" /><p class="why"><bdi>${question.message || question.name}</bdi></p></div>
+    ${!own && html`<${Rows} rows=${question.rows} />`}
     <${Renderer}
       question=${question}
       submit=${(value) => give({ outcome: "answered", value })}

@@ -1,0 +1,185 @@
+"""Text that people are shown: every character of it can be seen.
+
+A person may approve only what they can read, so every environment shows the same rows, made here. A character
+that is invisible, looks like a space, controls a terminal or changes the direction of text is written as an
+escape, such as `\\u202e`. Numbers are exact. No two values have the same rows.
+
+Not covered: letters that look alike, such as a Cyrillic `а`, and letters that are written from right to left.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import msgspec
+
+FOLD_CHARACTERS = 600
+FOLD_LINES = 12
+"""Maximum characters and lines of a value that are shown before the rest is folded."""
+
+_MAX_MARKS = 3
+"""Maximum combining marks on one character. More of them would draw over the text around it."""
+
+# Unicode's "default ignorable" characters, except U+FE0F, which ends every other emoji.
+_INVISIBLE = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+_HIDDEN = re.compile(f"[{_INVISIBLE}]")
+_BREAK = re.compile("[\t\n]")
+
+_UNCLEAR_CATEGORIES = frozenset(["Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"])
+_IGNORABLE = re.compile(f"[{_INVISIBLE}\ufe0f]")
+_BLANK = frozenset("\u2800\U00013441\U00013442\U00016fe4\U0001d159")
+"""Visible by their category, but drawn as nothing."""
+
+_UNCLEAR_ASCII = re.compile("[\x00-\x09\x0b-\x1f\x7f]")
+_UNCLEAR_ASCII_BUT_TABS = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
+_IMITATED = re.compile(r"\\(?=x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})")
+_SCALAR = re.compile("-?[0-9][0-9.eE+-]*|true|false|null|NaN|-?Infinity")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+class Row(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A name and its value as text. If the value is long, `text` is its beginning and `rest` is folded."""
+
+    name: str
+    text: str
+    rest: str = ""
+    folded: int = 0
+    """The number of characters in `rest`."""
+
+    @property
+    def whole(self) -> str:
+        """The value, unfolded."""
+        return self.text + self.rest
+
+
+def escape(text: str) -> str:
+    """Escape invisible characters in running text, except line breaks and tabs."""
+    return _HIDDEN.sub(_escape_match, text.replace("\r\n", "\n"))
+
+
+def escape_line(text: str, limit: int | None = None) -> str:
+    """Escape text into a single line, cut to at most `limit` characters."""
+    line = _BREAK.sub(_escape_match, escape(text))
+    return line if limit is None or len(line) <= limit else f"{line[: max(limit - 1, 0)]}…"
+
+
+def exact(text: str, *, tabs: bool = False) -> str:
+    """Write a text so that every character can be seen and no two texts look the same. Line breaks are kept.
+
+    A backslash that would make the text look like an escape is itself escaped. With `tabs`, tabs are kept too,
+    since a diff of indented code could not be read otherwise.
+    """
+    return visible(_IMITATED.sub(r"\\x5c", text), tabs=tabs)
+
+
+def visible(text: str, *, tabs: bool = False) -> str:
+    """Write a text so that every character can be seen, but keep backslashes. Doing it again changes nothing."""
+    clear = (_UNCLEAR_ASCII_BUT_TABS if tabs else _UNCLEAR_ASCII).sub(lambda found: _number(found[0]), text)
+    if clear.isascii():
+        return clear
+    escapes = {ord(each): _number(each) for each in set(clear) if _is_unclear(each)}
+    clear = clear.translate(escapes) if escapes else clear
+    return "".join(_escape_marks(clear)) if any(map(_is_mark, set(clear))) else clear
+
+
+def exact_line(text: str) -> str:
+    """Write a text on one line, as `exact` does. Line breaks are escaped."""
+    return exact(text).replace("\n", r"\x0a")
+
+
+def rows_of(values: Mapping[str, Any]) -> tuple[Row, ...]:
+    """Return the rows of named JSON values, each folded if it is long."""
+    return tuple([_fold(_written_name(str(name)), _written(value)) for name, value in values.items()])
+
+
+def _written_name(name: str) -> str:
+    """Quote a name that is not a plain word, so that it can't be taken for a name and the start of a value."""
+    return name if _PLAIN_NAME.fullmatch(name) else exact_line(_quoted(name))
+
+
+def _written(value: Any) -> str:
+    """Write a JSON value. A string has no quotes, unless it could then be taken for something else."""
+    if isinstance(value, str) and not _needs_quotes(value):
+        text = exact(value)
+        first = _number(text[0]) if text[0] in " \n" else text[0]  # the ends of a text would not be seen
+        last = _number(text[-1]) if text[-1] in " \n" else text[-1]
+        return f"{first}{text[1:-1]}{last}" if len(text) > 1 else first
+    return exact("".join(_json(value, "\n")))
+
+
+def _needs_quotes(text: str) -> bool:
+    """Return whether a string must be quoted: it is empty, or could be read as JSON."""
+    return not text or text.lstrip()[:1] in ('"', "{", "[") or bool(_SCALAR.fullmatch(text.strip()))
+
+
+def _json(value: Any, line: str) -> Iterator[str]:
+    """Write JSON over several lines. In strings, only quotes, backslashes and line breaks are escaped, as JSON does."""
+    if isinstance(value, dict) and value:
+        named, before = cast("dict[str, Any]", value), "{"
+        for name, each in named.items():
+            yield f"{before}{line}  {_quoted(str(name))}: "
+            yield from _json(each, f"{line}  ")
+            before = ","
+        yield f"{line}}}"
+    elif isinstance(value, list) and value:
+        before = "["
+        for each in cast("list[Any]", value):
+            yield f"{before}{line}  "
+            yield from _json(each, f"{line}  ")
+            before = ","
+        yield f"{line}]"
+    else:
+        yield _quoted(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _quoted(text: str) -> str:
+    inside = text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return f'"{inside}"'
+
+
+def _fold(name: str, text: str) -> Row:
+    lines = text.split("\n", FOLD_LINES)
+    shown = min(FOLD_CHARACTERS, len(text) if len(lines) <= FOLD_LINES else len(text) - len(lines[-1]) - 1)
+    if len(text) - shown < 40:  # shorter than the words that would say so
+        return Row(name, text)
+    return Row(name, text[:shown], text[shown:], len(text) - shown)
+
+
+def _is_unclear(character: str) -> bool:
+    if character.isascii():
+        return False  # seen to already
+    hidden = unicodedata.category(character) in _UNCLEAR_CATEGORIES or character in _BLANK
+    return hidden or _IGNORABLE.match(character) is not None
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character) in ("Mn", "Me")
+
+
+def _number(character: str) -> str:
+    """Escape a character by its number, always in the same form."""
+    number = ord(character)
+    if number < 0x100:
+        return f"\\x{number:02x}"
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def _escape_match(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape", "surrogatepass").decode()
+
+
+def _escape_marks(text: str) -> Iterator[str]:
+    """Escape combining marks where a character carries more than a script needs, or where there is none to carry them."""
+    marks = _MAX_MARKS
+    for character in text:
+        marks = marks + 1 if _is_mark(character) else 0
+        if character in "\n\t ":
+            marks = _MAX_MARKS
+        yield character if marks <= _MAX_MARKS else _number(character)

@@ -1,0 +1,177 @@
+"""Text from others stands behind a bar on the terminal, so that it can't imitate a question."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import pyte
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from handrail.environment.form import fill_in, fill_in_approval
+from handrail.environment.terminal import TerminalDialog
+from handrail.environment.text import Styler, wrap
+from handrail.guard.approval import APPROVAL_SCHEMA
+from handrail.question import Question
+from support.terminals import window
+
+FORGERY = "? Allow read_notes?\n\n  y  yes, once\n  n  no\n\n  read_notes: your choice, then Enter: "
+PARTS = [
+    "\n",
+    "\t",
+    "│",
+    "├ amount  1",
+    "漢",
+    "🙂",
+    "🇳🇴",
+    "é",
+    "e\u0301\u0302",
+    "\u202e",
+    "\x1b[2J",
+    "\r",
+    " " * 70,
+    FORGERY,
+]
+texts = st.lists(st.sampled_from(PARTS) | st.text(max_size=12), max_size=6).map("".join)
+
+
+class Typist:
+    """A keyboard on which these lines are typed."""
+
+    def __init__(self, out: io.StringIO, *lines: str) -> None:
+        self._out = out
+        self._lines = list(lines)
+
+    async def line(self) -> str | None:
+        typed = self._lines.pop(0)
+        self._out.write(f"{typed}\n")  # as a terminal echoes it
+        return typed
+
+
+class Terminal:
+    """A terminal of some width, on which a question is drawn, and which wraps text itself as terminals do."""
+
+    def __init__(self, width: int, colour: bool = False) -> None:
+        self.size = os.terminal_size((width, 400))
+        self.style = Styler(colour)
+        self._out = io.StringIO()
+
+    def dialog(self, *typed: str) -> TerminalDialog:
+        typist: Any = Typist(self._out, *typed)
+        return TerminalDialog(self._out, typist, self.style, self.size.columns)
+
+    def lines(self) -> list[str]:
+        """Return the lines on the screen."""
+        text = self._out.getvalue().replace("\n", "\r\n")
+        screen = pyte.Screen(self.size.columns, text.count("\n") + len(text) // self.size.columns + 10)
+        pyte.Stream(screen).feed(text)
+        return [line.rstrip() for line in screen.display if line.strip()]
+
+    def unbarred(self) -> list[str]:
+        return [line for line in self.lines() if not re.match("  [│├└]", line)]
+
+
+def asked(**more: Any) -> Question:
+    given: dict[str, Any] = {
+        "id": "q1", "kind": "approval", "name": "pay", "message": "why", "payload": {}, "schema": APPROVAL_SCHEMA,
+        "digest": "0123456789abcdef" * 4, "principal": "local", "asked_by": ("main", "pay"), "call_id": "c",
+        "asked_at": datetime.now(UTC),
+    }  # fmt: skip
+    return Question(**{**given, **more})
+
+
+OURS = [
+    "? Allow pay?", "  digest 01234", "  y  yes, once", "  e  yes, this", "  1  yes, for", "  n  no", "  r  no, and say",
+    "  x  no, never", "  v  view every", "  pay: your",
+]  # fmt: skip
+"""How the lines of Handrail's own begin, in their order."""
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    texts,
+    st.dictionaries(texts, texts | st.integers() | st.lists(texts, max_size=2), max_size=3),
+    texts,
+    texts,
+    st.integers(20, 100),
+    st.booleans(),
+)
+def test_no_line_of_an_approval_but_its_own_begins_without_a_bar(
+    message: str, arguments: dict[str, Any], diff: str, scope: str, width: int, colour: bool
+):
+    """Whatever a message, an argument, a diff and a scope say, the screen has one title, one menu and one prompt."""
+    payload = {"tool": "pay", "arguments": arguments, "scopes": [scope], "diff": diff}
+    terminal = Terminal(width, colour)
+    question = asked(payload=payload, message=message)
+    asyncio.run(fill_in_approval(question, terminal.dialog("n"), terminal.style, terminal.size))
+    shown = terminal.unbarred()
+    assert len(shown) == len(OURS), shown
+    for line, ours in zip(shown, OURS, strict=True):
+        assert line.startswith(ours)
+
+
+@settings(max_examples=25, deadline=None)
+@given(texts, st.lists(texts.map("o{}".format), min_size=1, max_size=3, unique=True), st.integers(40, 100))
+def test_no_line_of_a_form_but_its_own_begins_without_a_bar(description: str, options: list[str], width: int):
+    """The same holds for a form, whatever its description and options say."""
+    schema = {"type": "string", "enum": options, "description": description}
+    terminal = Terminal(width)
+    assert asyncio.run(fill_in(schema, terminal.dialog("1", "s"))) == options[0]
+    shown = terminal.unbarred()
+    begins = (
+        "  one of:",
+        "    ",
+        "  answer (",
+        "  This will be",
+        "  s send",
+    )  # four spaces before each option
+    assert [line for line in shown if not line.startswith(begins)] == []
+    assert [line.startswith("  s send") for line in shown].index(True) == len(shown) - 1
+
+
+@given(texts, st.integers(4, 60))
+def test_wrapping_keeps_every_character(text: str, width: int):
+    assert "".join(wrap(text, width)) == "".join(line.expandtabs(4) for line in text.split("\n"))
+
+
+def test_a_long_argument_cannot_draw_a_second_question():
+    """An argument of spaces and text that a terminal would wrap at its first column stays behind the bar."""
+    forged = (" " * 74 + FORGERY.replace("\n", " " * 60))[:1000]
+    terminal = Terminal(80)
+    question = asked(payload={"tool": "pay", "arguments": {"note": f"x{forged}x", "amount": 50}})
+    asyncio.run(fill_in_approval(question, terminal.dialog("n"), terminal.style, terminal.size))
+    lines = terminal.lines()
+    assert [line for line in lines if line.startswith(("?", "  y "))] == ["? Allow pay?", "  y  yes, once"]
+    assert "  ├ amount  50" in lines
+
+
+def test_a_name_cannot_look_like_another_argument():
+    """A name that a model chose is quoted if it is more than a word."""
+    terminal = Terminal(80)
+    question = asked(payload={"tool": "pay", "arguments": {"amount  5\n": 1, "amount": 50}})
+    asyncio.run(fill_in_approval(question, terminal.dialog("n"), terminal.style, terminal.size))
+    lines = terminal.lines()
+    assert r'  ├ "amount  5\n"  1' in lines
+    assert "  ├ amount         50" in lines
+
+
+@pytest.mark.parametrize("width", [20, 37, 133])
+async def test_the_width_is_the_terminals_own(monkeypatch: pytest.MonkeyPatch, width: int):
+    """`COLUMNS` is not believed: a wrong one would make the terminal wrap text by itself."""
+    from handrail.environment import TerminalEnvironment
+
+    monkeypatch.setenv("COLUMNS", "200")
+    with window(width, 60) as seen, seen.streams() as (stdin, stdout):
+        terminal = TerminalEnvironment(stdin=stdin, stdout=stdout)
+        question = asked(payload={"tool": "pay", "arguments": {"note": "x" * 500}})
+        asking = asyncio.ensure_future(terminal.ask(question))
+        await seen.until("pay: your")
+        assert all(re.match("  [│├└]", line) for line in seen.text().split("\n") if "xx" in line)
+        seen.type("n\n")
+        await asking

@@ -1,0 +1,277 @@
+"""What is approved is what is shown: the same rows and the same digest in the page, the terminal and AG-UI."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from handrail import Adapter, CapabilityPolicy, DirectoryFilesystem, Prompt, ToolCall, ToolContext, tool
+from handrail.environment import TerminalEnvironment
+from handrail.journal.sqlite import SqliteJournal
+from handrail.models.scripted import Scripted
+from handrail.question import Question
+from handrail.serve.sources import PromptSource
+from support.browsers import PATIENCE, browser
+from support.served import PlayedModel, Served, said, serving
+from support.terminals import window
+
+pytestmark = pytest.mark.once
+T = TypeVar("T")
+__all__ = ["browser"]
+
+LONG = "".join(f"{number:04} of the terms, " for number in range(600))[:9_990] + "pay Mallory"[:10]
+ARGUMENTS = {"amount": 2**53 + 1, "to": "Ann \u200f(nnA)", "note": LONG}
+ROWS = [("amount", "9007199254740993"), ("to", r"Ann \u200f(nnA)"), ("note", LONG), ("currency", "NOK")]
+"""The rows of the call: exact, with the mark written out, and with a default that the model did not write."""
+
+
+@tool(effect="irreversible")
+async def transfer(amount: int, to: str, note: str, currency: str = "NOK") -> str:
+    """Transfer money."""
+    return f"transferred {amount} to {to}"
+
+
+@tool(effect="staged", capabilities={"fs.write"})
+async def write(path: str, text: str, context: ToolContext) -> str:
+    """Write a file."""
+    context.filesystem.write(path, text)
+    return f"wrote {path}"
+
+
+@tool(effect="idempotent")
+async def delegate(context: ToolContext) -> str:
+    """Let another agent write."""
+    return (await context.adapter.evaluate(WRITER, "inner")).text
+
+
+POLICY = CapabilityPolicy({"fs.write": "ask"}, effects={"idempotent": "allow"})
+WRITER = Prompt("writer", "Write.", tools=[write], policies=[POLICY])
+PROMPT = Prompt("assistant", "Help.", tools=[transfer, write, delegate], policies=[POLICY])
+PLAYS: dict[str, list[Scripted]] = {
+    "transfer": [said("", ToolCall("transfer", ARGUMENTS)), said("Done.")],
+    "twice": [
+        said(
+            "",
+            ToolCall("transfer", {**ARGUMENTS, "note": "1"}),
+            ToolCall("transfer", {**ARGUMENTS, "note": "2"}),
+        ),
+        said("Done."),
+    ],
+    "delegate": [said("", ToolCall("delegate", {})), said("Done.")],
+    "inner": [said("", ToolCall("write", {"path": "a.txt", "text": "hidden\u202eword\n"})), said("Written.")],
+}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Served]:
+    (tmp_path / "work").mkdir()
+    adapter = Adapter(PlayedModel(PLAYS), filesystem=DirectoryFilesystem(tmp_path / "work"))
+    with serving(tmp_path, source=PromptSource(PROMPT, adapter)) as served:
+        yield served
+
+
+@pytest.fixture
+def page(browser: Browser, server: Served) -> Iterator[Page]:
+    context = browser.new_context(viewport={"width": 1000, "height": 900}, reduced_motion="reduce")
+    context.set_default_timeout(PATIENCE)
+    server.sign_in(context)
+    page = context.new_page()
+    page.goto(server.url)
+    yield page
+    context.close()
+
+
+def say(page: Page, text: str) -> None:
+    page.get_by_label("Message", exact=True).fill(text)
+    page.locator(".composer").get_by_role("button", name="Send").click()
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in another thread, since playwright's event loop runs in this one."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(asyncio.run, work).result()
+
+
+def rows_of(question: Locator) -> list[tuple[str, str]]:
+    """Return the rows as a reader finds them: all text of each cell, without the line that counts what is folded."""
+    found: list[tuple[str, str]] = question.locator(".rows > div").evaluate_all(
+        "rows => rows.map((row) => [row.querySelector('dt').textContent,"
+        " [...row.querySelectorAll('dd bdi')].map((part) => part.textContent).join('')])"
+    )
+    return [(name, text) for name, text in found]
+
+
+def open_question(folder: Path) -> Question:
+    """Return the open question, as the journal has it and another process would read it."""
+    journal = SqliteJournal(folder / "runs.db")
+    try:
+        return run(_only_question(journal))
+    finally:
+        journal.close()
+
+
+async def _only_question(journal: SqliteJournal) -> Question:
+    from handrail import runs
+
+    (line,) = [line for line in await runs.list_runs(journal) if line.row.questions]
+    (question,) = await journal.questions.open(line.id)
+    return question
+
+
+def drawn(question: Question, columns: int) -> str:
+    """Return all text of a terminal on which the question was asked, viewed whole, and denied."""
+
+    async def ask() -> str:
+        with window(columns, 400) as seen, seen.streams() as (stdin, stdout):
+            asking = asyncio.ensure_future(TerminalEnvironment(stdin=stdin, stdout=stdout).ask(question))
+            await seen.until("your choice, then Enter:")
+            seen.type("v\n")
+            await seen.until("your choice, then Enter:", 2)
+            seen.type("n\n")
+            answer = await asking
+            assert (answer.value, answer.digest) == ({"approved": False}, question.digest)
+            return seen.text()
+
+    return run(ask())
+
+
+def pane_rows(pane: str, columns: int) -> list[tuple[str, str]]:
+    """Return the rows of the last view on a terminal: names begin at `├`, and their values continue at `│`."""
+    whole = pane[pane.index("your choice, then Enter: v") :]
+    rows: list[tuple[str, str]] = []
+    indent = 0
+    for line in whole.split("\n"):
+        if line.startswith("  ├ "):
+            name, _, value = line[4:].partition(" ")
+            indent = len(line[4:]) - len(value.lstrip())
+            rows.append((name, value.lstrip().ljust(columns - 5 - indent)))
+        elif line.startswith("  │ ") and rows:
+            name, before = rows.pop()
+            rows.append((name, before + line[4 + indent :].ljust(columns - 5 - indent)))
+    return [(name, value.rstrip()) for name, value in rows]
+
+
+POST = """async ([path, body]) => {
+  const headers = { "Content-Type": "application/json", "Handrail-Key": localStorage.getItem("handrail.key") };
+  const response = await fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
+  return [response.status, await response.text()];
+}"""
+
+
+def interrupt_of(page: Page) -> dict[str, Any]:
+    """Let an AG-UI client make the same call, and return the interrupt it gets."""
+    message = {"id": "m", "role": "user", "content": "transfer"}
+    body = {
+        "threadId": "agui", "runId": "r", "messages": [message], "tools": [], "context": [], "state": {},
+        "forwardedProps": {},
+    }  # fmt: skip
+    status, text = page.evaluate(POST, ["agent", body])
+    assert status == 200, text
+    events = [json.loads(line[5:]) for line in text.splitlines() if line.startswith("data:")]
+    (interrupt,) = events[-1]["outcome"]["interrupts"]
+    return interrupt
+
+
+def test_the_page_the_terminal_and_ag_ui_show_the_same(page: Page, server: Served, tmp_path: Path):
+    """A number past 2^53, a right-to-left mark, 10,000 letters and a default: the same text and digest everywhere."""
+    say(page, "transfer")
+    asked = page.get_by_role("group", name="Approval of transfer")
+    expect(asked).to_contain_text("9007199254740993")
+    question = open_question(tmp_path)
+    expected = [(row.name, row.whole) for row in question.rows]
+    assert expected == ROWS
+
+    assert rows_of(asked) == ROWS
+    expect(asked).to_contain_text(f"digest {question.digest[:16]}")
+    expect(asked).to_contain_text("9,400 more characters")
+    expect(asked.get_by_text("pay Mallor")).not_to_be_visible()
+    assert "9007199254740992" not in page.locator("body").inner_text()
+    assert not re.search("[\u200e\u200f\u202a-\u202e\u2066-\u2069]", page.locator("body").inner_text())
+    asked.get_by_text("9,400 more characters").click()
+    expect(asked.get_by_text("pay Mallor")).to_be_visible()
+    asked.get_by_text("9,400 more characters").click()
+    if picture := os.environ.get("HANDRAIL_PICTURE"):
+        page.screenshot(path=picture, full_page=True)
+
+    pane = drawn(question, 100)
+    assert pane_rows(pane, 100) == ROWS
+    assert f"digest {question.digest[:16]}" in pane
+    assert "└ 9,400 more characters, v to view all" in pane
+    if picture:
+        Path(picture).with_suffix(".txt").write_text(pane)
+
+    interrupt = interrupt_of(page)
+    shown = interrupt["metadata"]["handrail"]
+    assert [(row["name"], row["text"] + row.get("rest", "")) for row in shown["rows"]] == ROWS
+    assert interrupt["id"].endswith(f"#{shown['digest'][:16]}")
+    assert shown["rows"] == [
+        {"name": row.name, "text": row.text, **({"rest": row.rest, "folded": row.folded} if row.rest else {})}
+        for row in question.rows
+    ]
+
+
+def test_a_nested_call_with_a_diff_shows_its_arguments(page: Page):
+    """The arguments of a nested call are shown beside its diff, both with their hidden characters."""
+    say(page, "delegate")
+    asked = page.get_by_role("group", name="Approval of write")
+    expect(asked.locator(".diff")).to_contain_text(r"hidden\u202eword")
+    assert rows_of(asked) == [("path", "a.txt"), ("text", r"hidden\u202eword\x0a")]
+
+
+def test_a_held_key_answers_one_question(page: Page, tmp_path: Path):
+    """Holding A approves the question that was read, not the next one, which gets the focus."""
+    say(page, "twice")
+    asked = page.get_by_role("group", name="Approval of transfer")
+    expect(asked).to_have_count(2)
+    asked.first.focus()
+    expect(asked.first).to_have_class(re.compile("ready"))
+    page.keyboard.down("a")
+    expect(asked).to_have_count(1)
+    expect(asked).to_be_focused()
+    for _ in range(5):
+        page.keyboard.down("a")  # each is a repetition, since the key is not released
+    expect(asked).to_have_class(re.compile("ready"))
+    for _ in range(5):
+        page.keyboard.down("a")
+    page.keyboard.up("a")
+    expect(asked).not_to_have_class(re.compile("busy"))
+    open_question(tmp_path)
+    page.keyboard.press("a")
+    expect(page.get_by_role("log")).to_contain_text("Done.")
+
+
+def test_a_question_that_just_got_the_focus_takes_no_key(page: Page, tmp_path: Path):
+    """A key pressed while the focus arrives was meant for something else."""
+    say(page, "transfer")
+    asked = page.get_by_role("group", name="Approval of transfer")
+    expect(asked.get_by_role("button", name="Allow once")).to_be_enabled()
+    asked.evaluate(
+        "question => { question.focus();"
+        " question.dispatchEvent(new KeyboardEvent('keydown', { key: 'a', bubbles: true })); }"
+    )
+    expect(asked).to_have_class(re.compile("ready"))
+    expect(asked).not_to_have_class(re.compile("busy"))
+    open_question(tmp_path)
+
+
+def test_an_answer_names_the_digest_that_was_shown(page: Page, server: Served, tmp_path: Path):
+    """An answer with another digest, or a part of it, is refused, and the question stays open."""
+    say(page, "transfer")
+    expect(page.get_by_role("group", name="Approval of transfer")).to_be_visible()
+    thread = page.url.rpartition("/")[2]
+    question = open_question(tmp_path)
+    for digest in ("", "0" * len(question.digest), question.digest[:16], None):
+        answer = {"question_id": question.id, "outcome": "answered", "value": {"approved": True}}
+        body = answer if digest is None else {**answer, "digest": digest}
+        status, _ = page.evaluate(POST, [f"threads/{thread}/answers", body])
+        assert status in (409, 422), (digest, status)
+    assert open_question(tmp_path).digest == question.digest
