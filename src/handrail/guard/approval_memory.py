@@ -26,6 +26,7 @@ from handrail.journals import Journal
 from handrail.question import Question
 from handrail.resources.paths import split
 from handrail.schema import to_json
+from handrail.schema.kinds import describe_kind
 from handrail.session import Session
 from handrail.session.serialization import decode_item, said_in
 from handrail.tools import Tool
@@ -221,7 +222,7 @@ class ApprovalMemory:
     def __init__(self, session: Session, clock: Clock = SYSTEM_CLOCK) -> None:
         if not isinstance(session, Session):  # pyright: ignore[reportUnnecessaryIsInstance]  # a tool's view is none
             raise DefinitionError(
-                f"approvals are remembered by a Session, and this is a {type(session).__name__}. "
+                f"approvals are remembered by a Session, and this is {describe_kind(session)}. "
                 "Pass the session of the run; a tool's view of it can't change them."
             )
         self._session = session

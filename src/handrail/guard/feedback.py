@@ -15,6 +15,7 @@ import msgspec
 from handrail.deadline import Deadline, is_span
 from handrail.errors import DefinitionError
 from handrail.protocols import Filesystem, SessionView
+from handrail.schema.kinds import describe_kind
 
 if TYPE_CHECKING:
     from handrail.resources.shell import Shell
@@ -177,7 +178,7 @@ class OutputFilled:
 def _field(output: Any, field: str) -> Any:
     if not hasattr(output, field):
         raise DefinitionError(
-            f"OutputFilled: a {type(output).__name__} has no field {field!r}. Name fields of the prompt's output."
+            f"OutputFilled: {describe_kind(output)} has no field {field!r}. Name fields of the prompt's output."
         )
     return getattr(output, field)
 

@@ -39,6 +39,7 @@ from handrail.errors import (
 )
 from handrail.replay.marks import has_secret
 from handrail.schema import Schema
+from handrail.schema.kinds import describe_kind
 from handrail.schema.problems import describe
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 from handrail.tools.signature import MISSING, Signature, caller_namespace, context_parameter, positional, read
@@ -276,7 +277,7 @@ class Acts:
             return ToolResult(done.message, state, True, done.exclude_value_from_context)
         if not isinstance(value, Parked):
             raise WrongResult(
-                f"it returned a {type(value).__name__}; return `Parked(private, public)`, or a ToolResult"
+                f"it returned {describe_kind(value)}; return `Parked(private, public)`, or a ToolResult"
             )
         parked = cast("Parked[Any, Any]", value)
         _recorded("private", self.private, parked.private)

@@ -26,6 +26,7 @@ from handrail.messages import Model
 from handrail.operation import Operation
 from handrail.place import is_in_run
 from handrail.protocols import ToolPolicy
+from handrail.schema.kinds import describe_kind
 from handrail.session import Session
 from handrail.tools import Tool, ToolResult
 
@@ -62,7 +63,7 @@ def run_as_agent(
     """
     if not isinstance(handoff, Handoff):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
         raise DefinitionError(
-            f"run_as_agent takes a Handoff, not a {type(handoff).__name__}. "
+            f"run_as_agent takes a Handoff, not {describe_kind(handoff)}. "
             "Call any other tool through a gate: open_gate([...]).invoke(...)."
         )
     acts = handoff.acts

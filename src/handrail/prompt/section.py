@@ -18,6 +18,7 @@ from typing_extensions import TypeVar as TypeVarWithDefault
 from handrail.errors import PromptDefinitionError, PromptRenderError
 from handrail.prompt.template import Template, fields_of, template_of
 from handrail.protocols import SessionView, ToolPolicy
+from handrail.schema.kinds import describe_kind
 from handrail.schema.problems import describe
 from handrail.tools import Tool
 from handrail.tools.checks import is_record
@@ -397,7 +398,7 @@ def shown(given: object) -> str:
         return f"the class {given.__name__}"
     if callable(given):
         return f"the function {_name_of(given)}"
-    return "None" if given is None else f"a {type(given).__name__}"
+    return "None" if given is None else describe_kind(given)
 
 
 def _name_of(given: object) -> str:

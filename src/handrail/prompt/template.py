@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from handrail.errors import DefinitionError, PromptDefinitionError, PromptRenderError, ToolValidationError
 from handrail.schema import Schema
+from handrail.schema.kinds import describe_kind
 from handrail.schema.problems import describe
 
 _DOLLAR = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>[^\W\d]\w*)|\{(?P<braced>[^\W\d]\w*)\}|(?P<wrong>))")
@@ -101,7 +102,7 @@ class ParamsReader:
         kind = self._kind
         if kind is None:
             if given is not None:
-                problem = f"params are given (a {type(given).__name__}) and its sections use none"
+                problem = f"params are given ({describe_kind(given)}) and its sections use none"
                 raise self._error(problem, "Leave them out, or write MarkdownSection[Params](...).")
             return None
         name = describe(kind)
@@ -111,7 +112,7 @@ class ParamsReader:
         if isinstance(given, get_origin(kind) or kind):
             return given
         if not isinstance(given, Mapping):
-            raise self._error(f"its params are a {type(given).__name__}", hint)
+            raise self._error(f"its params are {describe_kind(given)}", hint)
         try:
             if self._schema is None:
                 self._schema = Schema(kind, self._namespace)

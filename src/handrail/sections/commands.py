@@ -14,6 +14,7 @@ from handrail.prompt import MarkdownSection
 from handrail.protocols import ToolPolicy
 from handrail.resources.shell import Shell
 from handrail.resources.shell.shell_errors import ShellError
+from handrail.schema.kinds import describe_kind
 from handrail.tools import Tool, ToolResult, tool
 
 _TEMPLATE = """\
@@ -69,7 +70,7 @@ class ShellTools(MarkdownSection[Any]):
     ) -> None:
         if not isinstance(shell, Shell):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
             raise DefinitionError(
-                f"ShellTools takes a Shell, not a {type(shell).__name__}. Write ShellTools(Shell([Allow('make', ...)]))."
+                f"ShellTools takes a Shell, not {describe_kind(shell)}. Write ShellTools(Shell([Allow('make', ...)]))."
             )
         allowed = "".join(f"\n- `{rule}`" for rule in shell.rules.worded) or "\n- nothing"
         template = f"{_TEMPLATE} These may be run:\n{allowed}"

@@ -15,6 +15,7 @@ from pydantic.json_schema import SkipJsonSchema
 from handrail.context import Attachment, WorkerContext
 from handrail.errors import DefinitionError, FileError, ResourceError, ToolValidationError
 from handrail.protocols import Filesystem
+from handrail.schema.kinds import describe_kind
 from handrail.tools import Tool, tool
 from handrail.workers.front_matter import AttachmentRule
 
@@ -65,7 +66,7 @@ def as_argument(given: Any) -> Any:
     file = from_disk(given) if isinstance(given, Path) else given
     if not isinstance(file, Attachment):
         raise DefinitionError(
-            f"an attachment is a {type(file).__name__}. Pass a path among the run's files, or Attachment(name, bytes)."
+            f"an attachment is {describe_kind(file)}. Pass a path among the run's files, or Attachment(name, bytes)."
         )
     return {"name": file.name, "base64": base64.b64encode(file.content).decode()}
 
