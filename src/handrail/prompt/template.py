@@ -1,4 +1,4 @@
-"""Templates: text with `$name` in it, and the params that fill it."""
+"""Templates: text with placeholders such as `$name`, and the params whose fields replace them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _DOLLAR = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>[^\W\d]\w*)|\{(?P<braced>[^\
 
 
 class Template(msgspec.Struct, frozen=True):
-    """A text with placeholders. Values are inserted unchanged: a `$` in a value has no meaning."""
+    """A text with placeholders. Values are inserted unchanged, so a `$` in a value is literal."""
 
     parts: tuple[str, ...]
-    """Text and names alternately, with text first and last."""
+    """The text between the placeholders and the placeholders' names, alternately. The first and last items are text."""
     names: frozenset[str]
 
     def fill(self, values: Mapping[str, Any]) -> str:
@@ -75,7 +75,7 @@ def _wrong(text: str, at: int, first: int) -> PromptDefinitionError:
 
 
 def fields_of(kind: Any) -> frozenset[str]:
-    """Return the names that a template may use: the fields of the params type."""
+    """Return the names that a template may use, which are the fields of the params type."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     origin = get_origin(kind) or kind

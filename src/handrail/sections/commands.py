@@ -24,10 +24,10 @@ as it was. Outside the folder nothing can be written but `/tmp`, which is thrown
 
 
 def run_command_tool(shell: Shell) -> Tool[Any, Any]:
-    """Create the tool `run_command` on this shell.
+    """Create the tool `run_command`, which runs commands in this shell.
 
-    What a command does in the folder is part of the call and undone with it. With access to the network it can
-    do more than that, so the tool is then irreversible.
+    Changes that a command makes in the folder belong to the call and are undone with it. A command with network access
+    can have other effects too, so the tool is then irreversible.
     """
 
     @tool(effect="irreversible" if shell.network else "staged", capabilities={"proc.exec", "fs.write"})
