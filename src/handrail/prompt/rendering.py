@@ -250,7 +250,7 @@ def _all_of(nodes: Iterable[Node]) -> Iterator[Node]:
 
 
 def _shown(nodes: Iterable[Node], opened: frozenset[str]) -> Iterator[Node]:
-    """Yield the visible sections, each with whether it is shown in full."""
+    """Yield the visible sections. The children of a section that is shown as a summary are not visible."""
     for node in nodes:
         yield node
         if _is_open(node, opened):

@@ -34,19 +34,19 @@ class FileArgument:
 
 
 FileOrPath = Annotated[str | FileArgument, WithJsonSchema({"type": "string"})]
-"""A path among the run's files. Code may pass bytes instead."""
+"""An attachment in a call: a path among the run's files from a model, or the bytes of a file from code."""
 
 Input = Annotated[
     str, Field(description="What the worker is to work on: it sees nothing else of this conversation.")
 ]
 
 
-# These have no docstrings, because a model would be shown them.
+# These classes have no docstrings, because a model would be shown them.
 
 
 @dataclass(frozen=True)
 class WorkerCall:
-    # The params of a worker that takes no attachments. They are parsed anyway, so that the error can say why.
+    # Parameters of a worker that takes no attachments. Attachments are parsed anyway, so that the error can say why.
     input: Input
     attachments: SkipJsonSchema[list[FileOrPath]] = field(default_factory=list["str | FileArgument"])
 
@@ -60,7 +60,7 @@ class WorkerCallWithFiles:
 
 
 def as_argument(given: Any) -> Any:
-    """Return one attachment as an argument of a call."""
+    """Convert an attachment to an argument of a call."""
     if isinstance(given, str):
         return given
     file = from_disk(given) if isinstance(given, Path) else given
@@ -72,7 +72,7 @@ def as_argument(given: Any) -> Any:
 
 
 def from_disk(path: Path) -> Attachment:
-    """Read a file from disk. Only code that starts a worker calls this; a model can't."""
+    """Read a file from disk. This is called only by code that starts a worker, never for a model."""
     try:
         return Attachment(path.name, path.read_bytes())
     except OSError as error:
@@ -84,7 +84,7 @@ def from_disk(path: Path) -> Attachment:
 def accept(
     worker: str, rule: AttachmentRule, given: Sequence[Any], files: Callable[[], Filesystem]
 ) -> tuple[Attachment, ...]:
-    """Check attachments against the worker's rule. Raises `ToolValidationError` with all problems."""
+    """Check attachments against the worker's rule. Raises `ToolValidationError` with every problem."""
     if not given:
         return ()
     if rule.count == 0:
