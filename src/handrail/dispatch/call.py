@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import force_setattr
 
+from handrail.errors import DefinitionError
 from handrail.place import Place, inner_call_id
 from handrail.tools import Tool
 
@@ -108,6 +109,15 @@ class Call(msgspec.Struct, frozen=True, eq=False):
     def settle(self, arguments: Any) -> None:
         """Set the arguments to a copy that nothing else refers to."""
         force_setattr(self, "arguments", arguments)
+
+
+def check_name(name: object) -> None:
+    """Raise `DefinitionError` if `invoke` was given something else than a tool's name, such as the tool itself."""
+    if not isinstance(name, str):
+        named = getattr(name, "name", "...")
+        raise DefinitionError(
+            f"invoke takes the name of a tool, not a {type(name).__name__}. Write invoke({named!r}, ...)."
+        )
 
 
 def new_call(

@@ -24,7 +24,7 @@ from handrail.cancellation import CancelScope, begin_foreign, open_scope, shield
 from handrail.context import Approval, ToolContext
 from handrail.dispatch.approvals import ask_approval, diff_of, runs_first
 from handrail.dispatch.attempt import Attempt
-from handrail.dispatch.call import Call, new_call
+from handrail.dispatch.call import Call, check_name, new_call
 from handrail.dispatch.effects import compensate
 from handrail.dispatch.failures import (
     Refused,
@@ -55,7 +55,7 @@ from handrail.dispatch.policies import (
 )
 from handrail.dispatch.tickets import answer_for_tickets, take_up_tickets
 from handrail.dispatch.transaction import Transaction, commit_lock_of, new_transaction
-from handrail.errors import Conflict, DefinitionError, RunBusy, TransientError
+from handrail.errors import Conflict, RunBusy, TransientError
 from handrail.events import CallStatus, ToolInvoked, ToolRolledBack, ToolStarted
 from handrail.limits import Reservation
 from handrail.operation import Operation
@@ -111,11 +111,7 @@ class Gate:
         self, name: str, arguments: Arguments = "{}", *, call_id: str | None = None
     ) -> Operation[ToolResult[Any]]:
         """Call a tool by name, with its arguments as JSON text or a mapping, as a model would."""
-        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
-            named = getattr(name, "name", "...")
-            raise DefinitionError(
-                f"invoke takes a tool's name, not a {type(name).__name__}. Write invoke({named!r}, ...)."
-            )
+        check_name(name)
         return Operation(lambda: self.pass_through(new_call(self, name, arguments, call_id)), "invoke")
 
     def cancel(self, reason: str = "cancelled") -> None:
