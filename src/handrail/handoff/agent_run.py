@@ -1,4 +1,4 @@
-"""`run_as_agent`: a model plays the `client` act of a handoff."""
+"""`run_as_agent`: run the `client` act of a handoff with a model."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def run_as_agent(
     policies: Iterable[ToolPolicy] = (),
     **arguments: Unpack[ActArguments],
 ) -> Operation[AnswerT]:
-    """Let a model play the `client` act on this public data, and return its answer.
+    """Run the `client` act on this public data with a model, and return the act's answer.
 
     Neither `before` nor `after` runs. To run all acts, use `gate.invoke` or `context.call`. The act may
-    `call` `tools`, and what it emits goes to `on_emit` at once. Nobody can approve anything, so a call that
+    `call` `tools`, and what it emits is passed to `on_emit` at once. Nobody can approve anything, so a call that
     needs approval is denied. An act that fails raises `CallFailed`.
     """
     if not isinstance(handoff, Handoff):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
@@ -104,6 +104,6 @@ def run_as_agent(
 
 
 async def _run_alone(gate: Gate, act: Tool[Any, Any], arguments: bytes) -> ToolResult[Any]:
-    """Run one act by itself, as a run's only call."""
+    """Run one act by itself, as the only call of a run."""
     call = new_call(gate, act.name, arguments)
     return await gate.pass_through(msgspec.structs.replace(call, kind=PART, tool=act))
