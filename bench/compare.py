@@ -1,4 +1,4 @@
-"""Compare the gate at an old commit and here, round by round in one run, as ratios to the floor.
+"""Compare the gate at an old commit and in the working tree, in one run, as ratios to the floor.
 
     python bench/compare.py COMMIT
 
@@ -92,7 +92,7 @@ def main(commit: str) -> int:
                 for side in sides if number % 2 else sides[::-1]:
                     side.go()
             for side in sides:
-                del side.rounds[0]  # the first round created everything
+                del side.rounds[0]  # the first round created all objects
                 side.close()
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)

@@ -1,4 +1,4 @@
-"""The cost of recording a call, compared with no journal and with a bare insert, and of resuming long runs.
+"""Measure the cost of recording a call, compared with no journal and with a bare insert, and of resuming runs.
 
     python bench/journal.py [CALLS [LONGEST]]
 

@@ -1,4 +1,4 @@
-"""Ten thousand parked runs in one file: memory, time to list them, and time to answer one.
+"""Park ten thousand runs in one file, and measure the memory, the time to list them and to answer one.
 
     python bench/parked.py [RUNS]
 

@@ -1,4 +1,4 @@
-"""google-adk: a `BaseLlm` of the bench in process, LiteLlm over HTTP (in its own venv).
+"""google-adk uses a `BaseLlm` of the bench in process, and LiteLlm over HTTP (in its own venv).
 
 Creating a session is part of each run. Its state must be plain data, so it holds a key by which the context
 is found.
