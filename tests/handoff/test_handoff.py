@@ -724,7 +724,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"timeout": 0}, "timeout is 0"),
     (
         {"examples": [ToolExample("One", Deal(1), 7)]},
-        "the output of examples[0] does not fit",
+        "the output of examples[0] is invalid",
     ),
 ]
 
