@@ -295,7 +295,7 @@ async def test_what_before_did_to_the_world_is_named_when_nobody_answers() -> No
     rig = Rig([card_game(effect="irreversible")], environment=Person())
     result = await rig.call("pick_card")
     assert result.message == (
-        "pick_card.client failed: question 'pick_card': declined: no answer is laid out for 'pick_card'. "
+        "pick_card.client failed: question 'pick_card': declined: no answer was prepared for 'pick_card'. "
         "Could not be undone: pick_card.before. Find out what it changed before you do it again."
     )
     [back] = rig.rolled_back("pick_card")
@@ -724,7 +724,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"timeout": 0}, "timeout is 0"),
     (
         {"examples": [ToolExample("One", Deal(1), 7)]},
-        "the output of examples[0] does not fit",
+        "the output of examples[0] is invalid",
     ),
 ]
 

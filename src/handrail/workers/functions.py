@@ -1,6 +1,6 @@
-"""`Functions`: the definitions in the `tools.py` beside the workers.
+"""`Functions`: the functions and tools in the `tools.py` beside the workers.
 
-A worker gets those that its file lists.
+Each worker gets those that its file lists.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _loaded = itertools.count(1)
 
 
 class Functions:
-    """The definitions in a folder's `tools.py`, loaded once as a module with a unique name."""
+    """The functions and tools of a folder's `tools.py`, which is loaded once as a module with a unique name."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "tools.py"
@@ -38,7 +38,7 @@ class Functions:
         return tuple(self._definitions())
 
     def problems(self) -> Finder:
-        """Return the problems that prevent the file from being loaded."""
+        """Return the problems that prevent `tools.py` from being loaded."""
         self._definitions()
         return self._load_problem
 
@@ -79,7 +79,9 @@ class Functions:
         if spec is None or loader is None:
             raise AssertionError("it is a Python file")
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # annotations are resolved by the module's name
+        sys.modules[name] = (
+            module  # the module must be in `sys.modules`, because annotations are resolved by its name
+        )
         try:
             loader.exec_module(module)
         except SyntaxError as error:
@@ -94,7 +96,7 @@ class Functions:
 
 
 def _defined_in(module: ModuleType) -> Mapping[str, Any]:
-    """Return the functions and tools defined in this module, not imported into it, by name."""
+    """Return the functions and tools defined in a module by name, without those imported into it."""
     found: dict[str, Any] = {}
     for name, value in vars(module).items():
         if isinstance(value, Tool):
@@ -113,7 +115,7 @@ def _is_own(function: Any, module: ModuleType) -> bool:
 
 
 def _home(function: Any) -> str:
-    """Return the name of the module that contains a function's code, whatever a wrapper claims."""
+    """Return the name of the module that contains a function's code, ignoring what a wrapper claims."""
     body = inspect.unwrap(function)
     namespace: Mapping[str, Any] = getattr(body, "__globals__", {})
     return str(namespace.get("__name__", getattr(body, "__module__", "")))
