@@ -300,7 +300,7 @@ PLAN = f'[sections."task.plan".body]\n{REPLACES}\n'
             '[tools.weather]\nname = "rain"',
             "`tools.weather` has the key 'name'. It can have 'description', 'examples'.",
         ),
-        (PLAN, "`sections.task.plan.body` has no 'text'. Give it, as a string."),
+        (PLAN, "`sections.task.plan.body` has no 'text'. Add it as a string."),
         (f"{PLAN}text = 3", "`sections.task.plan.body.text` is 3. Make it a string."),
         (
             f'{PLAN}texts = "a"',

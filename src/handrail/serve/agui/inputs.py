@@ -315,5 +315,5 @@ def _check_all_answered(thread_id: str, open: Sequence[Question], answers: Seque
     if left and any(each.id in given and not is_pending_call(each) for each in open):
         names = ", ".join(interrupt_id(each) for each in left)
         raise AnswerRefused(
-            left[0].id, f"{names} is not answered", "One resume answers every open interrupt."
+            left[0].id, f"{names} is not answered", "Answer every open interrupt in one `resume`."
         )
