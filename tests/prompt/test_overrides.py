@@ -306,7 +306,7 @@ PLAN = f'[sections."task.plan".body]\n{REPLACES}\n'
             f'{PLAN}texts = "a"',
             "`sections.task.plan.body` has the key 'texts'. It can have 'replaces', 'text'.",
         ),
-        ('[tools.weather.description]\ntext = "a"', "`tools.weather.description` has no 'replaces'. Give it"),
+        ('[tools.weather.description]\ntext = "a"', "`tools.weather.description` has no 'replaces'. Add it"),
         (
             '[tools.weather.examples]\nreplaces = "0"',
             "`tools.weather.examples` has no examples. Write each under [[tools.weather.examples.example]].",
