@@ -99,7 +99,7 @@ async def costs(folder: Path, count: int) -> None:
         bare = inserts(folder / f"bare-{durability}.db", count, size, synchronous)
         say(f'with one, durability="{durability}"', f"{spent * 1e6:.0f} µs")
         say(f"  a bare insert of the same {size} bytes", f"{bare * 1e6:.0f} µs")
-        say("  what the record adds, in bare inserts", f"{(spent - plain) / bare:.1f}")
+        say("  the cost of the record, in bare inserts", f"{(spent - plain) / bare:.1f}")
 
 
 class Steps:

@@ -1,6 +1,6 @@
 """An approval survives a restart. One process asks and ends, another answers, and a third continues.
 
-    python examples/approval_over_restart.py                   # all three, each in its own process
+    python examples/approval_over_restart.py                   # runs all three, each in its own process
     python examples/approval_over_restart.py ask FOLDER        # or one at a time, as days go by
     python examples/approval_over_restart.py answer FOLDER yes   # or: no "not on a Friday"
     python examples/approval_over_restart.py resume FOLDER

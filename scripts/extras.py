@@ -168,7 +168,7 @@ def main(extra: str, *, missing: bool) -> int:
         print(f"{extra}: without it, the error does not say {named}: {error!r}")
         return 1
     if missing:
-        print(f"{extra}: it is not installed, and yet {said}")
+        print(f"{extra}: it is not installed, but no error was raised: {said}")
         return 1
     print(f"{extra}: {said}")
     return 0

@@ -30,7 +30,7 @@ from work import PROMPT, SYSTEM, Context
 logging.getLogger("google_adk").setLevel(logging.ERROR)
 CONTEXTS: dict[str, Context] = {}
 KEYS = itertools.count()
-RUN_CONFIG = RunConfig(max_llm_calls=1_000_000)  # the default stops at 500
+RUN_CONFIG = RunConfig(max_llm_calls=1_000_000)  # the default stops after 500 model calls
 
 
 class StubLlm(BaseLlm):

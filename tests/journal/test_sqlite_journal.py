@@ -143,7 +143,7 @@ def test_what_can_not_be_recorded_is_refused(journal: Opened):
         return object()
 
     async def main(journal: SqliteJournal) -> Any:
-        with pytest.raises(DefinitionError, match="step 'key' gave something that can't be recorded"):
+        with pytest.raises(DefinitionError, match="step 'key' returned a value that can't be recorded"):
             await journal.steps.run("key", nothing_plain)
 
         async def plain() -> int:
@@ -307,7 +307,7 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
     ):
         with pytest.raises(JournalError, match=words):
             SqliteJournal(tmp_path / name)
-    with pytest.raises(DefinitionError, match="durability='forever' is not possible"):
+    with pytest.raises(DefinitionError, match="durability='forever' is invalid"):
         SqliteJournal(tmp_path / "new.db", durability="forever")  # pyright: ignore[reportArgumentType]
 
 
