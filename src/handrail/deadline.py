@@ -51,12 +51,10 @@ class Deadline:
         if not is_span(seconds):
             if type(seconds) in (int, float) and seconds > _CENTURIES:
                 raise DefinitionError(
-                    f"a deadline after {seconds} seconds lies beyond the calendar. "
+                    f"a deadline after {seconds} seconds is too far in the future. "
                     "Leave it out for a run without a deadline."
                 )
-            raise DefinitionError(
-                f"a deadline after {seconds} seconds is not a deadline. Pass a positive number."
-            )
+            raise DefinitionError(f"a deadline after {seconds} seconds is invalid. Pass a positive number.")
         at = clock.now() + timedelta(seconds=seconds)
         return cls(at, clock=clock, pauses_for_people=pauses_for_people)
 

@@ -70,7 +70,7 @@ class Home:
         if asyncio.get_running_loop() is not self.loop:
             raise OperationError(
                 operation.name,
-                "it was awaited on another event loop than its call's. Await it in the handler itself; "
+                "it was awaited on a different event loop than its call's. Await it in the handler itself; "
                 "from a thread with a loop of its own call `.wait()` outside that loop.",
             )
         live = self._live
@@ -243,7 +243,7 @@ class Operation(Coroutine[Any, Any, T]):
         raise OperationHasNoTruth(
             self.name,
             "it was used as a condition, but it has not run yet and has no truth value. "
-            "Write `await` before it, or `.wait()` behind it in synchronous code.",
+            "Write `await` before it, or `.wait()` after it in synchronous code.",
         )
 
     def __del__(self) -> None:
@@ -260,8 +260,8 @@ class Operation(Coroutine[Any, Any, T]):
 
         def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(
-                f"operation {self.name} has no {name!r}: it stands for what will come, and has not run yet. "
-                "Write `await` before it, or `.wait()` behind it in synchronous code."
+                f"operation {self.name} has no {name!r}: it is an operation that has not run yet. "
+                "Write `await` before it, or `.wait()` after it in synchronous code."
             )
 
     def __repr__(self) -> str:

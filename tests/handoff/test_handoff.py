@@ -716,7 +716,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"after": other_private}, "what its `before` keeps private is Deck and the first of its `after`"),
     ({"after": forgets_the_answer}, "its `after` takes 1 arguments beside `context`, but is called with 2"),
     ({"after": gives_text}, "its `after` returns str"),
-    ({"after": takes_whatever}, "nothing says what the answer is"),
+    ({"after": takes_whatever}, "the type of the answer is not given"),
     ({"answer": Offer}, "its `answer` is Offer and the answer its `after` takes is annotated Pick"),
     ({"effect": "compensable"}, "effect='compensable' and a `compensate` handler belong together"),
     ({"effect": "harmless"}, "effect is 'harmless'"),
@@ -765,7 +765,7 @@ def test_an_act_is_defined_once_and_before_it_is_used() -> None:
             use([game])  # pyright: ignore
     game.after(settle)
     open_gate([game])
-    with pytest.raises(ToolDefinitionError, match="after it was put to use"):
+    with pytest.raises(ToolDefinitionError, match="after the handoff was used"):
         game.client(first)
 
 

@@ -354,7 +354,7 @@ PROMPTS: Rows = {
     ),
     "field-unused": (
         lambda: prompt(MarkdownSection[Wide]("A", "a", "$city")),
-        "prompt 'guide': no section uses the field 'deep' of Wide. Write $deep where it belongs, or drop the field.",
+        "prompt 'guide': no section uses the field 'deep' of Wide. Write $deep where it belongs, or remove the field.",
     ),
     "function-without-params": (
         lambda: nested(section(enabled=lambda params: True)),

@@ -61,9 +61,13 @@ class Trigger:
         if self.calls is None and self.seconds is None and self.event is None:
             raise DefinitionError("a trigger without a condition never fires. Pass calls, seconds, or event.")
         if self.calls is not None and self.calls < 1:
-            raise DefinitionError(f"every {self.calls!r} calls is never. Pass a whole number of at least 1.")
+            raise DefinitionError(
+                f"a trigger can't fire every {self.calls!r} calls. Pass a whole number of at least 1."
+            )
         if self.seconds is not None and not is_span(self.seconds):
-            raise DefinitionError(f"every {self.seconds!r} seconds is not a time. Pass a positive number.")
+            raise DefinitionError(
+                f"a trigger can't fire every {self.seconds!r} seconds. Pass a positive number."
+            )
 
 
 class FeedbackProvider(Protocol):

@@ -115,7 +115,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
             raise ToolDefinitionError(
                 self.name,
                 f"its `before` takes {describe(taken)}, and it has no params",
-                f"Say so where it is made: Handoff({self.name!r}, ..., params={describe(taken)}).",
+                f"Declare them: Handoff({self.name!r}, ..., params={describe(taken)}).",
             )
         check_fit(self.name, "`params`", self.params, "what its `before` takes", taken)
         private, public, _ = parked_types(self.name, act)
@@ -159,7 +159,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         if self._acts is not None:
             raise ToolDefinitionError(
                 self.name,
-                f"its `{name}` is defined after it was put to use",
+                f"its `{name}` is defined after the handoff was used",
                 "Define all its acts first, then put it into a prompt or a gate.",
             )
         if name in self._defined:
@@ -226,7 +226,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         answer = next((each for each in said if each not in (MISSING, Any)), Any)
         if Any not in said and answer is Any:
             raise ToolDefinitionError(
-                self.name, "nothing says what the answer is", "Annotate the answer its `after` takes."
+                self.name, "the type of the answer is not given", "Annotate the answer its `after` takes."
             )
         late = self._result_of(after)
         result = late if always_parks(before) or early == late else either(late, early)

@@ -38,8 +38,8 @@ class Budget:
             limit = getattr(self, unit)
             if limit is not None and not _is_amount(limit):
                 raise DefinitionError(
-                    f"a budget of {limit!r} {unit} is not possible. "
-                    "Pass a number of at least 0, or None for no bound."
+                    f"a budget of {limit!r} {unit} is invalid. "
+                    "Pass a number of at least 0, or None for no limit."
                 )
 
     def limits(self) -> dict[Unit, int | Decimal]:

@@ -148,7 +148,7 @@ class Engine:
             raise ModelRequestRefused(
                 self._model,
                 "it was loaded before this process was forked, which its engine does not survive. "
-                "Start processes by 'spawn', or fork before the first request",
+                "Start processes with 'spawn', or fork before the first request",
             )
         xllamacpp = import_module("xllamacpp")
         params = xllamacpp.CommonParams()

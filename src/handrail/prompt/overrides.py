@@ -315,7 +315,7 @@ class _Reader:
 
     def text(self, where: str, table: Mapping[str, Any], name: str) -> str:
         if name not in table:
-            raise self.error(f"`{where}`", f"has no {name!r}", "Give it, as a string.")
+            raise self.error(f"`{where}`", f"has no {name!r}", "Add it as a string.")
         if not isinstance(table[name], str):
             raise self.error(f"`{where}.{name}`", f"is {table[name]!r}", "Make it a string.")
         return table[name]

@@ -308,7 +308,7 @@ class _Check:
         if unused:
             raise self.error(
                 f"no section uses the field {unused[0]!r} of {describe(params_type)}",
-                f"Write ${unused[0]} where it belongs, or drop the field.",
+                f"Write ${unused[0]} where it belongs, or remove the field.",
             )
         return plans
 

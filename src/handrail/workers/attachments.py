@@ -110,7 +110,7 @@ def accept(
 def _accept_one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem]) -> Attachment:
     name = given if isinstance(given, str) else str(given.name)
     if not name or len(name) > 255 or not name.isprintable():
-        raise ToolValidationError(f"{name[:40]!r} is no name of a file")
+        raise ToolValidationError(f"{name[:40]!r} is not a file name")
     if rule.suffixes is not None and not any(name.lower().endswith(end.lower()) for end in rule.suffixes):
         raise ToolValidationError(f"{name}: only {', '.join(rule.suffixes)} are taken")
     if isinstance(given, Attachment):
@@ -120,7 +120,7 @@ def _accept_one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem
         try:
             content = base64.b64decode(given.base64, validate=True)
         except (binascii.Error, ValueError):
-            raise ToolValidationError(f"{name}: its base64 can't be read") from None
+            raise ToolValidationError(f"{name}: its base64 is invalid") from None
         _check_size(rule, name, len(content))
         return Attachment(name, content)
     try:
@@ -140,7 +140,7 @@ def _accept_one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem
 
 def _check_size(rule: AttachmentRule, name: str, size: int) -> None:
     if size > rule.max_bytes:
-        raise ToolValidationError(f"{name} has {size} bytes and {rule.max_bytes} are allowed")
+        raise ToolValidationError(f"{name} has {size} bytes, and at most {rule.max_bytes} are allowed")
 
 
 def message_with(input: str, attachments: Sequence[Attachment]) -> str:

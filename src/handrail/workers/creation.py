@@ -127,7 +127,7 @@ def text_for(registry: WorkerFolder, maker: Worker, wanted: CreationRequest) -> 
     unknown = [name for name in tools if name not in own]
     if unknown:
         raise ToolValidationError(
-            f"{', '.join(unknown)}: not among your own tools, so no worker of yours gets it. "
+            f"{', '.join(unknown)}: not among your own tools, so a worker of yours can't have it. "
             f"There are: {', '.join(own) or 'none'}."
         )
     front: dict[str, Any] = {
@@ -155,7 +155,7 @@ def check_rights(maker: Worker, front: FrontMatter) -> None:
     own = {_called(entry): entry for entry in maker.front.tools}
     more = [_called(entry) for entry in front.tools if own.get(_called(entry)) != entry]
     if more:
-        raise ToolValidationError(f"it would get {', '.join(more)}, which {maker.name} has not.")
+        raise ToolValidationError(f"it would get {', '.join(more)}, which {maker.name} does not have.")
     strangers = (
         ["*"] if front.workers == "*" else [name for name in front.workers if name not in maker.workers]
     )
@@ -167,7 +167,7 @@ def check_rights(maker: Worker, front: FrontMatter) -> None:
     if front.policies != maker.front.policies:
         raise ToolValidationError(f"its policies are not those of {maker.name}.")
     if front.create or front.locked:
-        raise ToolValidationError("a created worker neither creates workers nor is locked.")
+        raise ToolValidationError("a created worker can't create workers or be locked.")
     if front.model not in (None, maker.model, maker.creation_defaults.model):
         known = [each for each in (maker.model, maker.creation_defaults.model) if each]
         raise ToolValidationError(
@@ -183,7 +183,9 @@ def _check_name(registry: WorkerFolder, maker: Worker, name: str) -> None:
     if not is_name(name):
         raise ToolValidationError(f"the name {name!r} is not allowed. {name_hint(name, 'helper')}")
     if name in registry.locked:
-        raise ToolValidationError(f"the worker {name} is locked: nothing takes its name. Use another name.")
+        raise ToolValidationError(
+            f"the worker {name} is locked, so its name can't be used. Use another name."
+        )
     if name == maker.name or name in maker.tools or name in BUILT_IN:
         raise ToolValidationError(f"{name!r} is taken by you or by one of your tools. Use another name.")
 

@@ -91,7 +91,7 @@ class WorkerRegistry:
         """Return the worker in this file, together with the registry of its folder."""
         file = Path(path)
         if not file.is_file() or file.suffix != ".md":
-            raise WorkerError(f"{str(path)!r} is no worker's file. Pass the path of a file NAME.md.")
+            raise WorkerError(f"{str(path)!r} is not a worker's file. Pass the path of a file NAME.md.")
         registry = cls(file.parent)
         draft = next((each for each in registry._drafts if each.path.name == file.name), None)
         if draft is None:
@@ -393,7 +393,7 @@ class WorkerRegistry:
 
         def files() -> Filesystem:
             if disk is None:
-                raise ResourceError("Filesystem", "the run has no files", "Give it some.")
+                raise ResourceError("Filesystem", "the run has no files", "Pass a filesystem.")
             return disk
 
         attached = arguments.get("attachments", ())

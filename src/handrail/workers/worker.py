@@ -203,7 +203,7 @@ class Draft:
             )
         elif self.name in BUILT_IN:
             self.refuse(
-                "name", f"{self.name!r} is the name of a tool of Handrail", "Call the worker otherwise."
+                "name", f"{self.name!r} is the name of a built-in tool", "Give the worker another name."
             )
 
     @property
