@@ -44,7 +44,7 @@ class Retry:
 
     def __post_init__(self) -> None:
         if type(self.attempts) is not int or self.attempts < 1:
-            raise DefinitionError(f"the number of attempts is {self.attempts!r}. Pass at least 1.")
+            raise DefinitionError(f"attempts is {self.attempts!r}. Pass an integer of at least 1.")
         waits = (self.first_wait, self.longest_wait)
         if not all(type(each) in (int, float) for each in waits) or not 0 <= waits[0] <= waits[1]:
             raise DefinitionError(

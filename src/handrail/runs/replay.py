@@ -236,7 +236,7 @@ class _Walk:
         self._frame.show([driver], ())
         result = await self._gate.invoke("replay")
         if self._found is None and _Dropped.__name__ not in result.message:
-            raise HandrailError(f"the replay came to nothing: {result.message}")
+            raise HandrailError(f"the replay stopped before the end of the recorded run: {result.message}")
         return self._found
 
     def _show(self) -> None:
