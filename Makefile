@@ -1,18 +1,18 @@
 .PHONY: help run serve docs test test-deep test-live peers check bench bench-compare bench-peers wheel clean
 
 help:
-	@echo 'make run        a real model in the process sorts an inbox (examples/inbox)'
-	@echo 'make serve      the same inbox on a page, where you sort it'
-	@echo 'make docs       build the documentation into site/, every link checked'
-	@echo 'make test       the checks, the tests, what may differ on other Pythons, the wheel'
-	@echo 'make test-deep  the same with full counts and the libraries compared with, then the mutants'
-	@echo 'make test-live  the contract of a model on real providers, where their keys are set'
-	@echo 'make check      lint, format, types, layers, lengths, public names'
-	@echo 'make bench      run every benchmark, then say which limits were missed'
-	@echo 'make bench-compare OLD=COMMIT   the gate at a commit and here, in one run'
-	@echo 'make bench-peers ARGS="--only floor,handrail"   the same work by other frameworks (bench/README.md)'
-	@echo 'make wheel      build the package into dist, and try it in clean environments'
-	@echo 'make clean      remove what the other targets made'
+	@echo 'make run        sort an inbox with a real model in the process (examples/inbox)'
+	@echo 'make serve      open the same inbox on a web page, where you sort it'
+	@echo 'make docs       build the documentation into site/ and check every link'
+	@echo 'make test       run the checks and the tests, on other Pythons too, and test the wheel'
+	@echo 'make test-deep  run the tests with full counts and the compared libraries, then the mutants'
+	@echo 'make test-live  test real model providers whose keys are set'
+	@echo 'make check      check lint, format, types, layers, lengths and public names'
+	@echo 'make bench      run every benchmark and list the missed limits'
+	@echo 'make bench-compare OLD=COMMIT   compare the gate at a commit with the working tree'
+	@echo 'make bench-peers ARGS="--only floor,handrail"   compare with other frameworks (bench/README.md)'
+	@echo 'make wheel      build the package into dist and test it in clean environments'
+	@echo 'make clean      remove the files that the other targets made'
 
 run:
 	@scripts/venv .venv requirements/dev.txt
@@ -23,7 +23,7 @@ serve:
 	@scripts/page
 	@.venv/bin/handrail serve examples/inbox/served.py
 
-# Not with -q: a warning that is not logged is not counted, and strict mode passes.
+# -q is not used here, because strict mode does not count warnings that are not logged.
 docs:
 	@scripts/venv .venv requirements/dev.txt
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict

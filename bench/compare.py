@@ -1,4 +1,4 @@
-"""Compare the gate at an old commit and here, round by round in one run, as ratios to the floor.
+"""Compare the gate at an old commit and in the working tree, in one run, as ratios to the floor.
 
     python bench/compare.py COMMIT
 
@@ -92,7 +92,7 @@ def main(commit: str) -> int:
                 for side in sides if number % 2 else sides[::-1]:
                     side.go()
             for side in sides:
-                del side.rounds[0]  # the first round created everything
+                del side.rounds[0]  # the first round created all objects
                 side.close()
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)
@@ -101,7 +101,7 @@ def main(commit: str) -> int:
 
 def report(commit: str, old: Side, new: Side) -> int:
     floor = statistics.median([old.median("floor"), new.median("floor")])
-    print(f"{ROUNDS} rounds, CPU time, medians; old is {commit}; the floor is {floor:.2f} µs\n")
+    print(f"Medians of CPU time over {ROUNDS} rounds. Old is {commit}. The floor is {floor:.2f} µs.\n")
     print(f"{'':16} {'old':>10} {'new':>10} {'old/floor':>10} {'new/floor':>10}")
     for name in ("gate", "invoked", "timeout", "writing"):
         figures = f"{old.median(name):7.2f} µs {new.median(name):7.2f} µs"

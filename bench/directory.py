@@ -1,7 +1,7 @@
-"""The cost of a call on a real folder, compared with the bare disk operations and with a snapshot by git.
+"""Measure the cost of a call on a real folder, and compare it with bare disk operations and a git snapshot.
 
-Medians over interleaved rounds of wall time, since the disk is the bottleneck. Each row has a limit, and says
-whether it was met.
+The figures are medians of wall time over interleaved rounds, since the disk is the bottleneck. Each row has a
+limit, and says whether it was met.
 
     python bench/directory.py [FOLDER]      (a folder on the disk to measure; by default the current one)
 """
@@ -73,7 +73,7 @@ async def medians(rows: dict[str, Work], calls: int = CALLS, rounds: int = ROUND
 
 
 def bare(folder: Path, synced: bool) -> Work:
-    """Return work that does only the disk operations: write beside, sync, rename."""
+    """Return work that does only the disk operations: write a temporary file, sync it and rename it."""
 
     async def work() -> None:
         fd = os.open(folder / "d0" / ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)

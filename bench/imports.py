@@ -1,7 +1,7 @@
-"""The cost of importing hello world's names, compared with the pydantic and asyncio names they use.
+"""Measure the cost of importing hello world's names, compared with the pydantic and asyncio names they use.
 
-Measured as CPU time of fresh interpreters, medians over interleaved rounds. Bytecode is on disk, as for an
-installed package.
+The figures are medians of the CPU time of fresh interpreters, over interleaved rounds. Bytecode is on disk, as
+for an installed package.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         environment = {**kept, "PYTHONPYCACHEPREFIX": bytecode}
         for line in LINES.values():
-            cpu_milliseconds(line, environment)  # writes the bytecode
+            cpu_milliseconds(line, environment)  # this writes the bytecode
         taken: dict[str, list[float]] = {name: [] for name in LINES}
         for _ in range(ROUNDS):
             for name, line in LINES.items():

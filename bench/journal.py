@@ -1,4 +1,4 @@
-"""The cost of recording a call, compared with no journal and with a bare insert, and of resuming long runs.
+"""Measure the cost of recording a call, compared with no journal and with a bare insert, and of resuming runs.
 
     python bench/journal.py [CALLS [LONGEST]]
 
@@ -102,7 +102,7 @@ async def costs(folder: Path, count: int) -> None:
         bare = inserts(folder / f"bare-{durability}.db", count, size, synchronous)
         say(f'with one, durability="{durability}"', f"{spent * 1e6:.0f} µs")
         say(f"  a bare insert of the same {size} bytes", f"{bare * 1e6:.0f} µs")
-        say("  what the record adds, in bare inserts", f"{(spent - plain) / bare:.1f}")
+        say("  the cost of the record, in bare inserts", f"{(spent - plain) / bare:.1f}")
 
 
 MAC_LIMIT = 6.0

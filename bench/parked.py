@@ -1,4 +1,4 @@
-"""Ten thousand parked runs in one file: memory, time to list them, and time to answer one.
+"""Park ten thousand runs in one file, and measure the memory, the time to list them and to answer one.
 
     python bench/parked.py [RUNS]
 
@@ -68,7 +68,7 @@ async def park(path: Path, runs: int) -> None:
     spent = time.perf_counter() - began
     say(f"{runs:,} runs parked, a run", f"{spent / runs * 1e3:.2f} ms")
     say("resident memory before", f"{before:.0f} MB")
-    say("resident memory with all of them parked", f"{resident():.0f} MB")
+    say("resident memory with all runs parked", f"{resident():.0f} MB")
     journal.close()
     say("the file", f"{path.stat().st_size / 1e6:.1f} MB")
 
@@ -78,7 +78,7 @@ async def answer(path: Path) -> None:
     before = resident()
     began = time.perf_counter()
     journal = SqliteJournal(path, watch=None)
-    say("another process: the file opened", f"{(time.perf_counter() - began) * 1e3:.1f} ms")
+    say("time to open the file in another process", f"{(time.perf_counter() - began) * 1e3:.1f} ms")
     for limit in (100, 1_000_000):
         began = time.perf_counter()
         found = await list_runs(journal, limit=limit)
@@ -94,9 +94,9 @@ async def answer(path: Path) -> None:
     adapter = Adapter(ScriptedModel(["thanks"]), journal=journal, environment=LaterEnvironment())
     response = await adapter.resume(one, PROMPT)
     assert response.text == "thanks"
-    say("the run resumed to its end", f"{(time.perf_counter() - began) * 1e3:.2f} ms")
+    say("time to resume the run to its end", f"{(time.perf_counter() - began) * 1e3:.2f} ms")
     del found
-    say("resident memory: at its start, now", f"{before:.0f}, {resident():.0f} MB")
+    say("resident memory at its start and now", f"{before:.0f}, {resident():.0f} MB")
     journal.close()
 
 

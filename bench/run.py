@@ -1,7 +1,7 @@
-"""The cost of a call through the gate, compared with the same work written by hand, in one run.
+"""Measure the cost of a call through the gate, compared with the same work written by hand, in one run.
 
-Measured as CPU time, medians over interleaved rounds, so that a busy machine slows both sides. Each row has a
-limit, and says whether it was met.
+The figures are medians of CPU time over interleaved rounds, so that a busy machine slows both sides. Each row has
+a limit, and says whether it was met.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Allows:
 
 
 def listen(event: Fact) -> None:
-    """Receive every fact, and do nothing with it."""
+    """Receive every event, and do nothing with it."""
 
 
 # --- the two sides -------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""A server under load: many concurrent streamed runs, idle viewers, and a reader that never reads.
+"""Measure a server under load, with many concurrent streamed runs, idle viewers, and a reader that never reads.
 
     python bench/serving.py [RUNS] [VIEWERS] [SECONDS]
 
-The server is a separate process on loopback; the clients are in this process. Each run has two turns of tool
+The server is a separate process on loopback, and the clients are in this process. Each run has two turns of tool
 calls and a streamed answer, from a scripted model, and is recorded in a journal. The bench ends by itself.
 The exit status is 1 if a run did not complete, or if idle viewers cost more than 1 % of a core.
 """
@@ -108,7 +108,7 @@ def server() -> Generator[Server]:
 
 
 class Took(NamedTuple):
-    """Time to the first and to the last event of a run; both 0 if it did not complete."""
+    """The times to the first and to the last event of a run. Both are 0 if the run did not complete."""
 
     first: float
     all: float

@@ -1,8 +1,8 @@
-"""The cost of running a command, by back end and size of the folder, compared with starting it directly.
+"""Measure the cost of running a command, by back end and folder size, compared with starting it directly.
 
     python bench/shell.py [FOLDER]      (FOLDER is where the files are made; by default /tmp)
 
-Measured as wall time of `true`, medians over interleaved rounds. The shell itself checks the overlay's mount
+The figures are medians of the wall time of `true` over interleaved rounds. The shell itself checks the overlay's mount
 on every run. The only limit is that the overlay costs the same at any size.
 """
 

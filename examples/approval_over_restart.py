@@ -1,12 +1,12 @@
-"""An approval that survives a restart: one process asks and ends, another answers, a third continues.
+"""An approval survives a restart. One process asks and ends, another answers, and a third continues.
 
-    python examples/approval_over_restart.py                   # all three, each in its own process
+    python examples/approval_over_restart.py                   # runs all three, each in its own process
     python examples/approval_over_restart.py ask FOLDER        # or one at a time, as days go by
     python examples/approval_over_restart.py answer FOLDER yes   # or: no "not on a Friday"
     python examples/approval_over_restart.py resume FOLDER
 
-The page is written to FOLDER/site. The call runs before it is approved, in its own fork, so the question that waits
-in the journal FOLDER/runs.db has a diff. `--model provider:name` uses a real model, in `ask` and in `resume`.
+The page is written to FOLDER/site. The call runs before it is approved, in its own fork, so the question
+that waits in the journal FOLDER/runs.db has a diff. `--model provider:name` uses a real model, in `ask` and in `resume`.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ EDITOR = Prompt(
 
 
 def script(request: ModelRequest) -> str | ToolCall:
-    """What a model might say. It depends only on the conversation, so it can continue in another process."""
+    """Answer as a model might. The answer depends only on the conversation, so another process can continue."""
     if len(request.messages) == 1:
         return ToolCall("publish", {"page": "hours.txt", "text": "Open from 10 to 18."})
     return f"I was told: {request.messages[-1].text}"
 
 
 def editor(folder: Path, model: str | None) -> Agent[None]:
-    """The agent with its journal, its files, and a person who answers later."""
+    """Create the agent with its journal, its files, and a person who answers later."""
     site = folder / "site"
     site.mkdir(parents=True, exist_ok=True)
     adapter = Adapter(
@@ -77,7 +77,7 @@ def editor(folder: Path, model: str | None) -> Agent[None]:
 
 
 def ask(folder: Path, model: str | None) -> None:
-    """Start the run. It is parked when nothing is left to do but wait."""
+    """Start the run. It is parked when it can only wait."""
     try:
         editor(folder, model).run("Publish our hours, 10 to 18, as hours.txt.", run_id=RUN).wait()
     except RunParked as parked:
@@ -98,7 +98,7 @@ def answer(folder: Path, yes: bool, reason: str) -> None:
 
 
 def resume(folder: Path, model: str | None) -> None:
-    """Continue where the run stopped. The model is not asked again for what it has answered."""
+    """Continue where the run stopped. The model's recorded answers are not requested again."""
     print(f"  {editor(folder, model).resume(RUN).wait().text}")
 
 

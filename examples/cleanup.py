@@ -1,11 +1,11 @@
-"""Data clean-up with a preview: nothing changes before somebody has seen the change.
+"""Clean up data with a preview. Nothing changes before somebody has seen the change.
 
     python examples/cleanup.py                                   # a small table, a scripted model, a rule that answers
     python examples/cleanup.py --model anthropic:claude-sonnet-5   # a real model; you are asked at the terminal
     python examples/cleanup.py --model openai:gpt-5 --folder ~/data "Clean up contacts.csv."
 
-A call that changes a file runs first in a fork. The person who approves it sees the diff, and a yes commits
-exactly that. If the file changes meanwhile, the call runs again and the new diff needs its own yes.
+A call that changes a file runs first in a fork. The person who approves it sees the diff, and approving it
+commits exactly that diff. If the file changes meanwhile, the call runs again and the new diff needs approval too.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ SCRIPT = ScriptedModel(
 
 
 def rule(folder: Path) -> Person:
-    """A stand-in for the person: refuses to lose an Anna, approves everything else."""
+    """Answer in place of a person. It refuses to remove an Anna, and approves everything else."""
     asked: list[Question] = []
 
     def look(question: Question) -> bool | str:

@@ -1,11 +1,11 @@
-"""A code fixer: it may stop once the tests pass, and a command that fails leaves the folder unchanged.
+"""Fix code. The agent may stop once the tests pass, and a command that fails leaves the folder unchanged.
 
     python examples/code_fixer.py                                   # a small broken project, a scripted model
     python examples/code_fixer.py --model anthropic:claude-sonnet-5   # the same project, a real model
     python examples/code_fixer.py --folder ~/project --test "make test" --model openai:gpt-5
 
-In your own folder you are asked before a file is changed, and shown the diff. If the tests did not pass, or could
-not run, it says so and exits with 1.
+In your own folder, you see the diff of each change and are asked before a file is changed. If the tests did not
+pass, or could not run, the program says so and exits with 1.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PROJECT = {
 }
 SCRIPT = ScriptedModel(
     [
-        "It is fixed.",  # not true, so the completion check keeps the run going
+        "It is fixed.",  # this is not true, so the completion check keeps the run going
         ToolCall("run_command", {"command": ["make", "tidy"]}),
         ToolCall("read_file", {"path": "price.py"}),
         ToolCall("edit_file", {"path": "price.py", "old": "> 100", "new": ">= 100"}),
@@ -56,7 +56,7 @@ SCRIPT = ScriptedModel(
 
 
 def fixer(test: list[str], ask: bool) -> Prompt[None]:
-    """The agent's prompt: files, two commands, and when it may stop."""
+    """Create the agent's prompt, with file tools, two commands, and the condition for stopping."""
     shell = Shell([Allow(*test), Allow("make", ...)])
     return Prompt(
         "fixer",

@@ -1,4 +1,4 @@
-"""A form, filled in by a person at a terminal or by a model in their place: the same tool, the same checks.
+"""A person at a terminal or a model fills in a form, with the same tool and the same checks.
 
     python examples/form.py                                   # at a terminal you fill it in; piped, a rule does
     python examples/form.py --by model                        # a model fills it in from a note (scripted)
@@ -38,7 +38,7 @@ class Expense(BaseModel):
 
 
 class Trip(BaseModel):
-    """The answer: the fields of the form."""
+    """The answer, with the fields of the form."""
 
     place: Annotated[str, Field(min_length=2, description="where the trip went")]
     day: Annotated[date, Field(description="when it began")]
@@ -90,7 +90,7 @@ FILLED = '{"place": "Bergen", "day": "2026-03-03", "expenses": [{"what": "train"
 
 
 def choose_environment(by: str, model: str | None) -> Environment:
-    """The person or model that fills it in."""
+    """Return the environment of the person or model that fills in the form."""
     if by == "model":
         return AgentEnvironment(model or ScriptedModel([FILLED]))
     terminal = TerminalEnvironment()

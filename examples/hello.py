@@ -1,6 +1,6 @@
-"""An agent with one tool, and what the gate does with a call: it commits, undoes, isolates, asks, and stops.
+"""Run an agent with one tool, and show what the gate does: it commits, undoes, isolates, refuses, asks and stops.
 
-Everything is in memory and ends by itself. The model is scripted: name another, such as "openai:gpt-5".
+Everything is in memory and ends by itself. The model is scripted. To use another, name it, as in "openai:gpt-5".
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ async def wait_for_discount(context: ToolContext) -> str:
 
 
 async def main() -> None:
-    print("An agent is a prompt on a model. It calls its tools through the gate.")
+    print("An agent runs a prompt on a model. It calls its tools through the gate.")
     model = ScriptedModel([ToolCall("fare", {"city": "Rome"}), "It is 129 euros."])
     agent = Agent(model, "Answer in one short sentence.", tools=[fare])
     print("  ", (await agent.run("How much is the ticket to Rome?")).text, "\n")
@@ -83,7 +83,7 @@ async def main() -> None:
             f"   files: {', '.join(files.glob('**')) or 'none'}   lines: {len(session[Line])}   ({title})\n"
         )
 
-    print("1. A call that succeeds is committed, its state and its file together.")
+    print("1. A call that succeeds commits its state and its file together.")
     print("  ", (await gate.invoke("add_to_list", {"item": "bread", "count": 2})).render())
     show("kept")
 
@@ -93,7 +93,7 @@ async def main() -> None:
     )
     show("as before")
 
-    print("3. Calls of one turn run at once and do not see each other; one failing undoes only its own.")
+    print("3. Calls of one turn run at once and do not see each other. A failure undoes only its own call.")
     turn = await run_turn(
         gate,
         [
@@ -105,13 +105,13 @@ async def main() -> None:
         print("  ", result.render())
     show("one of two kept")
 
-    print("4. What a model sends is not trusted: every mistake of one call, in words it can act on.")
+    print("4. A model's arguments are checked, and it is told all mistakes of a call at once.")
     print("  ", (await gate.invoke("add_to_list", '{"itme": "eggs", "count": "six"}')).render(), "\n")
 
-    print("5. What can't be undone has to be approved, and nobody is here.")
+    print("5. A call that can't be undone needs approval, and nobody can be asked here.")
     print("  ", (await gate.invoke("order", {"shop": "corner shop"})).render(), "\n")
 
-    print("6. A call that takes too long is stopped, and nothing of it is left.")
+    print("6. A call that takes too long is stopped and undone.")
     print("  ", (await gate.invoke("wait_for_discount")).render())
     show("as before")
 

@@ -1,8 +1,8 @@
-"""A model in this process, without key or network: a question and its answer, then some real work.
+"""Run a model in this process, without a key or a network. It answers a question, and then does some work.
 
-The model is SmolLM2 with 135M parameters: far too small to choose a tool or to calculate, but with a few
-examples it extracts and classifies. Its calls go through the gate like those of any model. This takes half a
-minute on one core.
+The model is SmolLM2 with 135M parameters. It is far too small to choose a tool or to calculate, but with a few
+examples it can extract and classify. Its calls go through the gate like those of any model. The program takes
+half a minute on one core.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from handrail.models.local import LocalModel
 
 
 def hello() -> None:
-    """The smallest agent: a model that is told to call a tool first."""
+    """Run the smallest agent, with a model that is told to call a tool first."""
 
     @tool(effect="read")
     async def fare(city: str) -> str:
@@ -55,7 +55,7 @@ async def record_order(customer: str, item: str, quantity: int, context: ToolCon
 
 
 def orders() -> None:
-    """Extract orders from free text with a tool: checked, recorded, and undone if they can't be met."""
+    """Extract orders from free text with a tool. An order is undone if it can't be met."""
     files = MemoryFilesystem()
     model = LocalModel(first_call=record_order, max_tokens=48)
     agent = Agent(model, "You are a helpful assistant.", tools=[record_order])
@@ -84,7 +84,7 @@ Review: """
 
 
 def reviews() -> None:
-    """Classify: the answer is always one of the choices."""
+    """Classify reviews. The answer is always one of the choices."""
     model = LocalModel()
     for review in (
         "The soup was cold and the waiter rude.",
@@ -96,9 +96,13 @@ def reviews() -> None:
 
 
 if __name__ == "__main__":
-    print(f"This is {LocalModel()!r}.\n\n1. A question, the call it is told to make, and its answer.")
+    print(
+        f"This is {LocalModel()!r}.\n\n1. The model gets a question, makes the call it is told to make, and answers."
+    )
     hello()
-    print("\n2. Orders out of mails, through a tool. The third can't be met: what it wrote is undone.")
+    print(
+        "\n2. The model extracts orders from mails with a tool. The third can't be met, so its call is undone."
+    )
     orders()
-    print("\n3. Reviews sorted, by examples in plain text.")
+    print("\n3. The model sorts reviews after a few examples in plain text.")
     reviews()

@@ -1,11 +1,11 @@
-"""Research by several agents at once, under one budget, merged into one report.
+"""Research a question with several agents at once, under one budget, and merge the answers into one report.
 
     python examples/research.py                                              # three notes, a scripted model
     python examples/research.py --model anthropic:claude-sonnet-5              # the same notes, a real model
     python examples/research.py --model openai:gpt-5 --folder notes/ "Why did sales fall in May?"
 
 An editor splits the question. Each part goes to its own researcher with a share of the budget. A researcher that
-spends its share ends, and the others go on. Every answer names the files it was found in.
+spends its share stops, and the others continue. Every answer names the files it was found in.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def research(questions: list[str], context: ToolContext) -> dict[str, Find
 
 
 async def settled(run: Operation[PromptResponse[Finding]]) -> Finding | str:
-    """What a researcher found, or why it failed: one failure does not end the others."""
+    """Return what a researcher found, or why it failed, so that one failure does not end the others."""
     try:
         return (await run).output
     except PromptEvaluationError as error:
@@ -99,7 +99,7 @@ QUESTION = "Why did sales fall in May?"
 
 
 def script(request: ModelRequest) -> str | ToolCall:
-    """What a model might say: the editor, and each researcher by its question."""
+    """Answer as a model might, as the editor or as a researcher with its question."""
     if request.system.startswith("Split"):
         if len(request.messages) == 1:
             parts = ["Which shops were closed?", "Were prices changed?", "What did rivals do?"]

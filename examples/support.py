@@ -1,11 +1,11 @@
-"""Support triage: one worker sorts messages and others handle them. Refunds need approval, and can be undone.
+"""One worker sorts support messages, and others handle them. Refunds need approval, and can be undone.
 
     python examples/support.py                                   # four messages, scripted models, a rule that answers
     python examples/support.py --model anthropic:claude-sonnet-5   # a real model; you are asked at the terminal
     python examples/support.py --model openai:gpt-5 "I am bob, and my order never came."
 
 The workers are files in `examples/support`, with their tools in `tools.py`. A refund can't be rolled back like a
-file, so it declares how to compensate it: if the call around it fails, the customer is charged again.
+file, so its tool declares a compensation. If the call around the refund fails, the customer is charged again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MESSAGES = (
 
 
 def triage(request: ModelRequest) -> str | ToolCall:
-    """What the main worker's model might say: delegate, then answer with the result."""
+    """Answer as the main worker's model might: delegate, then answer with the result."""
     about_money = ".00" in request.messages[0].text
     kind = "billing" if about_money else "technical"
     if len(request.messages) == 1:
@@ -38,7 +38,7 @@ def triage(request: ModelRequest) -> str | ToolCall:
 
 
 def billing(request: ModelRequest) -> str | ToolCall:
-    """What the billing worker's model might say: look up, settle, report."""
+    """Answer as the billing worker's model might: look up, settle, report."""
     said = request.messages[0].text
     customer, cents = next(
         (who, sum) for who, sum in (("ada", 2000), ("bob", 90000), ("eve", 1500)) if who in said
@@ -55,12 +55,12 @@ def billing(request: ModelRequest) -> str | ToolCall:
 
 
 def technical(request: ModelRequest) -> str | ToolCall:
-    """What the technical worker's model might say."""
+    """Answer as the technical worker's model might."""
     return ToolCall("status", {}) if len(request.messages) == 1 else "Please use the web page until tonight."
 
 
 def rule(question: Question) -> bool | str:
-    """A stand-in for the person: approves small sums."""
+    """Answer in place of a person. It approves small sums."""
     sum = question.payload["arguments"]["cents"]
     print(
         f"  ? {' > '.join(question.asked_by)}: {sum / 100:.2f} for {question.payload['arguments']['customer']}"

@@ -1,9 +1,9 @@
 """Use one extra in an environment that has the installed package and nothing of the checkout.
 
     python -I scripts/extras.py EXTRA             uses it and reports success, or fails
-    python -I scripts/extras.py EXTRA --missing   the same without the extra: the error must name it
+    python -I scripts/extras.py EXTRA --missing   checks that without the extra, the error names it
 
-scripts/wheel.py runs this in clean environments. Each function is what a user of that extra would write.
+scripts/wheel.py runs this in clean environments. Each function uses its extra as a user would.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def serve() -> str:
             try:
                 return await asyncio.to_thread(fetch, address_of(listening))
             finally:
-                signal.raise_signal(signal.SIGTERM)  # stopped by a signal, as in normal use
+                signal.raise_signal(signal.SIGTERM)  # the server is stopped by a signal, as in normal use
                 await serving
                 journal.close()
 
@@ -177,7 +177,7 @@ def main(extra: str, *, missing: bool) -> int:
         print(f"{extra}: without it, the error does not say {named}: {error!r}")
         return 1
     if missing:
-        print(f"{extra}: it is not installed, and yet {said}")
+        print(f"{extra}: it is not installed, but no error was raised: {said}")
         return 1
     print(f"{extra}: {said}")
     return 0

@@ -24,7 +24,7 @@ LAYERS = {
     }.items()
     for name in names.split()
 }
-# These are outside the layers. They may import anything below the doors, and nothing imports them.
+# These are outside the layers. They may import anything below the interfaces to the outside, and nothing imports them.
 BESIDE = {"testing", "telemetry"}
 DOORS = 5
 
@@ -48,7 +48,7 @@ class Import(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A broken rule, and what to do about it."""
+    """A broken rule, and how to fix it."""
 
     file: Path
     line: int

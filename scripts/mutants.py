@@ -2,8 +2,9 @@
 """Break the code on purpose, one place at a time, and check that the tests notice.
 
 Each mutant removes a guarantee. If no test catches one, that guarantee is untested, and this script fails.
-Run by `make test-deep`. Arguments select mutants by name; `--jobs N`, before them, tries N at a time instead
-of two. `--find` only checks that each can still be made: a change to the code must carry its mutants over.
+`make test-deep` runs this script. Arguments select mutants by name. `--jobs N`, before them, tries N at a time
+instead of two. `--find` only checks that each mutant can still be made. If a change to the code breaks a
+mutant, update the mutant.
 """
 
 from __future__ import annotations

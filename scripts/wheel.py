@@ -5,8 +5,8 @@
 
 The wheel is built from the sdist, so the sdist is complete too. It is installed into a clean environment of each
 supported Python found here; then, on the one that runs this, with each extra alone, into its own environment.
-With --lean there is one environment, of the Python that runs this: first without extras, then with all of them but
-the embedded model, which is left to the tests. Run by scripts/wheel, which prepares what this needs.
+With --lean there is one environment, of the Python that runs this. It is tested first without extras, then with all
+of them except the embedded model, which is left to the tests. scripts/wheel runs this script and prepares its inputs.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def try_core(version: str, python: str, folder: Path, wheel: Path) -> list[str]:
     made = clean(python, folder / f"core-{version}", "-c", ROOT / "constraints.txt", wheel)
     found = run([made, "-I", "-c", PROBE], cwd=folder).split()
     if found[0] != project()["version"]:
-        raise Wrong(f"the wheel says it is {found[0]}")
+        raise Wrong(f"the version of the wheel is {found[0]}")
     said = run([folder / f"core-{version}" / "bin" / "handrail", "--version"])
     if said != f"handrail {found[0]}":
         raise Wrong(f"`handrail --version` says {said!r}")
@@ -297,7 +297,7 @@ def main(arguments: list[str]) -> int:
                 built.unlink()  # so that nobody publishes them by mistake
             raise Wrong("\n".join(findings))
         print(
-            f"{wheel.relative_to(ROOT)}: {wheel.stat().st_size // 1024} KiB, nothing missing, nothing too much"
+            f"{wheel.relative_to(ROOT)}: {wheel.stat().st_size // 1024} KiB, no file is missing or superfluous"
         )
         try_out_lean(wheel) if "--lean" in arguments else try_out(wheel)
     except Wrong as wrong:

@@ -183,7 +183,7 @@ def test_an_agent_is_frozen() -> None:
 
 def test_a_message_is_text() -> None:
     agent: Any = Agent(script(), "Answer.")
-    with pytest.raises(DefinitionError, match=r"^message is a dict\. Give what the user says as text"):
+    with pytest.raises(DefinitionError, match=r"^message is a dict\. Pass the user's message as a string"):
         agent.run({"city": "Rome"})
 
 

@@ -380,7 +380,7 @@ LIMITS: dict[str, Row] = {
     "deadline beyond the calendar": (
         lambda: Deadline.after(1e15),
         DefinitionError,
-        "beyond the calendar",
+        "too far in the future",
         "Leave it out",
     ),
     "deadline that is none": (
@@ -412,7 +412,7 @@ LIMITS: dict[str, Row] = {
         lambda: any_budget(money=math.nan),
         DefinitionError,
         "nan money",
-        "or None for no bound",
+        "or None for no limit",
     ),
     "budget that is a truth": (
         lambda: any_budget(requests=True),

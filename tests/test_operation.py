@@ -402,9 +402,7 @@ def test_one_that_was_used_does_not_warn(way: str):
 )
 def test_it_has_no_truth_value(use: Callable[[Operation[Any]], object]):
     """Using an operation as a condition raises an error that asks for `await`, so a forgotten one is never true."""
-    with pytest.raises(
-        OperationHasNoTruth, match=r"Write `await` before it, or `.wait\(\)` behind"
-    ) as caught:
+    with pytest.raises(OperationHasNoTruth, match=r"Write `await` before it, or `.wait\(\)` after") as caught:
         use(value_of(True))
     assert isinstance(caught.value, TypeError)
     assert isinstance(caught.value, OperationError)

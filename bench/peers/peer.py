@@ -1,9 +1,9 @@
-"""A peer and its measurement: `main(ItsClass)` runs one scenario and prints one JSON object.
+"""Measure a peer. `main(ItsClass)` runs one scenario and prints one JSON object.
 
     python peer_NAME.py SCENARIO [--variant http --base-url URL] [--calls N] [--runs N] [--repeat N]
 
-In process, the framework gets a stub through its own extension point; over HTTP it uses its own client. Every
-run is checked: calls, arguments, turns and the answer.
+In process, the framework gets a stub through its own extension point. Over HTTP it uses its own client. Every
+run is checked for its calls, arguments, turns and the answer.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Peer(ABC):
     def build(self, script: Script) -> Any:
         """Create an agent on the script's model.
 
-        Not timed, except in `concurrency` if each run needs its own agent.
+        This is not timed, except in `concurrency` if each run needs its own agent.
         """
 
     @abstractmethod
@@ -135,7 +135,7 @@ async def growth(peer: Peer, options: argparse.Namespace) -> dict[str, float]:
         if middle + AROUND + 1 < script.calls:
             near = range(max(1, middle - AROUND), middle + AROUND + 1)
             turns = sorted(marks[turn] - marks[turn - 1] for turn in near)
-            # Without the slowest quarter, which includes garbage collection and other work of the machine.
+            # The slowest quarter is left out, because it includes garbage collection and other work of the machine.
             figures[f"us_turn_{point}"] = statistics.mean(turns[: max(1, len(turns) * 3 // 4)]) * 1e6
     return figures
 

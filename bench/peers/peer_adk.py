@@ -1,4 +1,4 @@
-"""google-adk: a `BaseLlm` of the bench in process, LiteLlm over HTTP (in its own venv).
+"""google-adk uses a `BaseLlm` of the bench in process, and LiteLlm over HTTP (in its own venv).
 
 Creating a session is part of each run. Its state must be plain data, so it holds a key by which the context
 is found.
@@ -30,7 +30,7 @@ from work import PROMPT, SYSTEM, Context
 logging.getLogger("google_adk").setLevel(logging.ERROR)
 CONTEXTS: dict[str, Context] = {}
 KEYS = itertools.count()
-RUN_CONFIG = RunConfig(max_llm_calls=1_000_000)  # the default stops at 500
+RUN_CONFIG = RunConfig(max_llm_calls=1_000_000)  # the default stops after 500 model calls
 
 
 class StubLlm(BaseLlm):

@@ -1,4 +1,4 @@
-"""agno: a `Model` of the bench in process, OpenAIChat over HTTP.
+"""agno uses a `Model` of the bench in process, and OpenAIChat over HTTP.
 
 Telemetry, which would post each run, is off.
 """

@@ -1,4 +1,4 @@
-"""Handrail: the same work through its public interface.
+"""Handrail does the same work through its public interface.
 
 The context of the work reaches a tool as a resource. Every call goes through the gate with its events and its
 transaction, and the session keeps the conversation. No feature is switched off.

@@ -1,4 +1,4 @@
-"""langchain's create_agent, which compiles to langgraph: BaseChatModel in process, ChatOpenAI over HTTP."""
+"""langchain's create_agent (langgraph) uses a BaseChatModel in process, and ChatOpenAI over HTTP."""
 
 # pyright: basic, reportMissingImports=false
 # The framework is installed in its own venv, where the type checker does not look.

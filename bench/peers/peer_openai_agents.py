@@ -1,4 +1,4 @@
-"""openai-agents: a `Model` of the bench in process, OpenAIChatCompletionsModel over HTTP.
+"""openai-agents uses a `Model` of the bench in process, and OpenAIChatCompletionsModel over HTTP.
 
 Tracing is off, since its exporter posts to a provider.
 """

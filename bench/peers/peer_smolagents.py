@@ -1,4 +1,4 @@
-"""smolagents' ToolCallingAgent: a `Model` of the bench in process, OpenAIModel over HTTP.
+"""smolagents' ToolCallingAgent uses a `Model` of the bench in process, and OpenAIModel over HTTP.
 
 It is synchronous, so each run has a thread. It can't pass a context to a tool, so the tool holds it. The
 answer is a call of `final_answer`, and results return to the model as user text.

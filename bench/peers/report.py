@@ -1,4 +1,4 @@
-"""Formats the results of a run as tables.
+"""Format the results of a run as tables.
 
 python bench/peers/report.py bench/results/peers.jsonl
 """

@@ -1,12 +1,12 @@
-"""Handrail compared with other frameworks: the same work on a scripted model, all in one run.
+"""Compare Handrail with other frameworks that do the same work on a scripted model, all in one run.
 
     python bench/peers/run.py                         every peer (their venvs are made first)
     python bench/peers/run.py --only floor,handrail   two of them
     python bench/peers/run.py --quick                 tiny counts, to check that everything runs
 
 There is one process for each figure. Peers take turns, in another order each round, so that a busy minute
-affects all of them. Only the loopback is used. It ends by itself: no process runs longer than --timeout, and
-after --minutes no other is started.
+affects all of them. Only the loopback is used. The benchmark ends by itself. No process runs longer than
+--timeout, and after --minutes no other process is started.
 """
 
 from __future__ import annotations

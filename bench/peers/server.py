@@ -1,10 +1,10 @@
-"""A chat-completions server on the loopback, for the peers' own HTTP clients. Standard library only.
+"""Serve chat completions on the loopback, for the peers' own HTTP clients.
 
     python server.py        prints its address and serves until its standard input is closed
 
 The request's `model` names the script. The number of `@r` marks in the body is the number of results that the
-model has seen: a framework that loses or repeats a result gets a wrong conversation, and fails the checks.
-GET /stats returns the number of requests served.
+model has seen. A framework that loses or repeats a result gets a wrong conversation, and fails the checks.
+GET /stats returns the number of requests served. The server uses only the standard library.
 """
 
 from __future__ import annotations

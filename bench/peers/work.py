@@ -1,7 +1,7 @@
 """The work that every peer does, and the scripted model that requests it.
 
 A run is a number of calls of one tool, one after the other, then an answer. The tool gets two typed arguments
-and a context of the run, which counts the calls, so that a run that did less is detected. Uses only the
+and a context of the run, which counts the calls, so that a run that did less is detected. The module uses only the
 standard library, so it works in every peer's venv.
 """
 

@@ -1,4 +1,4 @@
-"""Pattern 2, a model only: `client` takes an `AgentContext`. `run_as_agent` plays just that act.
+"""Pattern 2: only a model takes part. `client` takes an `AgentContext`, and `run_as_agent` runs just that act.
 
 python examples/handoff/agent_only.py
 """
@@ -55,12 +55,12 @@ async def close_ticket(started: Started, found: Findings, *, context: ToolContex
 
 
 def model() -> ScriptedModel:
-    """A model that always finds the same things."""
+    """Return a model that always finds the same things."""
     return ScriptedModel(lambda request: '{"findings": ["it rains", "it pours"]}')
 
 
 def main() -> None:
-    """All three acts with a model, then with only a person, then the middle act alone."""
+    """Run all three acts with a model, then with only a person, then the middle act alone."""
     for environment in (AgentEnvironment(model()), Person()):
         gate = open_gate([deep_analysis], environment=environment)
         print(gate.invoke("deep_analysis", {"topic": "weather"}).wait().render())

@@ -1,4 +1,4 @@
-"""Pattern 1, a person only: `client` takes a `UserContext`, so the tool is offered only where somebody is there.
+"""Pattern 1: only a person takes part. `client` takes a `UserContext`, so the tool needs a person.
 
 python examples/handoff/browser_only.py
 """
@@ -48,7 +48,7 @@ async def save(account: Account, filled: Filled, *, context: ToolContext) -> Too
 
 
 def main() -> None:
-    """Once with a person who fills in the form, once with nobody."""
+    """Run once with a person who fills in the form, and once with nobody."""
     person = Person(answers={"input-form": {"values": {"city": "Oslo"}}})
     for environment in (person, HeadlessEnvironment()):
         gate = open_gate([get_user_input], environment=environment)

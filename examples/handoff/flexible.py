@@ -1,4 +1,4 @@
-"""Pattern 3, both: one tool that asks a model, a person, or decides by itself.
+"""Pattern 3: a model or a person takes part. One tool asks a model, asks a person, or decides by itself.
 
 python examples/handoff/flexible.py
 """
@@ -64,7 +64,7 @@ async def charge(prices: Prices, choice: Choice, *, context: ToolContext) -> Too
 
 
 def main() -> None:
-    """The same object in three environments."""
+    """Run the same tool in three environments."""
     for environment in (
         Person(answers={"pick": {"selected": "tea"}}),
         AgentEnvironment(ScriptedModel(['{"selected": "coffee"}'])),

@@ -1,4 +1,4 @@
-"""Pattern 6, nested: an outer handoff runs inner ones, all acts of each, in parallel.
+"""Pattern 6: handoffs are nested. An outer handoff runs inner ones, with all their acts, in parallel.
 
 python examples/handoff/nested.py
 """
@@ -78,12 +78,12 @@ async def collect(nothing: None, results: list[str], *, context: ToolContext) ->
 
 
 def by_hand(task: dict[str, str]) -> dict[str, str]:
-    """A person's answer to a task."""
+    """Return a person's answer to a task."""
     return {"output": f"{task['task']} by hand"}
 
 
 def main() -> None:
-    """The tree with models, with a person and with nobody; then the longest path."""
+    """Run the tree with models, with a person and with nobody, and print the longest path."""
     session = Session()
     for environment in (
         AgentEnvironment(ScriptedModel(lambda request: '{"output": "done by a model"}')),

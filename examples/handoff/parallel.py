@@ -1,4 +1,4 @@
-"""Pattern 5, in parallel: two model calls at once; if one fails, the other is cancelled.
+"""Pattern 5: two model calls run in parallel. If one fails, the other is cancelled.
 
 python examples/handoff/parallel.py
 """
@@ -58,7 +58,7 @@ async def report(nothing: None, both: Both, *, context: ToolContext) -> ToolResu
 
 
 def model() -> ScriptedModel:
-    """A model that answers depending on the question."""
+    """Return a model whose answer depends on the question."""
 
     def answer(request: ModelRequest) -> str:
         asked = request.messages[-1]
@@ -69,7 +69,7 @@ def model() -> ScriptedModel:
 
 
 def main() -> None:
-    """Both analyses, in one answer."""
+    """Run both analyses, and print them in one answer."""
     gate = open_gate([assess], environment=AgentEnvironment(model()))
     print(gate.invoke("assess", {"topic": "umbrellas"}).wait().value)
 

@@ -1,4 +1,4 @@
-"""Pattern 4, in sequence: a second model call builds on the first.
+"""Pattern 4: model calls run in sequence. A second call builds on the first.
 
 python examples/handoff/sequential.py
 """
@@ -51,7 +51,7 @@ async def report(nothing: None, findings: list[str], *, context: ToolContext) ->
 
 
 def model() -> ScriptedModel:
-    """A model that needs more at first, and then is done."""
+    """Return a model that asks for more at first, and then is done."""
     return ScriptedModel(
         [
             '{"findings": ["rain"], "needs_more": true}',
@@ -61,7 +61,7 @@ def model() -> ScriptedModel:
 
 
 def main() -> None:
-    """Two model calls, one after the other."""
+    """Run two model calls, one after the other."""
     asked = model()
     gate = open_gate([research], environment=AgentEnvironment(asked))
     print(gate.invoke("research", {"topic": "weather"}).wait().value)

@@ -1,4 +1,4 @@
-"""Pattern 7, streaming: the act emits events, and its parent receives them as they happen.
+"""Pattern 7: the act streams events, and its parent receives them as they happen.
 
 python examples/handoff/streaming.py
 """
@@ -53,12 +53,12 @@ async def end(nothing: None, done: Completed, *, context: ToolContext) -> ToolRe
 
 
 def model() -> ScriptedModel:
-    """A model that does each step."""
+    """Return a model that does each step."""
     return ScriptedModel(lambda request: '{"text": "done"}')
 
 
 def main() -> None:
-    """The middle act alone, then all three with a subscriber on the session."""
+    """Run the middle act alone, then all three acts with a subscriber on the session."""
     answer = run_as_agent(work_through, Plan(2), model=model(), on_emit=lambda event: print("heard", event))
     print(answer.wait())
     session = Session()

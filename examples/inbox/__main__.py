@@ -30,7 +30,7 @@ RUN = "sort-the-inbox"
 
 
 def alone() -> dict[str, Any]:
-    """Without a person: a model sorts the messages, and a rule approves the bills."""
+    """Return the options of a run without a person. A model sorts the messages, and a rule approves the bills."""
     return {
         "environment": AgentEnvironment(LocalModel(max_tokens=64)),
         "approvals": SmallBills(report.decided),

@@ -1,7 +1,7 @@
-"""A family's inbox: a dozen messages are read and filed into folders, and the bills among them are booked.
+"""Sort a family's inbox. A dozen messages are read and filed into folders, and the bills among them are booked.
 
-With `make run` the embedded model does everything; with `make serve` a person sorts the messages on a page.
-The tools are the same objects in both.
+With `make run` the embedded model does everything. With `make serve` a person sorts the messages on a page.
+Both use the same tools.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ async def sort_inbox(context: ToolContext) -> str:
     paths = context.filesystem.glob("inbox/*.txt")
     at_once = asyncio.Semaphore(
         3
-    )  # for a person at a page; the embedded model takes one message at a time anyway
+    )  # a person on the page can sort several; the embedded model takes one message at a time anyway
     calls = [context.call("sort_message", path=path) for path in paths]
     slips = [result.unwrap() for result in await gather(*(one_of(at_once, call) for call in calls))]
 
@@ -149,7 +149,7 @@ prompt = Prompt(
 
 
 def adapter_for(folder: Path, journal: Journal | None = None) -> Adapter:
-    """An adapter for a family's folder. The caller says who sorts and who approves."""
+    """Create an adapter for a family's folder. The caller says who sorts and who approves."""
     return Adapter(
         LocalModel(first_call=sort_inbox, max_tokens=48),
         filesystem=DirectoryFilesystem(folder),

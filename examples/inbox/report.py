@@ -22,7 +22,7 @@ A_PERSON = {
     "05-exam": "school", "06-ferry": "travel", "07-invoice": "money", "08-eye-test": "health",
     "09-books": "school", "10-rental-car": "travel", "11-dentist": "health", "12-concert": "school",
 }  # fmt: skip
-"""Where a person would have filed them."""
+"""The folders in which a person would have filed the messages."""
 
 _out = Console(highlight=False, width=100)
 _began = time.monotonic()
@@ -42,11 +42,11 @@ def _head(text: str) -> None:
 
 def title(messages: int) -> None:
     """Print what happens next."""
-    _head("A family's inbox, sorted by a 135M model on this machine: no key, no network")
+    _head("A 135M model on this machine sorts a family's inbox, without a key or a network")
     _say(
-        f"  {messages} messages, three at once. The first takes longest: the model reads its examples, which"
+        f"  {messages} messages, three at once. The first takes longest, because the model reads its examples,"
     )
-    _say("  it then has in its cache for the others.\n")
+    _say("  which it then has in its cache for the others.\n")
 
 
 def call_ended(event: ToolInvoked) -> None:
@@ -62,7 +62,7 @@ def call_ended(event: ToolInvoked) -> None:
 
 def decided(request: ApprovalRequest, approval: Approval) -> None:
     """Print what a person would have been shown, and the rule's decision."""
-    _say(f"\n  {request.tool} has run in a copy of the folder, and asks whether this may stay:")
+    _say(f"\n  {request.tool} has run in a fork of the folder, and asks for approval of this change:")
     for line in request.diff.splitlines():
         colour = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
         _say(f"    {line}", style=colour)
@@ -72,7 +72,7 @@ def decided(request: ApprovalRequest, approval: Approval) -> None:
 def killed(run: RunTree) -> None:
     """Print what a killed process left behind."""
     _say(("\n  kill -9  ", "bold red"), f"{_recorded(run)} are in the journal.")
-    _say("           Another process goes on from there; it reads the examples again.\n")
+    _say("           Another process continues from there, and reads the examples again.\n")
 
 
 # --- at the end ----------------------------------------------------------------------------------
@@ -91,29 +91,27 @@ def listing(folder: Path) -> Listing:
 
 def summary(killed: RunTree, run: RunTree, asked: int, before: Listing, folder: Path) -> None:
     """Print the tree, what was filed where, and what was undone, approved and not repeated."""
-    _head("What happened (the times include waiting for each other: there is one model)")
+    _head("The calls of the run (the times include waiting, because there is only one model)")
     _out.print(_tree(run))
-    _head("What the model made of the messages")
+    _head("The messages and where the model filed them")
     _messages(folder)
     _head("The folder")
     _folders(before=before, after=listing(folder))
-    _head("Worth knowing")
+    _head("What Handrail did")
     left = _left_behind(folder, _calls(run, "book_bill"))
     for call in _calls(run, "book_bill"):
         word = {"ok": "approved", "denied": "denied"}.get(call.status, "rolled back")
         _say((f"  {word:13}", "bold"), call.message.partition(". ")[0])
         if word == "rolled back":
-            _say(" " * 15, f"It had written bills.csv and the message by then: {left}.")
+            _say(" " * 15, f"It wrote bills.csv and the message before it failed: {left}.")
         else:
-            _say(
-                " " * 15, "By a rule that is part of this example, from the diff above; no person was asked."
-            )
+            _say(" " * 15, "A rule in this example approved the diff above. No person was asked.")
     _say(("  resumed      ", "bold"), f"{_recorded(killed)} were not done again.")
     _say(" " * 15, f"After the kill {asked} answers were asked for; there are {len(_turns(run))} in all.")
 
 
 def _left_behind(folder: Path, bills: list[CallNode]) -> str:
-    """Check that the folder has everything that was booked, and nothing else."""
+    """Check that the folder contains all booked bills and no others."""
     booked = sorted(call.message for call in bills if call.status == "ok")
     files = [file.read_text() for file in folder.glob("filed/*/*.txt")]
     marked = sorted(
@@ -121,7 +119,7 @@ def _left_behind(folder: Path, bills: list[CallNode]) -> str:
     )
     listed = (folder / "bills.csv").read_text().splitlines() if (folder / "bills.csv").exists() else []
     same = marked == booked and len(listed) == len(booked)
-    return "both are as they were" if same else "and something of that is still there, which is a bug"
+    return "both are as they were" if same else "some of it is still there, which is a bug"
 
 
 def _recorded(run: RunTree) -> str:

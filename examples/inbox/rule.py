@@ -8,7 +8,7 @@ from handrail.context import Approval
 from handrail.protocols import ApprovalRequest
 
 MOST = 500
-"""Euros. A larger bill needs a person."""
+"""The limit in euros. A larger bill needs a person."""
 
 
 class SmallBills:

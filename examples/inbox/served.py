@@ -1,4 +1,4 @@
-"""A family's inbox: you sort the messages, and approve the bills. `make serve` serves this."""
+"""Serve a family's inbox, where you sort the messages and approve the bills. Run it with `make serve`."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from typing import Any
 from handrail import ToolContext, ToolResult, tool
 
 PAYMENTS = {"ada": [2000, 2000], "bob": [90000], "eve": [1500, 1500]}
-"""What each customer paid, in cents. It stands for a bank, so nothing here can be rolled back."""
+"""The payments of each customer, in cents. They stand for a bank, so they can't be rolled back."""
 
 
 @tool(effect="read")
@@ -15,7 +15,7 @@ async def payments_of(customer: str) -> list[int]:
 
 
 async def take_back(params: Any, value: int, *, context: ToolContext) -> None:
-    """Undo a refund: the customer is charged again."""
+    """Undo a refund. The customer is charged again."""
     PAYMENTS[params.customer].append(value)
     print(f"    bank: {value / 100:.2f} charged to {params.customer} again")
 
@@ -41,7 +41,7 @@ async def send_receipt(customer: str, context: ToolContext) -> str:
 
 @tool(capabilities={"desk"})
 async def settle(customer: str, cents: int, context: ToolContext) -> str:
-    """Refund a payment and send the receipt: both, or neither."""
+    """Refund a payment and send the receipt. Either both happen or neither does."""
     (await context.call("refund", customer=customer, cents=cents)).unwrap()
     (await context.call("send_receipt", customer=customer)).unwrap()
     return f"{customer} has {cents / 100:.2f} back, and a receipt"

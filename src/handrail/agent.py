@@ -41,7 +41,7 @@ class Agent(Generic[OutputT]):
     model: Adapter | Model | str
     prompt: Prompt[OutputT]
     description: str
-    """What the agent does, for the people it is served to and the models that call it."""
+    """A description of what the agent does, for the people it is served to and the models that call it."""
 
     @overload
     def __init__(
@@ -112,9 +112,9 @@ class Agent(Generic[OutputT]):
     def run(
         self, message: str | None = None, /, *, params: object = None, **arguments: Unpack[RunArguments]
     ) -> Operation[PromptResponse[OutputT]]:
-        """Run until the model is done.
+        """Run the agent until its model is done.
 
-        `message` is the user's message; without one the instructions say everything. `params` fills the
+        `message` is the user's message; without one, the instructions must say everything. `params` fills the
         templates. A second run on the same `session` continues the conversation. A failing tool never ends a
         run; an error that does is raised as `PromptEvaluationError`.
         """
@@ -124,7 +124,7 @@ class Agent(Generic[OutputT]):
     def stream(
         self, message: str | None = None, /, *, params: object = None, **arguments: Unpack[RunArguments]
     ) -> RunStream[OutputT]:
-        """Run as `run` does, but as a stream of events, for `async for`, or `for` in a script."""
+        """Run the agent like `run`, and return a stream of events, for `async for`, or `for` in a script."""
         return self.adapter.stream(self.prompt, params, message=message, **arguments)
 
     def resume(
@@ -183,12 +183,12 @@ class Agent(Generic[OutputT]):
 
 
 @dataclasses.dataclass(frozen=True)
-class AgentCall:  # without a docstring, because a model would be shown it
+class AgentCall:  # this class has no docstring, because a model would be shown it
     message: Annotated[str, Field(description="What it is asked: it sees nothing else of this conversation.")]
 
 
 class AgentTool(Tool[Any, Any]):
-    """An agent as a tool. Everything the agent does happens in calls inside the tool's call."""
+    """A tool that runs an agent. Everything the agent does happens in calls inside the tool's call."""
 
     delegates: ClassVar[bool] = True
 
@@ -196,8 +196,8 @@ class AgentTool(Tool[Any, Any]):
 def strongest(effects: Iterable[Effect]) -> Effect:
     """Return the effect of calling an agent whose tools have these effects.
 
-    It is at least `idempotent`: a model's answers cost money and differ each time, so a call of an agent is
-    not simply rerun like a call that is contained in a transaction.
+    It is at least `idempotent`: a model's answers cost money and differ each time, so a call of an agent must not be
+    run again as freely as a call that a transaction contains.
     """
     most = max((EFFECTS[effect].strength for effect in effects), default=0)
     return "idempotent" if most <= EFFECTS["idempotent"].strength else "irreversible"
@@ -212,7 +212,7 @@ def result_of(name: str, response: PromptResponse[Any], has_output: bool) -> Too
 
 
 def _literal(instructions: Any) -> Any:
-    """Return the instructions with their texts escaped, so that none of them is a template."""
+    """Return the instructions with their texts escaped, so that a `$` in them is literal."""
     if isinstance(instructions, str):
         return instructions.replace("$", "$$")
     if not isinstance(instructions, list | tuple):

@@ -1,10 +1,10 @@
 """Cancellation: whether work must stop, and why.
 
-A `CancelScope` covers a stretch of work in one task: a call, a request to a model, a run. It is the only
-place that counts cancellations; all other code asks the scope. A `Cancellation` stops a whole tree of runs.
+A `CancelScope` covers a piece of work in one task: a call, a request to a model, a run. Only scopes count
+cancellations; all other code asks its scope. A `Cancellation` stops a whole tree of runs.
 
-asyncio cancels tasks, not scopes, and counts how often. A scope therefore notes the count when it is
-opened, knows which cancellations it requested itself, and takes those back. The others came from outside.
+asyncio cancels tasks, not scopes, and counts the cancellations of a task. A scope therefore notes the count when it
+is opened, and takes back the cancellations that it requested itself. Any others came from outside.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Watcher = Callable[[], None]
 
 
 class TimedOut(Exception):
-    """The handler was still running when its timeout passed."""
+    """Raised if a handler is still running when its timeout passes."""
 
 
 class CancelScope(msgspec.Struct, eq=False):
-    """A stretch of work in one task, from `open_scope` to `close`.
+    """A piece of work in one task, from `open_scope` to `close`.
 
     A cancellation from outside always wins: work that was cancelled ends in `CancelledError`, even if its
     timeout or deadline passed at the same moment.
@@ -58,22 +58,22 @@ class CancelScope(msgspec.Struct, eq=False):
         return self.task.cancelling() > self._before
 
     def is_stopped(self) -> bool:
-        """Return whether the work must stop because its task or run was cancelled, even if the work ignored that."""
+        """Return whether the task or its run was cancelled, so that the work must stop, even if it ignored that."""
         if _deliveries:
             _settle(self.task)
         return self.task.cancelling() > self._before or self._run.cancelled
 
     def close(self) -> bool:
-        """End the scope. Returns whether the task was cancelled from outside and has not been told yet.
+        """End the scope. Returns whether the task was cancelled from outside and `CancelledError` is still to be raised.
 
-        If a deadline passed while the work was shielded from it, its cancellation is taken back.
+        If a deadline passed while the work was shielded from it, the deadline's cancellation is taken back.
         """
         if self._deadline_timer is not None:
             self._stop(self._deadline_timer)
         return self.task.cancelling() > self._before
 
     def absorb(self) -> None:
-        """Take back every cancellation since the scope was opened, because another error replaces it."""
+        """Take back every cancellation since the scope was opened, because another error takes their place."""
         while self.task.cancelling() > self._before:
             self.task.uncancel()
 
@@ -83,7 +83,7 @@ class CancelScope(msgspec.Struct, eq=False):
         self.task.cancel()
 
     def take_back(self) -> bool:
-        """Take back the cancellation that `end` requested. Returns True, once, if there was one."""
+        """Take back the cancellation that `end` requested. Returns whether there was one; a second call returns False."""
         if not self._is_ended:
             return False
         self._is_ended = False
@@ -91,7 +91,7 @@ class CancelScope(msgspec.Struct, eq=False):
         return True
 
     def start_deadline(self, deadline: Deadline) -> None:
-        """Cancel the work when the deadline passes. The deadline may be paused meanwhile."""
+        """Cancel the work when the deadline passes. The deadline may be paused in the meantime."""
         self._deadline = deadline
         self._deadline_timer = timers_of(self.task.get_loop()).start(
             max(deadline.remaining(), 0), self.task.cancel, deadline.remaining
@@ -100,7 +100,7 @@ class CancelScope(msgspec.Struct, eq=False):
     def explain(self, error: BaseException, doing: str) -> BaseException:
         """Return `DeadlineExceededError` if the deadline cancelled the work; otherwise return `error` itself.
 
-        `doing` says what did not happen in time. The deadline is no longer watched afterwards.
+        `doing` describes what did not happen in time. The deadline is no longer watched afterwards.
         """
         deadline, timer = self._deadline, self._deadline_timer
         if deadline is None or timer is None or not self._stop(timer):
@@ -128,7 +128,7 @@ class CancelScope(msgspec.Struct, eq=False):
         return timer.resume
 
     def _stop(self, timer: Timer) -> bool:
-        """Stop a timer. If it has cancelled the task, take the cancellation back and return True, once."""
+        """Stop a timer. If it has cancelled the task, take that back and return True; a second call returns False."""
         if timer.stop():
             self.task.uncancel()
             return True
@@ -136,12 +136,15 @@ class CancelScope(msgspec.Struct, eq=False):
 
 
 _current_task: Callable[[asyncio.AbstractEventLoop], Any] = asyncio.current_task
-if sys.version_info < (3, 12):  # before 3.12 it is written in Python and takes a third of a scope's time
+if sys.version_info < (
+    3,
+    12,
+):  # before 3.12, `current_task` is written in Python and takes a third of a scope's time
     _current_task = cast(Any, asyncio.tasks)._current_tasks.get
 
 
 def open_scope(run: Cancellation | None = None, loop: asyncio.AbstractEventLoop | None = None) -> CancelScope:
-    """Open a scope for what the current task does from now on. If `run` is given, cancelling it stops the work."""
+    """Open a scope for what the current task does next. If `run` is given, cancelling that run stops the work."""
     task: Any = _current_task(loop or asyncio.get_running_loop())
     if _deliveries:
         _settle(task)
@@ -169,12 +172,12 @@ async def shielded(work: Coroutine[Any, Any, T]) -> T:
 # --- user code in our task ----------------------------------------------------------------------------
 
 TASK_GROUPS_UNCANCEL = sys.version_info >= (3, 13)
-"""Whether an `asyncio.TaskGroup` takes back every cancellation that it requested."""
+"""Whether an `asyncio.TaskGroup` takes back every cancellation that it requested, as it does from Python 3.13 on."""
 
 _GROUP_EXIT = asyncio.TaskGroup.__aexit__.__code__
 
 _deliveries: dict[asyncio.Task[Any], tuple[asyncio.CancelledError, int]] = {}
-"""Cancellations that are being delivered right now, each with the task's count before it."""
+"""Cancellations that are being delivered now, by task, each with the task's cancellation count before it."""
 
 
 _ENDED = object()
@@ -201,7 +204,7 @@ if TASK_GROUPS_UNCANCEL:
 
 
 async def await_foreign(work: Awaitable[T]) -> T:
-    """Await user code in the current task, as `begin_foreign` does, and return its value."""
+    """Await user code in the current task, with the safeguards of `begin_foreign`, and return its value."""
     value: Any = None
 
     async def keep() -> None:
@@ -237,7 +240,7 @@ def _watch(steps: Generator[Any, Any, None], waiting: Any) -> Generator[Any, Any
 def _deliver(steps: Generator[Any, Any, None], error: Any, task: asyncio.Task[Any], counted: int) -> Any:
     """Throw an error into work that waits, and return what the work waits for next.
 
-    If the error is a cancellation that a group requested and caught, take it back.
+    If the error is a cancellation that a task group requested and caught, take it back.
     """
     error.__traceback__ = error.__traceback__.tb_next  # as if the error had not passed through here
     is_outermost = task not in _deliveries
@@ -255,7 +258,7 @@ def _deliver(steps: Generator[Any, Any, None], error: Any, task: asyncio.Task[An
 
 
 def _settle(task: asyncio.Task[Any]) -> None:
-    """Take back the cancellation that is being delivered, if a group requested it while it waited."""
+    """Take back the cancellation that is being delivered, if a task group requested it while waiting at its end."""
     if task not in _deliveries:
         return
     error, counted = _deliveries[task]
@@ -274,11 +277,11 @@ def _settle(task: asyncio.Task[Any]) -> None:
 
 
 class Cancellation:
-    """One run's cancellation, in the tree of runs. `tasks` returns the run's active tasks.
+    """The cancellation of one run, as a node in the tree of runs. `tasks` returns the run's active tasks.
 
     Cancelling marks this run and every run below it, then cancels their tasks, children first. Each call
     rolls back and publishes its end before the call around it unwinds. A run that was already cancelled
-    keeps its reason, and is not disturbed while it unwinds.
+    keeps its reason, and is not cancelled again while it unwinds.
     """
 
     __slots__ = ("_children", "_parent", "_tasks", "_watchers", "cancelled", "reason")
@@ -326,7 +329,7 @@ class Cancellation:
             each._stop(done)
 
     def _mark(self, reason: str, stopping: list[Cancellation]) -> None:
-        """Mark this run and every run below it as cancelled, and list them, children first."""
+        """Mark this run and every run below it as cancelled, and append each to `stopping`, children first."""
         self.cancelled = True
         self.reason = reason
         for child in self._children:
@@ -347,7 +350,7 @@ class Cancellation:
 
 
 NO_RUN = Cancellation(tuple)
-"""Never cancelled: the run of work that only its task's cancellation stops."""
+"""A cancellation that never happens, for work that is stopped only through its task."""
 
 
 def _tell(watcher: Watcher) -> None:

@@ -1,6 +1,6 @@
-"""Clocks: the only seam through which Handrail reads the time.
+"""Clocks: the only way in which Handrail reads the time.
 
-Tests inject their own clock; nothing else in the package asks the system for the time.
+Tests inject a clock of their own. No other module of the package reads the system's time.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class Clock(Protocol):
-    """The time of day, for people and records, and a monotonic time, for measuring durations."""
+    """A source of the time of day, for people and records, and of monotonic time, for measuring durations."""
 
     def now(self) -> datetime:
-        """Return the time of day in UTC. It may jump, since a machine's clock can be set."""
+        """Return the time of day in UTC. It can jump, because a machine's clock can be set."""
         ...
 
     def monotonic(self) -> float:
-        """Return seconds that never go backwards. Only differences have a meaning."""
+        """Return a number of seconds that never decreases. Only differences between two results are meaningful."""
         ...
 
 

@@ -12,15 +12,15 @@ _CENTURIES = 1000 * 365.25 * 24 * 3600.0
 
 
 def is_span(seconds: object) -> bool:
-    """Return whether this is a positive number of seconds that dates can represent."""
+    """Return whether a value is a positive number of seconds that dates can represent."""
     return not isinstance(seconds, bool) and isinstance(seconds, int | float) and 0 < seconds <= _CENTURIES
 
 
 class Deadline:
     """The time by which a run must have ended.
 
-    `at` is UTC, for records and tickets. The monotonic distance to it is measured once, when the deadline is
-    made, and that is what is enforced: setting the machine's clock neither shortens nor lengthens a run. With
+    `at` is in UTC, for records and tickets. The monotonic time until then is measured once, when the deadline is
+    created, and is what is enforced: setting the machine's clock neither shortens nor lengthens a run. With
     `pauses_for_people`, time between `pause()` and `resume()` does not count. Pauses nest.
     """
 
@@ -51,17 +51,15 @@ class Deadline:
         if not is_span(seconds):
             if type(seconds) in (int, float) and seconds > _CENTURIES:
                 raise DefinitionError(
-                    f"a deadline after {seconds} seconds lies beyond the calendar. "
+                    f"a deadline after {seconds} seconds is too far in the future. "
                     "Leave it out for a run without a deadline."
                 )
-            raise DefinitionError(
-                f"a deadline after {seconds} seconds is not a deadline. Pass a positive number."
-            )
+            raise DefinitionError(f"a deadline after {seconds} seconds is invalid. Pass a positive number.")
         at = clock.now() + timedelta(seconds=seconds)
         return cls(at, clock=clock, pauses_for_people=pauses_for_people)
 
     def remaining(self) -> float:
-        """Return the seconds left, negative once the deadline has passed."""
+        """Return the number of seconds left, which is negative once the deadline has passed."""
         now = self._paused_at if self._pauses else self._clock.monotonic()
         return self._ends - now
 
@@ -75,7 +73,7 @@ class Deadline:
         return self.remaining() <= 0
 
     def check(self, doing: str) -> None:
-        """Raise `DeadlineExceededError` if the deadline has passed. `doing` names what was not done."""
+        """Raise `DeadlineExceededError` if the deadline has passed. `doing` describes what was not done in time."""
         if self.remaining() <= 0:
             raise DeadlineExceededError(self.at, doing)
 
@@ -88,7 +86,7 @@ class Deadline:
         self._pauses += 1
 
     def resume(self) -> None:
-        """Continue the deadline once there has been a `resume` for every `pause`."""
+        """Let the deadline continue, once `resume` has been called as often as `pause`."""
         if self._pauses == 0:
             return
         self._pauses -= 1

@@ -24,7 +24,7 @@ CallStatus = Literal["ok", "error", "denied", "cancelled", "timed out", "invalid
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """Base of the events that only Handrail itself publishes."""
+    """Base class of the events that only Handrail itself publishes."""
 
 
 class ToolStarted(Fact, frozen=True, gc=False):
@@ -39,7 +39,7 @@ class ToolStarted(Fact, frozen=True, gc=False):
 
 
 class ToolInvoked(Fact, frozen=True):
-    """A call is over, with this result."""
+    """A call has ended with this result."""
 
     call_id: str
     tool: str
@@ -51,9 +51,9 @@ class ToolInvoked(Fact, frozen=True):
     seconds: float
     attempts: int
     stale: tuple[str, ...]
-    """Slices and paths that the call had read and somebody else changed before it committed."""
+    """The slices and paths that the call had read, and that somebody else changed before the call committed."""
     error: BaseException | None
-    """The exception with its traceback, for telemetry. Never shown to a model."""
+    """The exception with its traceback, for telemetry. It is never shown to a model."""
     run_context: RunContext
 
 
@@ -81,7 +81,7 @@ class Progress(Fact, frozen=True):
 
 
 class Emitted(Fact, frozen=True):
-    """A tool published an event of its own. It is published under the tool's name."""
+    """A tool published its own event, which is wrapped in this one under the tool's name."""
 
     call_id: str
     tool: str
@@ -110,19 +110,19 @@ class ApprovalDecided(Fact, frozen=True):
     run_context: RunContext
     how: DecidedBy = "asked"
     remembered: str | None = None
-    """The id of the remembered decision that decided the request, if one did."""
+    """The id of the remembered decision that decided the request; None if another way decided it."""
 
 
 class ApprovalRemembered(Fact, frozen=True):
     """A decision was remembered for more than one call. It holds in this session until it is revoked."""
 
     id: str
-    """The id to revoke the decision by, derived from the question and its subject."""
+    """The id for revoking the decision. It is derived from the question and its subject."""
     tool: str
     """The tool that the question was about."""
     covers: Literal["exact", "scope"]
     scope: str
-    """What the decision covers, as the text that the person agreed to."""
+    """A description of what the decision covers, which is the text that the person agreed to."""
     approved: bool
     reason: str
     by: str
@@ -130,12 +130,12 @@ class ApprovalRemembered(Fact, frozen=True):
     asked_by: tuple[str, ...]
     """The path of calls that led to the request."""
     key: str
-    """The key of the requests that the decision covers. Valid for this session and its principal only."""
+    """The key of the requests that the decision covers. It is valid only for this session and its principal."""
     run_context: RunContext
 
 
 class ApprovalRevoked(Fact, frozen=True):
-    """A remembered decision was revoked. The event belongs to no run, since it comes from outside."""
+    """A remembered decision was revoked. The event comes from outside, so it belongs to no run."""
 
     id: str
     tool: str
@@ -155,7 +155,7 @@ class QuestionAsked(Fact, frozen=True):
 
 
 class QuestionAnswered(Fact, frozen=True):
-    """A question is over: answered, declined, cancelled or timed out."""
+    """A question was closed: answered, declined, cancelled or timed out."""
 
     question_id: str
     call_id: str
@@ -177,7 +177,7 @@ class PromptRendered(Fact, frozen=True):
 
 
 class MessageAdded(Fact, frozen=True):
-    """A message was added to a conversation. A session's conversations are made of these."""
+    """A message was added to a conversation. The conversations of a session consist of these events."""
 
     conversation: str
     message: Message
@@ -202,20 +202,20 @@ class ModelRequested(Fact, frozen=True):
 
 
 class ModelResponded(Fact, frozen=True):
-    """A model has answered."""
+    """A model has answered a request."""
 
     model: str
     stop_reason: StopReason
     usage: Usage
     cost: Decimal | None
-    """In US dollars; None if the price is unknown."""
+    """The cost in US dollars; None if the price is unknown."""
     seconds: float
     attempt: int
     run_context: RunContext
 
 
 class ModelFailed(Fact, frozen=True):
-    """A request failed. What it had streamed until then does not count."""
+    """A request to a model failed. What the model had streamed until then is discarded."""
 
     model: str
     attempt: int
@@ -240,7 +240,7 @@ class ThinkingDelta(Fact, frozen=True, gc=False):
 
 
 class CallDelta(Fact, frozen=True, gc=False):
-    """A piece arrived of a call that the model is writing, in a streamed run. The first piece has the `name`."""
+    """A piece of a call arrived that the model is writing, in a streamed run. The first piece has the `name`."""
 
     index: int
     call_id: str
@@ -250,7 +250,7 @@ class CallDelta(Fact, frozen=True, gc=False):
 
 
 class Advised(Fact, frozen=True):
-    """The model was given advice or told what is missing; or the provider or checker raised."""
+    """The model was given advice or told what is missing, or a provider or checker raised an error."""
 
     kind: Literal["feedback", "completion"]
     by: str
@@ -260,11 +260,11 @@ class Advised(Fact, frozen=True):
 
 
 class PromptExecuted(Fact, frozen=True):
-    """A run is over."""
+    """A run has ended."""
 
     prompt: str
     stop_reason: str
-    """Why the run ended; `failed: ...` or `cancelled` if there is no response."""
+    """The reason for which the run ended; `failed: ...` or `cancelled` if there is no response."""
     usage: Usage
     cost: Decimal | None
     run_context: RunContext

@@ -6,16 +6,16 @@ import secrets
 from collections.abc import Callable
 
 NewId = Callable[[], str]
-"""Makes a new id. Injected wherever one is made, so that tests can number theirs."""
+"""A function that returns a new id. It is injected wherever ids are created, so that tests can number theirs."""
 
 
 def random_id() -> str:
-    """Return 128 random bits in hex, safe in a URL and in a file name."""
+    """Return 128 random bits in hex, which are safe in a URL and in a file name."""
     return secrets.token_hex(16)
 
 
 Chance = Callable[[], float]
-"""Returns a number from 0 to 1. Injected wherever something is random, so that tests can choose it."""
+"""A function that returns a number from 0 to 1. It is injected wherever chance is needed, so that tests can choose."""
 
 
 def random_fraction() -> float:

@@ -1,7 +1,7 @@
-"""Messages between a run and its model: the conversation, requests, the parts of an answer, usage.
+"""Messages between a run and its model: the conversation, requests, the parts of an answer, and usage.
 
-A conversation is a `Sent[Message]`: it only grows, and what was once encoded for a wire is kept as
-bytes, so that the cost of a turn does not grow with the conversation.
+A conversation is a `Sent[Message]`, which only grows. Each message is encoded once for a wire and kept as bytes, so
+that the cost of a turn does not grow with the conversation.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ T = TypeVar("T")
 
 
 class CallAsked(msgspec.Struct, frozen=True):
-    """One tool call in a model's message, as the model wrote it and not yet checked."""
+    """One tool call in a model's message, as the model wrote it. It has not been checked yet."""
 
     id: str
     name: str
     arguments: str
-    """JSON text, or whatever the model sent instead."""
+    """The arguments as JSON text, or whatever the model sent instead."""
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """Data that a provider wants back unchanged, such as signed thoughts. Only the provider's own wire reads it."""
+    """Data that a provider requires back unchanged, such as signed thinking. Only that provider's wire reads it."""
 
     wire: str
     data: bytes
@@ -47,7 +47,7 @@ class UserMessage(msgspec.Struct, frozen=True, tag="user"):
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
-    """What the model said, and the calls it asks for."""
+    """A message from the model: its text, and the calls that it requests."""
 
     text: str = ""
     calls: tuple[CallAsked, ...] = ()
@@ -55,18 +55,18 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
 
 
 class CallAnswered(msgspec.Struct, frozen=True):
-    """The single result of one call."""
+    """The result of one call."""
 
     id: str
     name: str
     text: str
     failed: bool = False
     shows: tuple[str, ...] = ()
-    """The tools that are offered from this message on."""
+    """The names of the tools that are offered from this message on."""
 
 
 class ToolMessage(msgspec.Struct, frozen=True, tag="tool"):
-    """The results of a turn: one for every call of the preceding message, in the same order."""
+    """The results of one turn, with one for every call of the preceding message, in the same order."""
 
     results: tuple[CallAnswered, ...]
 
@@ -79,7 +79,7 @@ class ToolMessage(msgspec.Struct, frozen=True, tag="tool"):
 Message = UserMessage | AssistantMessage | ToolMessage
 
 Encode = Callable[[Any], bytes]
-"""Encodes one item as JSON for one wire, as one element or several with commas between them."""
+"""A function that encodes an item as JSON for one wire, as one element or as several with commas between them."""
 
 
 class Sent(Generic[T]):
@@ -111,13 +111,13 @@ class Sent(Generic[T]):
                     written += b","
                 written += encode(item)
         except BaseException:
-            del written[whole:]  # otherwise the items before the invalid one would be written again
+            del written[whole:]  # otherwise the items before the invalid one would be added twice
             raise
         self._encoded[encode] = (len(items), written)
         return bytes(written)
 
     def since(self, start: int) -> list[T]:
-        """Return the items from index `start` on."""
+        """Return the items from index `start` to the end."""
         return self._items[start:]
 
     def copy(self) -> Sent[T]:
@@ -142,11 +142,11 @@ class Sent(Generic[T]):
 # --- the parts of an answer --------------------------------------------------------------------
 
 StopReason = Literal["done", "calls", "length", "refused"]
-"""Why a model stopped: it was done, it wants calls run, it reached the length limit, or it refused to answer."""
+"""The reason for which a model stopped: it is done, requests calls, reached the length limit, or refused to answer."""
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts, as the provider reported them."""
+    """Token counts as the provider reported them."""
 
     input: int = 0
     """All input tokens, including those read from the provider's cache."""
@@ -173,7 +173,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class SentPart(msgspec.Struct, frozen=True):
-    """The request was sent. Has its body without secrets, and the headers of the response."""
+    """The request was sent. This part has its body without secrets, and the headers of the response."""
 
     body: bytes
     headers: dict[str, str]
@@ -205,7 +205,7 @@ class CallPart(msgspec.Struct, frozen=True):
 
 
 class UsagePart(msgspec.Struct, frozen=True):
-    """Token counts of the request. If there are several, the last one counts."""
+    """The token counts of the request. If there are several such parts, the last one counts."""
 
     usage: Usage
 
@@ -229,13 +229,13 @@ class Offered(msgspec.Struct, frozen=True):
 
 
 class ModelRequest(msgspec.Struct, frozen=True):
-    """One request to a model: the conversation so far, the tools, and the wanted output."""
+    """One request to a model: the conversation so far, the tools, and the required output."""
 
     system: str
     messages: Sent[Message]
     tools: Sent[Offered]
     output: Schema[Any] | None = None
-    """The schema of the answer, if the provider can enforce it."""
+    """The schema of the answer; None unless the provider can enforce it."""
     temperature: float | None = None
     max_tokens: int | None = None
     stream: bool = False
@@ -254,19 +254,19 @@ class Price(msgspec.Struct, frozen=True):
 
 
 class Traits(msgspec.Struct, frozen=True):
-    """What a model's provider supports, and its price."""
+    """The features that a model's provider supports, and the model's price."""
 
     price: Price | None = None
-    """None to look it up in the price table."""
+    """The model's price; None to look it up in the price table."""
 
     native_output: bool = False
     """Whether the provider can enforce a JSON Schema. Otherwise the answer is requested as a tool call."""
 
 
 class Model(Protocol):
-    """A model: a name, its traits, and one method that returns a stream of parts.
+    """A model, which has a name, traits, and one method that returns a stream of parts.
 
-    The stream ends in a `StopPart`, or raises a `ModelError`. Ending it early, by cancellation or
+    The stream ends with a `StopPart`, or raises a `ModelError`. Ending it early, by cancellation or
     `aclose()`, closes the connection.
     """
 

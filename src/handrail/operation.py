@@ -1,7 +1,7 @@
-"""`Operation`: what a waiting verb returns, runnable from sync and async code.
+"""`Operation`: the return value of every verb that waits. It can be run from sync and async code.
 
 `await` it, start it in a task group, or call `.wait()` where there is no event loop: in a script, in
-a synchronous handler, in a thread of your own. Each verb is written once; there are no `_sync` twins.
+a synchronous handler, or in a thread of your own. Each verb is written once; there are no `_sync` variants.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Home:
         """End the call's operations and refuse later ones. Must be called on the loop's own thread."""
         self.closed = True
         if self._live:
-            # The members of a gather are left to the gather, which ends each of them once and waits for them.
+            # The members of a gather are left to the gather, which cancels each of them once and waits for them.
             spared = {asyncio.current_task(self.loop), *(self._owned or ())}
             innermost = {scope.task: scope for scope in self._live.values()}
             for task, scope in innermost.items():
@@ -70,7 +70,7 @@ class Home:
         if asyncio.get_running_loop() is not self.loop:
             raise OperationError(
                 operation.name,
-                "it was awaited on another event loop than its call's. Await it in the handler itself; "
+                "it was awaited on a different event loop than its call's. Await it in the handler itself; "
                 "from a thread with a loop of its own call `.wait()` outside that loop.",
             )
         live = self._live
@@ -94,7 +94,7 @@ class Home:
 
     @contextlib.contextmanager
     def own(self, tasks: Sequence[asyncio.Task[Any]]) -> Generator[None]:
-        """Leave these tasks to their owner if the home is closed during the block."""
+        """Exempt these tasks from being cancelled if the home is closed during the block. Their owner ends them."""
         owned = self._owned
         if owned is None:
             owned = self._owned = set()
@@ -106,7 +106,7 @@ class Home:
 
 
 class Operation(Coroutine[Any, Any, T]):
-    """Work that is described but not started.
+    """A piece of work that has been described but not started.
 
     - *Cold*: nothing happens until it is awaited, started in a task group, or waited for.
     - *Single-use*: a second use raises `OperationUsedTwice`.
@@ -141,7 +141,7 @@ class Operation(Coroutine[Any, Any, T]):
         return self
 
     def wait(self) -> T:
-        """Run to the end from synchronous code, and return the operation's value or raise its error.
+        """Run the operation from synchronous code, and return its value or raise its error.
 
         Inside a call it runs on the call's own loop, from any thread. In a script it runs on one
         background loop that all operations share. Ctrl-C cancels it, waits for its cleanup, and then
@@ -169,7 +169,7 @@ class Operation(Coroutine[Any, Any, T]):
         return home.run(self, factory)
 
     def give_up(self) -> Callable[[], Coroutine[Any, Any, T]]:
-        """Hand the work over to another operation. This operation then counts as used."""
+        """Return the work for another operation to run. This operation then counts as used."""
         factory, home = self._take(), self.home
         return factory if home is None else lambda: home.run(self, factory)
 
@@ -237,13 +237,13 @@ class Operation(Coroutine[Any, Any, T]):
 
     def __bool__(self) -> NoReturn:
         if self._in_task or _is_a_tasks(self):
-            # From Python 3.12 on, the repr of a task tests its coroutine like this.
+            # From Python 3.12 on, the repr of a task tests its coroutine for truth.
             return True  # pyright: ignore[reportGeneralTypeIssues]  # for a type checker there is none
         self._factory = None  # the error says enough, so no warning is needed
         raise OperationHasNoTruth(
             self.name,
             "it was used as a condition, but it has not run yet and has no truth value. "
-            "Write `await` before it, or `.wait()` behind it in synchronous code.",
+            "Write `await` before it, or `.wait()` after it in synchronous code.",
         )
 
     def __del__(self) -> None:
@@ -256,12 +256,12 @@ class Operation(Coroutine[Any, Any, T]):
                 source=self,
             )
 
-    if not TYPE_CHECKING:  # a type checker knows that there is no such attribute
+    if not TYPE_CHECKING:  # type checkers know that there is no such attribute
 
         def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(
-                f"operation {self.name} has no {name!r}: it stands for what will come, and has not run yet. "
-                "Write `await` before it, or `.wait()` behind it in synchronous code."
+                f"operation {self.name} has no {name!r}: it is an operation that has not run yet. "
+                "Write `await` before it, or `.wait()` after it in synchronous code."
             )
 
     def __repr__(self) -> str:
@@ -269,7 +269,7 @@ class Operation(Coroutine[Any, Any, T]):
 
 
 def _is_a_tasks(operation: Operation[Any]) -> bool:
-    """Return whether a task of the running loop was made from this operation."""
+    """Return whether a task of the running loop was created from this operation."""
     try:
         tasks = asyncio.all_tasks()
     except RuntimeError:
@@ -289,7 +289,7 @@ def _instance(kind: type[BaseException], value: BaseException | object) -> BaseE
 
 
 async def _begun(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Start the work on its loop instead of on the waiting thread."""
+    """Start the work on its own loop instead of on the waiting thread."""
     return await begin()
 
 
@@ -300,7 +300,7 @@ class Done:
 
     def __await__(self) -> Generator[Any, Any, None]:
         return
-        yield  # makes this a generator, as the protocol requires
+        yield  # makes this function a generator, as the protocol requires
 
     def wait(self) -> None:
         """Do nothing, because the work is already done."""
@@ -370,12 +370,12 @@ async def _gather(
         finally:
             await cancel_and_await(tasks)
     if failed is not None:
-        failed.result()  # raises the task's error, including CancelledError
+        failed.result()  # raises the error of the task, including `CancelledError`
     return tuple(task.result() for task in tasks)
 
 
 async def cancel_and_await(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel these tasks and wait for them. A cancellation that arrives meanwhile is raised afterwards."""
+    """Cancel these tasks and wait for them. A cancellation of the caller in the meantime is raised afterwards."""
     cancelled: asyncio.CancelledError | None = None
     unfinished: list[asyncio.Task[Any]] = [task for task in tasks if not task.done()]
     for task in unfinished:
@@ -388,6 +388,6 @@ async def cancel_and_await(tasks: Sequence[asyncio.Task[Any]]) -> None:
         unfinished = [task for task in unfinished if not task.done()]
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # retrieved and dropped, because the tasks were cancelled on purpose
+            task.exception()  # the results are dropped, because the tasks were cancelled on purpose
     if cancelled is not None:
         raise cancelled

@@ -66,14 +66,14 @@ class Place(msgspec.Struct, frozen=True):
     parent: Place | None = None
     kind: PlaceKind = "run"
     number: int = 0
-    """1-based, in the order of the run; 0 for a step that is not counted."""
+    """The number of the step, counted from 1 in the order of the run; 0 for a step that is not counted."""
     name: str = ""
-    """The name of a question that has a name instead of a number."""
+    """The name of a question that has a name instead of a number; "" for every other step."""
 
     # Text forms.
 
     def __str__(self) -> str:
-        """Return the text with attempts, for journal keys and question ids."""
+        """Return the text of the place with attempts, for journal keys and question ids."""
         return self._text(attempts=True)
 
     def __repr__(self) -> str:
@@ -81,7 +81,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """The text without attempts. It stays the same however often something is tried."""
+        """The text of the place without attempts, which stays the same however often something is tried."""
         return self._text(attempts=False)
 
     def _text(self, attempts: bool) -> str:
@@ -96,7 +96,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Place:
-        """Return the place with this text. Raises `ValueError` if no place has it."""
+        """Return the place with this text. Raises `ValueError` if the text is not that of a place."""
         place, at = RUN, 0
         while at < len(text):
             step = _STEP.match(text, at)
@@ -113,7 +113,7 @@ class Place(msgspec.Struct, frozen=True):
         return place
 
     def id(self, run_id: str) -> str:
-        """Return the id of what happened here: a question, a nested run or a ticket."""
+        """Return the id of the question, nested run or ticket at this place."""
         return f"{run_id}{self}"
 
     @classmethod
@@ -124,7 +124,7 @@ class Place(msgspec.Struct, frozen=True):
         return cls.parse(id[len(run_id) :])
 
     def prefix(self, run_id: str = "") -> str:
-        """Return the prefix that the ids of everything inside the attempts at this call have, and no other ids."""
+        """Return the prefix of the ids of everything inside the attempts at this call. No other id has it."""
         return f"{run_id}{self}{_SIGNS['attempt']}"
 
     # Steps.
@@ -142,7 +142,7 @@ class Place(msgspec.Struct, frozen=True):
         return self._step("run", number)
 
     def question(self, which: int | str) -> Place:
-        """Return the place of the question asked by a verb, by the verb's number or the question's name."""
+        """Return the place of a question, given the number of the verb that asked it or the question's name."""
         if isinstance(which, int):
             return self._step("question", which)
         if not which or which.isdecimal():
@@ -158,7 +158,7 @@ class Place(msgspec.Struct, frozen=True):
         return self._step("answer", number)
 
     def advice(self, number: int) -> Place:
-        """Return the place of the `number`th time that a run's advisers were heard."""
+        """Return the place of the `number`th time that the run asked its advisers."""
         return self._step("advice", number)
 
     @property
@@ -221,7 +221,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def outermost_call(self) -> Place | None:
-        """The run's own call that this place is or lies in; None if the place belongs to the run itself."""
+        """The call of the run itself that this place is or lies in; None if the place belongs to the run itself."""
         place = self
         while place.parent is not None and place.parent.parent is not None:
             place = place.parent
@@ -236,7 +236,7 @@ RUN = Place()
 
 
 def is_in_run(id: str, run_id: str) -> bool:
-    """Return whether `id` is the run's own, or the id of something in one of its calls."""
+    """Return whether `id` is the run's own id, or the id of something in one of its calls."""
     return id == run_id or id.startswith(f"{run_id}{_SIGNS['call']}")
 
 
@@ -248,7 +248,7 @@ def split_run_id(id: str) -> tuple[str, Place]:
 
 
 def leading_call(text: str) -> int | None:
-    """Return the number of the call that a key or a place begins with; None if it belongs to the run itself."""
+    """Return the number of the call with which a key or a place begins; None if it belongs to the run itself."""
     found = _LEADING_CALL.match(text)
     return None if found is None else int(found[1])
 

@@ -26,7 +26,7 @@ from handrail.errors import LoopGone
 T = TypeVar("T")
 
 _IDLE_SECONDS = 30.0
-"""How long an idle thread is kept for its next job, in seconds."""
+"""Seconds for which an idle thread is kept for its next job."""
 
 
 async def run_in_thread(function: Callable[[], T]) -> T:
@@ -44,7 +44,7 @@ async def run_in_thread(function: Callable[[], T]) -> T:
 
 
 async def call_either(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Call an async function in this task, or a plain function in a thread."""
+    """Call an async function in this task, or a plain function in a thread, and return its value."""
     if inspect.iscoroutinefunction(function):
         return await function(*given, **named)
     value = await run_in_thread(lambda: function(*given, **named))
@@ -52,7 +52,7 @@ async def call_either(function: Callable[..., Any], *given: Any, **named: Any) -
 
 
 def threads_at_work(loop: asyncio.AbstractEventLoop) -> int:
-    """Return how many functions started by `run_in_thread` on this loop have not returned yet."""
+    """Return the number of functions started by `run_in_thread` on this loop that have not returned yet."""
     return sum(job.loop is loop for job in list(_running))
 
 
@@ -79,7 +79,7 @@ class _Job:
         try:
             value = self.context.run(self.function)
         except StopIteration as stop:
-            # A future can't carry StopIteration; an async function converts it, too.
+            # A future can't carry `StopIteration`. It is converted as an async function would.
             error = RuntimeError("the function raised StopIteration")
             error.__cause__ = stop
         except BaseException as raised:
@@ -87,12 +87,12 @@ class _Job:
         try:
             self.loop.call_soon_threadsafe(self._settle, value, error)
         except RuntimeError:
-            _running.discard(self)  # the loop is closed, and nobody waits
+            _running.discard(self)  # the loop is closed, so nobody waits for the outcome
         finally:
-            error = None  # its traceback refers to this frame, which would be a cycle
+            error = None  # breaks a cycle: the error's traceback refers to this frame
 
     def _settle(self, value: Any, error: BaseException | None) -> None:
-        # Only now, on the loop: virtual time must not advance while an outcome is on its way.
+        # The job ends here, on the loop, because virtual time must not advance while an outcome is on its way.
         _running.discard(self)
         if self.future.done():
             return
@@ -159,7 +159,7 @@ def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], name: 
         if started:
             started[0].cancel()
         else:
-            work.close()  # interrupted before it was handed over
+            work.close()  # interrupted before the work was handed over
             outcome.set_exception(asyncio.CancelledError())
 
     try:
@@ -184,7 +184,7 @@ def _hand_over(
 
 
 _LOOK_SECONDS = 1.0
-"""How often a waiting thread checks whether its loop is still alive, in seconds."""
+"""Seconds between two checks of a waiting thread whether its loop is still alive."""
 
 
 def _outcome_of(outcome: concurrent.futures.Future[T], loop: asyncio.AbstractEventLoop, name: str) -> T:
@@ -193,7 +193,7 @@ def _outcome_of(outcome: concurrent.futures.Future[T], loop: asyncio.AbstractEve
             return outcome.result(timeout=_LOOK_SECONDS)
         except TimeoutError:
             if outcome.done():
-                return outcome.result()  # it ended just now, or this is the work's own error
+                return outcome.result()  # the loop ended just now, or this is the work's own error
             if loop.is_closed():
                 raise LoopGone(name, "the event loop it belongs to ended while it ran.") from None
 
@@ -212,7 +212,7 @@ _background_lock = threading.Lock()
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """Return the loop that all scripts share. Work started by one `.wait()` continues after it."""
+    """Return the event loop that all `.wait()` calls of a script share. Its tasks continue between the calls."""
     global _background
     with _background_lock:
         if _background is None:
@@ -230,18 +230,18 @@ def _run_background(loop: asyncio.AbstractEventLoop) -> None:
         try:
             loop.run_forever()
         except (SystemExit, KeyboardInterrupt):
-            # Raised by some work. asyncio stops the loop on it; the waiter of that work receives it.
+            # The work raised this. asyncio stops the loop on it, and the waiter of the work receives it.
             continue
         return
 
 
 _EXIT_SECONDS = 2.0
-"""How long the remaining work on the background loop may take to clean up at exit, in seconds."""
+"""Maximum seconds for the remaining work on the background loop to clean up at exit."""
 
 
 def _end_background(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
     if loop is not _background:
-        return  # a forked child, in which the loop's thread does not exist
+        return  # in a forked child, the loop's thread does not exist
 
     async def end() -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -251,7 +251,7 @@ def _end_background(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -
             await asyncio.wait(others, timeout=_EXIT_SECONDS)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_SECONDS):
-                await loop.shutdown_asyncgens()  # including generators that hold connections open
+                await loop.shutdown_asyncgens()  # this includes generators that hold connections open
         loop.stop()
 
     asyncio.run_coroutine_threadsafe(end(), loop)

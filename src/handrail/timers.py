@@ -1,4 +1,4 @@
-"""Cheap timers: a heap of due times, and one timer of the event loop for all of them."""
+"""Cheap timers: a heap of due times, with one timer of the event loop for all of them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import msgspec
 from handrail.threads import forget_closed
 
 _FEW = 64
-"""How many stopped timers may stay in the heap before they are removed."""
+"""Maximum number of stopped timers in the heap before they are removed."""
 
 
 class Timer(msgspec.Struct, eq=False):
-    """Calls a function at a given time, unless it is stopped before. It can be paused."""
+    """A timer that calls a function at a given time, unless it is stopped before. It can be paused."""
 
     _timers: Timers
     _call: Callable[[], object] | None
@@ -28,7 +28,7 @@ class Timer(msgspec.Struct, eq=False):
     _has_fired: bool = False
 
     def stop(self) -> bool:
-        """Stop the timer, so that it never fires. Returns True, once, if it has already fired."""
+        """Stop the timer, so that it never fires. Returns whether it has already fired; a second call returns False."""
         if self._call is not None:
             self._call = None
             if self._left is None:
@@ -44,7 +44,7 @@ class Timer(msgspec.Struct, eq=False):
             self._timers.count_stopped()
 
     def resume(self) -> None:
-        """Continue with the time that was left, once there has been a `resume` for every `pause`."""
+        """Continue with the remaining time, once `resume` has been called as often as `pause`."""
         self._pauses -= 1
         if self._pauses == 0 and self._call is not None and self._left is not None:
             self._when = self._timers.loop.time() + self._left
@@ -91,8 +91,8 @@ class Timers:
     ) -> Timer:
         """Start a timer that calls `call` after this many seconds.
 
-        When the time has come, `extend` is called. It returns how many more seconds to wait; zero or less
-        means that the timer fires.
+        When they have passed, `extend` is called. If it returns a positive number, the timer waits that many more
+        seconds; otherwise it fires.
         """
         when = self.loop.time() + seconds
         timer = Timer(self, call, seconds, when, extend)
@@ -106,7 +106,7 @@ class Timers:
             self._schedule(when)
 
     def count_stopped(self) -> None:
-        """Note that an entry of the heap is no longer valid. Such entries are removed once there are many."""
+        """Count an entry of the heap that is no longer valid. Such entries are removed once there are many."""
         self._stopped += 1
         if self._stopped > _FEW and self._stopped * 2 > len(self._heap):
             self._heap = [entry for entry in self._heap if entry[2].is_due(entry[0])]

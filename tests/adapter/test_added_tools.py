@@ -101,7 +101,7 @@ async def test_a_resumed_run_is_given_them_again_or_says_which_are_missing(tmp_p
     with pytest.raises(RunParked) as parked:
         await adapter.evaluate(PROMPT, "go", run_id="run", tools=[choose])
     journal.questions.answer(answer_to(parked.value.questions[0], {"number": 3}))
-    with pytest.raises(RunError, match=r"was not given choose.*resume\(\.\.\., tools="):
+    with pytest.raises(RunError, match=r"were not passed: choose\. .*resume\(\.\.\., tools="):
         await adapter.resume("run", PROMPT)
     assert (await journal.runs.get("run")).status == "parked"
     stream = adapter.resume_stream("run", PROMPT, tools=[choose])

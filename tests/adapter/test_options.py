@@ -87,7 +87,7 @@ TAKEN_BY: dict[Any, Callable[..., Any]] = {
 )
 def test_a_value_of_the_wrong_type_is_refused_by_the_name_of_its_argument(kind: Any, name: str) -> None:
     """Whatever an argument is, a value that it can't have is refused at the call, and the error says what to give."""
-    said = rf"^(a {name.replace('_', ' ')} of|{name} is) .*\. (Give|Make one) "
+    said = rf"^((?:a|the) {name.replace('_', ' ')}|{name} is) .*\. Pass "
     with pytest.raises(DefinitionError, match=said):
         TAKEN_BY[kind](**{name: -5})
 
@@ -100,14 +100,14 @@ def test_a_text_is_not_taken_for_a_list(name: str) -> None:
 
 def test_a_class_is_not_taken_for_what_it_makes() -> None:
     with pytest.raises(
-        DefinitionError, match=r"^journal is the class MemoryJournal\. Make one: MemoryJournal\(\)\.$"
+        DefinitionError, match=r"^journal is the class MemoryJournal\. Pass an instance: MemoryJournal\(\)\.$"
     ):
         open_gate(journal=MemoryJournal)  # pyright: ignore[reportArgumentType]
 
 
 def test_limits_of_a_worker_are_checked(tmp_path: Any) -> None:
     registry = sound(tmp_path, main=PLAIN)
-    with pytest.raises(DefinitionError, match=r"^deadline is a int"):
+    with pytest.raises(DefinitionError, match=r"^deadline is an int"):
         registry.run("main", "hi", model=ScriptedModel(["x"]), deadline=5)  # pyright: ignore[reportArgumentType]
 
 

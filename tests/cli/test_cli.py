@@ -104,7 +104,7 @@ def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said:
             "can't import 'broken': ModuleNotFoundError",
         ),
         (["run", "team/hello.md", "x", "--journal", "/dev/null/x"], "can't create the journal"),
-        (["run", "team/hello.md", "x", "--journal", "a.db", "--no-journal"], "Pass one of them"),
+        (["run", "team/hello.md", "x", "--journal", "a.db", "--no-journal"], "Pass only one of them"),
         (["run", "team/hello.md"], "the input is empty"),
         (["run", "nowhere/main.md", "x"], "handrail new nowhere"),
         (["run", "team/none", "x"], "there is no worker 'none'"),

@@ -356,7 +356,7 @@ def test_presence_follows_the_environment():
 
 def test_the_narrower_contexts_say_what_was_missing():
     """A narrower context whose capability is missing raises an error that names the capability."""
-    with pytest.raises(AssertionError, match="only in which a person can be asked"):
+    with pytest.raises(AssertionError, match="only where somebody can be asked"):
         UserContext(headless_context()._source).wait_for  # noqa: B018
     with pytest.raises(AssertionError, match="only where there is a model"):
         AgentContext(headless_context()._source).prompt_model  # noqa: B018

@@ -459,14 +459,14 @@ def test_an_operation_of_a_call_is_refused_on_another_loop() -> None:
     async def main() -> None:
         rig = Rig([outer, inner])
         result = await rig.call("outer")
-        assert "another event loop than its call's" in result.message
+        assert "a different event loop than its call's" in result.message
         rig.assert_paired()
 
     asyncio.run(main())
 
 
 def test_what_a_failed_inner_call_read_counts_for_the_outer_one() -> None:
-    """If each of two calls found the other's file missing in a failed inner call, they can't both succeed."""
+    """A failed inner call's reads count for the outer call: of two calls that saw each other's file free, one claims."""
 
     async def main() -> None:
         meeting = asyncio.Barrier(2)

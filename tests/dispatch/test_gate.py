@@ -741,7 +741,7 @@ def test_gate_works_from_a_script() -> None:
 
 
 def test_facts_are_the_only_trace_of_a_failed_call() -> None:
-    """A failed call leaves its events and nothing else (law 2)."""
+    """A failed call leaves its events and nothing else."""
 
     async def main() -> None:
         async def fails(text: str, context: ToolContext) -> None:

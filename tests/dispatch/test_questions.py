@@ -399,7 +399,7 @@ class Returns(Person):
         (Person(answers={"pick": 1}, forge="digest"), "declined", "no answer that fits after 3 tries"),
         (Person(answers={"pick": 1}, forge="principal"), "declined", "no answer that fits after 3 tries"),
         (Person(answers={"pick": "x"}), "declined", "no answer that fits after 3 tries"),
-        (Person(), "declined", "no answer is laid out for 'pick'"),
+        (Person(), "declined", "no answer was prepared for 'pick'"),
     ],
     ids=range(10),
 )

@@ -205,7 +205,7 @@ def check(programs: Programs) -> None:
 def test_any_interleaving_is_as_if_one_after_another(
     calls: list[tuple[int, Spec]], cancels: list[int]
 ) -> None:
-    """Laws 2 and 3 hold for parallel, nested, failing, timed-out and cancelled calls."""
+    """Parallel, nested, failing and cancelled calls leave the state that the successful ones leave one by one."""
 
     async def main() -> None:
         programs = Programs()

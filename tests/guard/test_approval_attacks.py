@@ -236,7 +236,7 @@ SCENES: list[tuple[Callable[[Desk], Any], str]] = [
     (of_another_session, DIGEST),
     (of_another_sessions_principal, "'ada' may not answer it"),
     (late, "there is no such question"),
-    (late_by_a_hair, "it "),
+    (late_by_a_hair, "expired"),
     (after_another_answer, "it is over: answered"),
     (that_remembers_more, "it is over: answered"),
     (after_it_was_withdrawn, "there is no such question"),

@@ -295,7 +295,7 @@ async def test_what_before_did_to_the_world_is_named_when_nobody_answers() -> No
     rig = Rig([card_game(effect="irreversible")], environment=Person())
     result = await rig.call("pick_card")
     assert result.message == (
-        "pick_card.client failed: question 'pick_card': declined: no answer is laid out for 'pick_card'. "
+        "pick_card.client failed: question 'pick_card': declined: no answer was prepared for 'pick_card'. "
         "Could not be undone: pick_card.before. Find out what it changed before you do it again."
     )
     [back] = rig.rolled_back("pick_card")
@@ -716,7 +716,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"after": other_private}, "what its `before` keeps private is Deck and the first of its `after`"),
     ({"after": forgets_the_answer}, "its `after` takes 1 arguments beside `context`, but is called with 2"),
     ({"after": gives_text}, "its `after` returns str"),
-    ({"after": takes_whatever}, "nothing says what the answer is"),
+    ({"after": takes_whatever}, "the type of the answer is not given"),
     ({"answer": Offer}, "its `answer` is Offer and the answer its `after` takes is annotated Pick"),
     ({"effect": "compensable"}, "effect='compensable' and a `compensate` handler belong together"),
     ({"effect": "harmless"}, "effect is 'harmless'"),
@@ -724,7 +724,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"timeout": 0}, "timeout is 0"),
     (
         {"examples": [ToolExample("One", Deal(1), 7)]},
-        "the output of examples[0] does not fit",
+        "the output of examples[0] is invalid",
     ),
 ]
 
@@ -765,7 +765,7 @@ def test_an_act_is_defined_once_and_before_it_is_used() -> None:
             use([game])  # pyright: ignore
     game.after(settle)
     open_gate([game])
-    with pytest.raises(ToolDefinitionError, match="after it was put to use"):
+    with pytest.raises(ToolDefinitionError, match="after the handoff was used"):
         game.client(first)
 
 

@@ -250,8 +250,8 @@ def test_cents_add_up():
         (lambda tracker: tracker.reserve(tokens=True), "True tokens can't be spent"),
         (lambda tracker: tracker.reserve(tokens="5"), "'5' tokens can't be spent"),
         (lambda tracker: tracker.reserve(tokens=5).settle(tokens=-1), "-1 tokens can't be spent"),
-        (lambda tracker: Budget(tokens=-1), "a budget of -1 tokens is not possible"),
-        (lambda tracker: Budget(money=Decimal("NaN")), "NaN.*money is not possible"),
+        (lambda tracker: Budget(tokens=-1), "a budget of -1 tokens is invalid"),
+        (lambda tracker: Budget(money=Decimal("NaN")), "NaN.*money is invalid"),
         (lambda tracker: Budget(money=float("nan")), "nan money"),
         (lambda tracker: Budget(requests=True), "True requests"),
         (lambda tracker: Budget(tool_calls="5"), "'5' tool_calls.*at least 0, or None"),  # pyright: ignore[reportArgumentType]

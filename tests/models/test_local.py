@@ -295,7 +295,7 @@ async def test_must_call_forces_the_only_tool():
 async def test_a_first_call_that_is_not_offered_is_refused():
     """A forced first call of a tool that is not offered ends the run, with the available tools in the error."""
     with pytest.raises(
-        PromptEvaluationError, match="`first_call` is 'wether', and the tools offered are other"
+        PromptEvaluationError, match="`first_call` is 'wether', which is not among the tools offered: other"
     ):
         await Adapter(LocalModel(first_call="wether")).evaluate(Prompt("p", "Help.", tools=[other]), "hi")
 

@@ -311,7 +311,7 @@ def test_find_python_fails_without_a_usable_python(tmp_path: Path):
     """find-python fails with an error if no Python is usable."""
     result = find_python(tmp_path, {"a/python3": BROKEN})
     assert (result.returncode, result.stdout) == (1, "")
-    assert "No Python >= 3.11 runs here" in result.stderr
+    assert "No Python >= 3.11 was found" in result.stderr
 
 
 def test_find_python_lists_all_and_names_the_missing(tmp_path: Path):

@@ -300,13 +300,13 @@ PLAN = f'[sections."task.plan".body]\n{REPLACES}\n'
             '[tools.weather]\nname = "rain"',
             "`tools.weather` has the key 'name'. It can have 'description', 'examples'.",
         ),
-        (PLAN, "`sections.task.plan.body` has no 'text'. Give it, as a string."),
+        (PLAN, "`sections.task.plan.body` has no 'text'. Add it as a string."),
         (f"{PLAN}text = 3", "`sections.task.plan.body.text` is 3. Make it a string."),
         (
             f'{PLAN}texts = "a"',
             "`sections.task.plan.body` has the key 'texts'. It can have 'replaces', 'text'.",
         ),
-        ('[tools.weather.description]\ntext = "a"', "`tools.weather.description` has no 'replaces'. Give it"),
+        ('[tools.weather.description]\ntext = "a"', "`tools.weather.description` has no 'replaces'. Add it"),
         (
             '[tools.weather.examples]\nreplaces = "0"',
             "`tools.weather.examples` has no examples. Write each under [[tools.weather.examples.example]].",

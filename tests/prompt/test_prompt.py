@@ -120,13 +120,13 @@ SECTIONS: Rows = {
     "key-number": (lambda: section(key=3), "section 'Search': the key 3 is not allowed."),
     "template-number": (
         lambda: section(template=3),
-        "section 'search': the template is a int. Pass a string.",
+        "section 'search': the template is an int. Pass a string.",
     ),
     "template-none": (
         lambda: section(template=None),
         "section 'search': the template is None. Pass a string.",
     ),
-    "summary-number": (lambda: section(summary=3), "section 'search': the summary is a int. Pass a string."),
+    "summary-number": (lambda: section(summary=3), "section 'search': the summary is an int. Pass a string."),
     "title-empty": (lambda: section(title=" "), "section 'search': the title is ' '. Pass one line of text."),
     "title-lines": (
         lambda: section(title="a\nb"),
@@ -294,7 +294,7 @@ PROMPTS: Rows = {
     ),
     "tools-agent": (
         lambda: prompt(tools=[Agent(ScriptedModel([]), "Answer.")]),
-        "prompt 'guide': tools[0] is a Agent. Give it as a tool: agent.as_tool().",
+        "prompt 'guide': tools[0] is an Agent. Give it as a tool: agent.as_tool().",
     ),
     "tools-partial": (
         lambda: prompt(tools=[functools.partial(function, "a")]),
@@ -302,7 +302,7 @@ PROMPTS: Rows = {
     ),
     "policies-other": (
         lambda: prompt(policies=[3]),
-        "prompt 'guide': policies[0] is a int. A policy has a `name`",
+        "prompt 'guide': policies[0] is an int. A policy has a `name`",
     ),
     "feedback-text": (
         lambda: prompt(feedback="often"),
@@ -354,7 +354,7 @@ PROMPTS: Rows = {
     ),
     "field-unused": (
         lambda: prompt(MarkdownSection[Wide]("A", "a", "$city")),
-        "prompt 'guide': no section uses the field 'deep' of Wide. Write $deep where it belongs, or drop the field.",
+        "prompt 'guide': no section uses the field 'deep' of Wide. Write $deep where it belongs, or remove the field.",
     ),
     "function-without-params": (
         lambda: nested(section(enabled=lambda params: True)),

@@ -94,7 +94,7 @@ def test_an_answer_may_be_an_error(error: Exception):
 
 def test_a_question_without_an_answer_is_declined():
     """A question without a prepared answer is declined, and the error names its kind."""
-    with pytest.raises(Declined, match="no answer is laid out for 'pick'") as caught:
+    with pytest.raises(Declined, match="no answer was prepared for 'pick'") as caught:
         user_context({"other": 1}).wait_for("pick", {}, Choice).wait()
     assert caught.value.question == "pick"
 
@@ -125,7 +125,7 @@ def test_a_reply_may_be_a_function_of_the_prompt_or_an_error():
 def test_a_prompt_without_a_reply_says_what_to_lay_out():
     """The error for a prompt without a reply quotes the prompt and says how to prepare one."""
     with pytest.raises(
-        NotSupported, match=r"No reply is laid out for the prompt 'hello': give `agent_context"
+        NotSupported, match=r"No reply was prepared for the prompt 'hello'\. Pass `agent_context"
     ):
         agent_context({"bye": 1}).prompt_model("hello", int).wait()
 
@@ -251,7 +251,7 @@ def test_an_operation_not_awaited_is_not_recorded():
 def test_only_contexts_made_here_have_a_record():
     """`recorded` refuses a context that `handrail.testing` did not make."""
     foreign: Any = object()
-    with pytest.raises(NotSupported, match=r"Only contexts made by `handrail\.testing` keep a record"):
+    with pytest.raises(NotSupported, match=r"Only contexts created by `handrail\.testing` keep a record"):
         recorded(ToolContext(foreign))
 
 

@@ -71,7 +71,7 @@ def test_a_person_who_was_told_nothing_says_no():
     """A person without prepared answers declines approvals and questions."""
     assert said(Person(), asking(kind="approval")).value["approved"] is False
     assert said(Person(), asking()).outcome == "declined"
-    assert said(Person(), asking()).reason == "no answer is laid out for 'pick'"
+    assert said(Person(), asking()).reason == "no answer was prepared for 'pick'"
 
 
 @pytest.mark.parametrize(

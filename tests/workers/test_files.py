@@ -53,7 +53,7 @@ WRONG: list[tuple[str, str, list[tuple[int, str]]]] = [
     ("infinite", "---\nlimits: {money: .inf}\n---\nGo.", [(2, "not a finite number")]),
     ("half a letter", '---\ndescription: "\\ud83d"\n"\\ud83d": 1\n---\nGo.', [(2, "half a letter"), (3, "half a letter")]),
     ("bad name", "---\nname: Main Worker\n---\nGo.", [(2, "'main_worker'")]),
-    ("reserved name", "---\nname: create_worker\n---\nGo.", [(2, "a tool of Handrail")]),
+    ("reserved name", "---\nname: create_worker\n---\nGo.", [(2, "the name of a built-in tool")]),
     ("no instructions", "---\n---\n\n", [(3, "no instructions")]),
     ("missing function", "---\ntools:\n  - files\n  - helo\n---\nGo.", [(4, "Did you mean 'hello'")]),
     ("imported function", "---\ntools: [dumps]\n---\nGo.", [(2, "no function 'dumps'")]),

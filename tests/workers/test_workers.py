@@ -462,13 +462,13 @@ async def test_attachments_reach_the_worker(tmp_path: Path) -> None:
     [
         (["a.txt", "a.txt", "a.txt"], "at most 2"),
         (["a.txt", "./a.txt"], ""),
-        (["big.txt"], "60 bytes and 50 are allowed"),
+        (["big.txt"], "60 bytes, and at most 50 are allowed"),
         (["a.exe"], "only .txt, .bin"),
         (["../out.txt"], "out.txt"),
         (["/etc/passwd.txt"], "passwd"),
         (["missing.txt"], "missing.txt"),
         (["folder.txt"], "is a folder"),
-        (["a\n.txt"], "no name of a file"),
+        (["a\n.txt"], "is not a file name"),
         ([{"name": "a.txt", "base64": "!!"}], "base64"),
     ],
 )

@@ -19,6 +19,7 @@ from handrail.messages import (
     ToolMessage,
     UserMessage,
 )
+from handrail.schema.kinds import describe_kind
 from handrail.session import Session
 
 ROOT = "root"
@@ -191,7 +192,7 @@ def check_well_formed(messages: Iterable[Message]) -> None:
     for number, message in enumerate(messages, 1):
         if not isinstance(message, UserMessage | AssistantMessage | ToolMessage):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
             raise DefinitionError(
-                f"message {number} is a {type(message).__name__}. "
+                f"message {number} is {describe_kind(message)}. "
                 "A history consists of UserMessage, AssistantMessage and ToolMessage."
             )
         if isinstance(message, ToolMessage):

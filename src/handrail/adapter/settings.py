@@ -20,6 +20,7 @@ from handrail.models.prices import Tariff, tariff_of
 from handrail.prompt import OPENER, Prompt
 from handrail.prompt.section import walk
 from handrail.protocols import EventBus, Filesystem, WorkerSource
+from handrail.schema.kinds import describe_kind
 from handrail.session import Session
 from handrail.threads import forget_closed
 from handrail.tools import Tool
@@ -43,7 +44,7 @@ class Retry:
 
     def __post_init__(self) -> None:
         if type(self.attempts) is not int or self.attempts < 1:
-            raise DefinitionError(f"the number of attempts is {self.attempts!r}. Pass at least 1.")
+            raise DefinitionError(f"attempts is {self.attempts!r}. Pass an integer of at least 1.")
         waits = (self.first_wait, self.longest_wait)
         if not all(type(each) in (int, float) for each in waits) or not 0 <= waits[0] <= waits[1]:
             raise DefinitionError(
@@ -157,7 +158,7 @@ def check_prompt(prompt: object) -> None:
     """Raise `DefinitionError` if the argument is not a prompt."""
     if not isinstance(prompt, Prompt):
         raise DefinitionError(
-            f"evaluate takes a Prompt, not a {type(prompt).__name__}. "
+            f"evaluate takes a Prompt, not {describe_kind(prompt)}. "
             'Write `evaluate(Prompt("guide", "Answer briefly."), "the message")`.'
         )
 
@@ -229,7 +230,7 @@ def checked_model(model: Any) -> Model:
 def checked_workers(workers: Any) -> WorkerSource | None:
     if workers is None or callable(getattr(workers, "enter", None)):
         return workers
-    raise DefinitionError(f"workers is a {type(workers).__name__}. Pass WorkerRegistry(folder).")
+    raise DefinitionError(f"workers is {describe_kind(workers)}. Pass WorkerRegistry(folder).")
 
 
 def forward_events(session: Session, *buses: EventBus | None) -> Callable[[], None]:

@@ -13,6 +13,7 @@ from handrail.dispatch.failures import Refused, SignatureMismatch, WrongResult
 from handrail.errors import CapabilityMissing, DepthExceededError, ToolValidationError
 from handrail.operation import Operation
 from handrail.schema import to_json
+from handrail.schema.kinds import describe_kind
 from handrail.spelling import nearest
 from handrail.tools import Tool, ToolResult
 from handrail.tools.effect import refusal
@@ -114,7 +115,7 @@ def check_result(tool: Tool[Any, Any], result: Any) -> None:
     """Check that a handler's result has the declared type and can be shown."""
     given: type[Any] = type(result)  # pyright: ignore[reportUnknownVariableType]  # whatever it returned
     if given is not ToolResult and not issubclass(given, ToolResult):
-        raise SignatureMismatch(f"its handler returned a {type(result).__name__} instead of a ToolResult")
+        raise SignatureMismatch(f"its handler returned {describe_kind(result)} instead of a ToolResult")
     value = result.value
     kind = tool.result_class
     if kind is not None:
@@ -134,4 +135,4 @@ def _described(value: Any) -> str:
     if isinstance(value, Operation):
         value.close()  # the error says enough, so a warning is not needed
         return f"the operation {value.name}, which has not run: its `await` or `.wait()` is missing,"
-    return "None" if value is None else f"a {type(value).__name__}"
+    return "None" if value is None else describe_kind(value)

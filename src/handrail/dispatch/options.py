@@ -15,6 +15,7 @@ from handrail.ids import NewId, random_id
 from handrail.journals import Journal
 from handrail.limits import Budget, BudgetTracker, Lease
 from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, WorkerSource
+from handrail.schema.kinds import describe_kind
 from handrail.session import Session
 
 if TYPE_CHECKING:
@@ -261,7 +262,7 @@ def check_kinds(**given: tuple[object, Any, str]) -> None:
     for name, (value, kind, wanted) in given.items():
         is_letters = kind is Iterable and isinstance(value, str | bytes)
         if value is not None and (is_letters or not isinstance(value, kind)):
-            raise DefinitionError(f"{name} is a {type(value).__name__}. Pass {wanted}.")
+            raise DefinitionError(f"{name} is {describe_kind(value)}. Pass {wanted}.")
 
 
 def _frozen(name: str, value: Any) -> Any:

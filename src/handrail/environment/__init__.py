@@ -1,4 +1,4 @@
-"""Environments: who answers the questions of a run. Any object with `run_mode` and `ask` is an environment.
+"""Environments, which answer the questions of a run. Any object with `run_mode` and `ask` is an environment.
 
 The environments without a person are defined here. The terminal is imported on first use.
 """
@@ -20,7 +20,7 @@ __all__ = ["AgentEnvironment", "HeadlessEnvironment", "LaterEnvironment", "Scree
 
 
 class HeadlessEnvironment(Environment):
-    """An environment without a person. A tool that needs one falls back or fails, and the model is told.
+    """An environment without a person. A tool that needs one uses its fallback or fails, and the model is told.
 
     It has the same effect as having no environment, but makes that explicit.
     """
@@ -44,7 +44,7 @@ class LaterEnvironment(Environment):
     parks = True
 
     async def ask(self, question: Question, /) -> Answer | None:
-        """Leave the question open in the journal."""
+        """Return without an answer, which leaves the question open in the journal."""
         return None
 
 
@@ -66,7 +66,7 @@ class AgentEnvironment(Environment):
             self.adapter = adapter.bound_to
 
     async def ask(self, question: Question, /) -> Answer:
-        """Decline the question, because questions are for people, and a model approves nothing on their behalf."""
+        """Decline the question, because it is meant for a person, and a model approves nothing on a person's behalf."""
         raise Declined(question.name, "a model answers here, and there is nobody to ask")
 
 

@@ -1,6 +1,6 @@
-"""Approval memory: a session's decisions that apply to later calls. They can be listed and revoked, and are recorded.
+"""Approval memory: the decisions of a session that apply to later calls. They can be listed and revoked.
 
-A remembered decision is stored under a key, and covers the requests that have this key among their own. The
+A remembered decision is recorded under a key, and covers the requests that have this key among their own. The
 keys of a request and the scopes offered for it are both computed here, so what a person is offered and what
 is covered afterwards can't differ.
 """
@@ -26,17 +26,18 @@ from handrail.journals import Journal
 from handrail.question import Question
 from handrail.resources.paths import split
 from handrail.schema import to_json
+from handrail.schema.kinds import describe_kind
 from handrail.session import Session
 from handrail.session.serialization import decode_item, said_in
 from handrail.tools import Tool
 
 Asks = Literal["call", "message", "permission"]
-"""What makes a request: a policy about a call, `request_approval`, or `request_permission`."""
+"""The source of a request: a policy's decision on a call, `request_approval`, or `request_permission`."""
 
 NEVER_REMEMBERED = frozenset({"worker.create"})
-"""Capabilities that are asked about every time. No answer applies to a second call."""
+"""Capabilities for which approval is requested every time, because no answer applies to a second call."""
 _KEY = new_key()
-"""Key for digests of arguments that were not shown in full, if there is no journal. Valid in this process."""
+"""The key for digests of arguments that were not shown in full, if there is no journal. It lasts as long as the process."""
 _SHORT = 200
 _MANY = 5
 """Maximum number of files in an offered scope. Nobody would read a longer list."""
@@ -44,7 +45,7 @@ _PLAIN = re.compile(r"[\w.@+-]+(/[\w.@+-]+)*", re.ASCII)
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """A set of calls that a person can agree to, with its description and its key."""
+    """A set of calls to which a person can agree, with its description and its key."""
 
     words: str
     key: str
@@ -56,9 +57,9 @@ class Coverage(msgspec.Struct, frozen=True):
     words: str
     """A description of this request, for lists of remembered decisions."""
     exact: str
-    """Key for exactly these arguments and, if a diff was shown, this diff."""
+    """The key for exactly these arguments and, if a diff was shown, this diff."""
     any_diff: str
-    """Key for the same call with normalised paths and any diff. Denials are stored under it."""
+    """The key for the same call with normalised paths and any diff. Denials are recorded under it."""
     scopes: tuple[Scope, ...]
 
     @property
@@ -87,10 +88,10 @@ def coverage_of(
 ) -> Coverage:
     """Return the keys of a request.
 
-    `whose` is the session's id and principal; `arguments` are those that were sent and `shown` what a person
-    sees of them; `paths` are the normalised paths that the call names, None if they are not known; `spelled` maps
-    each path as it was written to its normal form; `secret` keys the digests of arguments that are not shown in
-    full, so that nobody can guess them from the keys.
+    `whose` is the session's id and principal. `arguments` are those that were sent, and `shown` is what a person
+    sees of them. `paths` are the normalised paths that the call names, or None if they are not known; `spelled` maps
+    each path as it was written to its normal form. `secret` is the key for digests of arguments that are not shown
+    in full, so that nobody can guess them from the request's keys.
     """
     secret = _KEY if secret is None else secret
     given = _given(arguments)
@@ -117,14 +118,14 @@ def _offered(
 ) -> Iterable[tuple[str, tuple[Any, ...]]]:
     """Yield the description of each scope and the parts of its key, narrowest first.
 
-    No scope covers everything: only a mode or a policy can, not a single answer.
+    No scope covers everything: only a mode or a policy can allow everything, not a single answer.
     """
     if asks == "permission":
         yield _request(tool, asks, name), ("permission", name, _identity(tool))
     if asks != "call" or paths is None:
         return
     if not paths:
-        if not tool.path_accesses:  # otherwise it would be allowed for all paths
+        if not tool.path_accesses:  # otherwise the scope would cover all paths
             yield f"{tool.name} (any arguments)", ("tool", _identity(tool))
         return
     words = " and ".join(sorted(tool.capabilities)) or tool.name
@@ -149,7 +150,7 @@ def _in_short(words: str) -> str:
 
 
 def _common(folders: Sequence[str]) -> str:
-    """Return the innermost folder that contains all of these."""
+    """Return the innermost folder that contains all of these folders, or "" if none does."""
     names = [folder.split("/") for folder in folders]
     same: list[str] = []
     for each in zip(*names, strict=False):
@@ -160,17 +161,17 @@ def _common(folders: Sequence[str]) -> str:
 
 
 def _said(text: str, end: str = "") -> str:
-    """Return a name from a call in the form in which our texts show it: quoted unless it is plain."""
+    """Format a name from a call for a description. It is quoted unless it is plain."""
     return f"{text}{end}" if _PLAIN.fullmatch(text) else json.dumps(f"{text}{end}")
 
 
 def _identity(tool: Tool[Any, Any]) -> Any:
-    """Return what distinguishes this tool from another tool with the same name."""
+    """Return the values that distinguish this tool from another tool with the same name."""
     return (tool.name, tool.json_schema, sorted(tool.capabilities), tool.effect)
 
 
 def _given(arguments: Any) -> Any:
-    """Return the arguments as plain JSON."""
+    """Return the arguments of a call as plain JSON, or as text if they are not JSON."""
     try:
         text = arguments if isinstance(arguments, str | bytes) else to_json(arguments)
         return pydantic_core.from_json(text) if text.strip() else {}
@@ -179,7 +180,7 @@ def _given(arguments: Any) -> Any:
 
 
 def _is_shown(given: Any, shown: Any) -> bool:
-    """Return whether everything given is also shown, with nothing masked, left out or changed."""
+    """Return whether everything given is also shown, with nothing masked, omitted or changed."""
     if isinstance(given, Mapping) and isinstance(shown, Mapping):
         there = cast("Mapping[str, Any]", shown)
         return all(
@@ -193,7 +194,7 @@ def _is_shown(given: Any, shown: Any) -> bool:
 
 
 def _respelled(value: Any, spelled: Mapping[str, str]) -> Any:
-    """Return the value with every path in its normal form, since `./a` would otherwise evade a denial of `a`."""
+    """Return the value with every path in its normal form, because `./a` must not evade a denial of `a`."""
     if isinstance(value, str):
         return spelled.get(value, value)
     if isinstance(value, Mapping):
@@ -212,8 +213,8 @@ class ApprovalMemory:
     """The decisions that apply to more than one call of this session.
 
     They are facts in the session's log: they outlive a failed call, are saved and loaded with the session,
-    and are recorded in the journal of its runs. An approval has no effect in another session; no decision has
-    any effect for another principal.
+    and are recorded in the journal of its runs. An approval has no effect in another session, and no decision
+    has any effect for another principal.
     """
 
     __slots__ = ("_clock", "_session")
@@ -221,7 +222,7 @@ class ApprovalMemory:
     def __init__(self, session: Session, clock: Clock = SYSTEM_CLOCK) -> None:
         if not isinstance(session, Session):  # pyright: ignore[reportUnnecessaryIsInstance]  # a tool's view is none
             raise DefinitionError(
-                f"approvals are remembered by a Session, and this is a {type(session).__name__}. "
+                f"approvals are remembered by a Session, and this is {describe_kind(session)}. "
                 "Pass the session of the run; a tool's view of it can't change them."
             )
         self._session = session
@@ -252,12 +253,12 @@ class ApprovalMemory:
 
 
 def approvals_of(session: Session) -> ApprovalMemory:
-    """Return the approval memory of a session, to `.list()` its decisions or `.revoke(id)` one."""
+    """Return the approval memory of a session, which can `.list()` its decisions and `.revoke(id)` one."""
     return ApprovalMemory(session)
 
 
 def remembered_in(session: Session) -> tuple[ApprovalRemembered, ...]:
-    """Return the decisions that apply in this session: its own, and denials from the session it was forked from."""
+    """Return the decisions that apply in this session: its own, and denials from the session from which it was forked."""
     kept = session[ApprovalRemembered].all()
     if not kept:
         return ()
@@ -270,16 +271,16 @@ def remembered_in(session: Session) -> tuple[ApprovalRemembered, ...]:
 
 
 def _record(session: Session, fact: ApprovalRemembered | ApprovalRevoked) -> None:
-    """Record a decision and then let it take effect. If it can't be recorded, it has no effect."""
+    """Record a decision, then apply it. A decision that can't be recorded has no effect."""
     if session.decisions is not None:
         session.decisions.write(fact)
     session.record(fact)
 
 
 class Recall:
-    """What a session remembers about one request, and how an answer to it is remembered.
+    """The remembered decision on one request, and a way to remember an answer to it.
 
-    `cover` returns the keys of the request for a session id, which is this session's or that of a denial's origin.
+    `cover` returns the keys of the request for a session id: this session's, or that of the session a denial is from.
     """
 
     __slots__ = ("_clock", "_cover", "_question", "_session", "is_open", "used")
@@ -292,12 +293,12 @@ class Recall:
         self._cover = cover
         self._clock = clock
         self.is_open = False
-        """Whether a person was asked before and may still be looking at the request. If so, only they decide."""
+        """Whether a person was already asked and may still be looking at the request. Then only that person decides."""
         self.used: ApprovalRemembered | None = None
-        """The remembered decision that decided the request, if one did."""
+        """The remembered decision that decided the request; None if there was none."""
 
     def find(self) -> ApprovalRemembered | None:
-        """Return the decision that covers this request. Denials take precedence over approvals."""
+        """Return the decision that covers this request, or None. Denials take precedence over approvals."""
         found = () if self.is_open else remembered_in(self._session)
         if not found:
             return None
@@ -308,18 +309,20 @@ class Recall:
         return next((each for each in found if each.approved and each.key in approving), None)
 
     def keep(self, approved: bool, reason: str, by: str, scope: str | None = None) -> None:
-        """Remember an answer for one of the offered scopes, or for exactly this request."""
+        """Remember an answer, either for one of the offered scopes or for exactly this request."""
         session = self._session
         fact = remembered_as(self._question, approved, reason, by, scope, self._clock.now())
         if fact is None:
             return
         if any(each.id == fact.id for each in session[ApprovalRemembered].all()):
-            session.dispatcher.publish(fact)  # recorded with its answer, and published now
+            session.dispatcher.publish(
+                fact
+            )  # it was already recorded with its answer, and only has to be published
         else:
             _record(session, fact)
 
     def when_covered(self, wake: Callable[[], object]) -> Callable[[], None]:
-        """Call `wake` on this loop once a decision covers this request. Returns a function that stops this."""
+        """Call `wake` on this loop when a new decision covers this request. Returns a function that unsubscribes."""
         loop = asyncio.get_running_loop()
 
         def look(_: ApprovalRemembered) -> None:
@@ -345,7 +348,7 @@ class RecordedDecisions:
         self._journal.decisions.write(written(decision, session.id, session.principal), run_id=made_in)
 
     async def read(self) -> None:
-        """Load the decisions that only the journal has into the session."""
+        """Load into the session the decisions that only the journal has."""
         session = self._session
         recorded = await self._journal.decisions.read(session.id, session.principal)
         known = _known(session)
@@ -363,7 +366,7 @@ class RecordedDecisions:
 
 
 async def keep_decisions(session: Session, journal: Journal) -> None:
-    """Record this session's decisions from now on, and load those recorded before."""
+    """Load the session's recorded decisions from a journal, and record all further ones there."""
     book = RecordedDecisions(session, journal)
     await book.read()
     await book.add()
@@ -376,7 +379,7 @@ def decisions_in(saved: bytes) -> list[ApprovalRemembered | ApprovalRevoked]:
 
 
 def bring_in(session: Session, facts: Iterable[ApprovalRemembered | ApprovalRevoked]) -> None:
-    """Add earlier decisions to a session, each once. They are not published again."""
+    """Add earlier decisions to a session without duplicates. They are not published again."""
     with session.lock:
         known = _known(session)
         for fact in facts:

@@ -1,6 +1,7 @@
-"""Feedback: advice for the model after its calls, given on a trigger and up to a cap.
+"""Feedback for the model during a run.
 
-Completion checkers keep a run from ending too early and say what is missing, up to a cap.
+Feedback providers give advice after calls, on a trigger. Completion checkers keep a run from ending too early, and
+say what is missing. Both have a cap on how often they may speak.
 """
 
 from __future__ import annotations
@@ -15,38 +16,39 @@ import msgspec
 from handrail.deadline import Deadline, is_span
 from handrail.errors import DefinitionError
 from handrail.protocols import Filesystem, SessionView
+from handrail.schema.kinds import describe_kind
 
 if TYPE_CHECKING:
     from handrail.resources.shell import Shell
 
 
 CAP = 3
-"""How many times a provider or checker may speak in one run, by default."""
+"""The default number of times that a provider or checker may speak in one run."""
 
 
 class RunState(msgspec.Struct, frozen=True):
-    """A run's state as feedback providers and completion checkers see it."""
+    """The state of a run, as feedback providers and completion checkers see it."""
 
     session: SessionView
     calls: int
     """The number of tool calls so far."""
     seconds: float
-    """How long the run has taken so far, in seconds."""
+    """The duration of the run so far, in seconds."""
     given: int
-    """How many times this provider or checker has spoken in this run."""
+    """The number of times that this provider or checker has spoken in this run."""
     deadline: Deadline | None = None
     left: Mapping[str, float] = {}
-    """What remains of each limited unit of the budget."""
+    """The amount that remains of each limited unit of the budget."""
     spent: Mapping[str, float] = {}
     filesystem: Filesystem | None = None
     text: str = ""
-    """The model's answer, if there is one yet."""
+    """The text of the model's answer; "" if there is none yet."""
     output: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """When advice is due: every `calls` calls, every `seconds` seconds, or after an event of a type.
+    """The condition for advice: every `calls` calls, every `seconds` seconds, or after an event of a type.
 
     The conditions are checked after each turn of calls. One of them is enough.
     """
@@ -59,13 +61,17 @@ class Trigger:
         if self.calls is None and self.seconds is None and self.event is None:
             raise DefinitionError("a trigger without a condition never fires. Pass calls, seconds, or event.")
         if self.calls is not None and self.calls < 1:
-            raise DefinitionError(f"every {self.calls!r} calls is never. Pass a whole number of at least 1.")
+            raise DefinitionError(
+                f"a trigger can't fire every {self.calls!r} calls. Pass a whole number of at least 1."
+            )
         if self.seconds is not None and not is_span(self.seconds):
-            raise DefinitionError(f"every {self.seconds!r} seconds is not a time. Pass a positive number.")
+            raise DefinitionError(
+                f"a trigger can't fire every {self.seconds!r} seconds. Pass a positive number."
+            )
 
 
 class FeedbackProvider(Protocol):
-    """Gives advice after a turn of calls. If it raises, the error is reported and the run continues."""
+    """A provider of advice after a turn of calls. If it raises, the error is reported and the run continues."""
 
     @property
     def name(self) -> str: ...
@@ -73,17 +79,17 @@ class FeedbackProvider(Protocol):
     def trigger(self) -> Trigger: ...
     @property
     def cap(self) -> int:
-        """How many times it may speak in one run."""
+        """Maximum number of times that the provider may speak in one run."""
         ...
 
     def advise(self, state: RunState, /) -> str | Awaitable[str | None] | None:
-        """Return the advice for the model; None if there is none."""
+        """Return the advice for the model, or None if there is none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DeadlineFeedback:
-    """Tells the model how much time is left, once at each of these numbers of seconds."""
+    """A provider that tells the model how much time is left, once at each of these numbers of seconds."""
 
     at: Sequence[float] = (300.0, 60.0, 15.0)
     name: str = "deadline"
@@ -104,7 +110,7 @@ class DeadlineFeedback:
 
 @dataclass(frozen=True, slots=True)
 class BudgetFeedback:
-    """Tells the model how much of its budget is left, once at each of these fractions spent."""
+    """A provider that tells the model how much of its budget is left, once at each of these fractions spent."""
 
     at: Sequence[float] = (0.5, 0.8, 0.95)
     name: str = "budget"
@@ -128,22 +134,22 @@ def _fraction(state: RunState, unit: str) -> float:
 
 
 class CompletionChecker(Protocol):
-    """Decides whether a run may end. If it raises, the error is reported and the run continues."""
+    """A check whether a run may end. If it raises, the error is reported and the run continues."""
 
     @property
     def name(self) -> str: ...
     @property
     def cap(self) -> int:
-        """How many times it may keep one run from ending. After that the run ends as it is."""
+        """Maximum number of times that the checker may keep one run from ending. After that the run ends anyway."""
         ...
 
     def missing(self, state: RunState, /) -> str | Awaitable[str | None] | None:
-        """Return what is still to be done, as a text for the model; None if the run is complete."""
+        """Return what is still to be done, as a text for the model, or None if the run is complete."""
         ...
 
 
 class FilesThere:
-    """Lets a run end once these files exist and are not empty."""
+    """A checker that lets a run end once these files exist and are not empty."""
 
     def __init__(self, *paths: str, cap: int = CAP, name: str = "files") -> None:
         if not paths:
@@ -162,7 +168,7 @@ class FilesThere:
 
 
 class OutputFilled:
-    """Lets a run end once these fields of the structured output are filled."""
+    """A checker that lets a run end once these fields of the structured output are filled."""
 
     def __init__(self, *fields: str, cap: int = CAP, name: str = "output") -> None:
         if not fields:
@@ -177,13 +183,13 @@ class OutputFilled:
 def _field(output: Any, field: str) -> Any:
     if not hasattr(output, field):
         raise DefinitionError(
-            f"OutputFilled: a {type(output).__name__} has no field {field!r}. Name fields of the prompt's output."
+            f"OutputFilled: {describe_kind(output)} has no field {field!r}. Name fields of the prompt's output."
         )
     return getattr(output, field)
 
 
 class CommandPassing:
-    """Lets a run end once this command exits with 0. It runs on a fork of the files and changes none of them.
+    """A checker that lets a run end once this command exits with 0. It runs on a fork of the files and changes none.
 
     A command that can't run at all has not passed: the model is told so, and the run does not end as done.
     """
@@ -216,7 +222,7 @@ class CommandPassing:
 
 
 class _Composed:
-    """Combines several checkers into one."""
+    """A combination of several checkers."""
 
     def __init__(self, checkers: tuple[CompletionChecker, ...], cap: int, how: str) -> None:
         if not checkers:
@@ -241,15 +247,15 @@ class _AnyOf(_Composed):
 
 
 def all_of(*checkers: CompletionChecker, cap: int = CAP) -> CompletionChecker:
-    """Return a checker that lets a run end once all of these do."""
+    """Return a checker that lets a run end once all of these checkers do."""
     return _AllOf(checkers, cap, "all")
 
 
 def any_of(*checkers: CompletionChecker, cap: int = CAP) -> CompletionChecker:
-    """Return a checker that lets a run end once one of these does."""
+    """Return a checker that lets a run end once one of these checkers does."""
     return _AnyOf(checkers, cap, "any")
 
 
 async def answer_of(answer: Any) -> str | None:
-    """Return the answer of a provider or checker, after awaiting it if necessary."""
+    """Return the answer of a provider or checker, and await it first if necessary."""
     return await answer if inspect.isawaitable(answer) else answer

@@ -1,4 +1,4 @@
-"""Handoffs: tools in three acts, the second of which is played by a person, by a model, or by neither."""
+"""Handoffs: tools in three acts. A person or a model can decide in the second act."""
 
 from handrail.handoff.acts import Parked
 from handrail.handoff.agent_run import run_as_agent

@@ -39,6 +39,7 @@ from handrail.errors import (
 )
 from handrail.replay.marks import has_secret
 from handrail.schema import Schema
+from handrail.schema.kinds import describe_kind
 from handrail.schema.problems import describe
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 from handrail.tools.signature import MISSING, Signature, caller_namespace, context_parameter, positional, read
@@ -115,7 +116,7 @@ def parked_types(handoff: str, act: Act) -> tuple[Any, Any, Any]:
 
 
 def always_parks(act: Act) -> bool:
-    """Return whether this `before` always parks, and never returns an early result."""
+    """Return whether this `before` always parks, which means that it never returns an early result."""
     return len(_members(act.returns)) == 1
 
 
@@ -174,7 +175,7 @@ _TOLD = (
 class ActRunner:
     """Runs the acts of one call, in order.
 
-    Each act passes the gate as an inner call of a given tool. So an act is isolated, commits into the call that it
+    Each act passes the gate as an inner call of its own tool. So an act is isolated, commits into the call that it
     is part of, and has its own events and its place in the path. It needs no approval and is not counted as
     another call, because the outer call was already approved and counted.
     """
@@ -188,14 +189,14 @@ class ActRunner:
     async def run(
         self, act: Tool[Any, Any], *, only_asks: bool = False, has_secret: bool = False
     ) -> ToolResult[Any]:
-        """Run the next act. Its id is derived from the call's id and the order of acts."""
+        """Run the next act. Its id is derived from the call's id and the order of the acts."""
         attempt = self._attempt
         part = new_part(attempt, act, only_asks=only_asks, has_secret=has_secret)
         self._ids[part.id] = act.name
         return await attempt.gate.pass_through(part)
 
     def done(self) -> None:
-        """End the acts. From now on, the call as a whole is responsible for their effects."""
+        """Finish the acts. From now on, the outer call is responsible for their effects."""
         transaction = self._attempt.open_transaction
         if transaction.settled is not None:
             transaction.settled = [
@@ -205,7 +206,7 @@ class ActRunner:
 
 @dataclass(frozen=True, slots=True)
 class Acts:
-    """The three acts of a handoff."""
+    """The three acts of a handoff, with their schemas and tools."""
 
     handoff: Tool[Any, Any]
     before: Act
@@ -219,7 +220,7 @@ class Acts:
     ends: Tool[Any, Any]
 
     async def play(self, context: ToolContext) -> ToolResult[Any]:
-        """Run one call of the handoff. It has no effects outside its acts, so it may be run again."""
+        """Run one call of the handoff. It has no effects outside its acts, so it can be run again."""
         runner = ActRunner(context)
         begun = await runner.run(_with(self.begins, self.before, None, self._begun, without_words))
         if not begun.success:
@@ -239,8 +240,9 @@ class Acts:
         return ended
 
     def asking(self, public: Any) -> Tool[Any, Any]:
-        """Return the tool for the `client` act on this public part: the act's function, or a question to the
-        environment.
+        """Return the tool of the `client` act for this public part.
+
+        It runs the act's function or, if there is none, asks the environment.
         """
         if self.client is not None:
             return _with(self.asks, self.client, (public,), self._answered, None)
@@ -267,7 +269,7 @@ class Acts:
         )
 
     def _begun(self, value: Any) -> ToolResult[Any]:
-        """Check the result of `before` immediately, since `after` may run days later."""
+        """Check the result of `before` at once, because `after` may run days later."""
         if isinstance(value, ToolResult):
             done = cast("ToolResult[Any]", value)
             if not done.success:
@@ -276,7 +278,7 @@ class Acts:
             return ToolResult(done.message, state, True, done.exclude_value_from_context)
         if not isinstance(value, Parked):
             raise WrongResult(
-                f"it returned a {type(value).__name__}; return `Parked(private, public)`, or a ToolResult"
+                f"it returned {describe_kind(value)}; return `Parked(private, public)`, or a ToolResult"
             )
         parked = cast("Parked[Any, Any]", value)
         _recorded("private", self.private, parked.private)
@@ -290,7 +292,9 @@ class Acts:
             parsed = self.answer.parse_value(value)
         except ToolValidationError as error:
             raise WrongResult(f"its answer does not fit: {error}") from None
-        kind: Any = self.answer.annotation  # a value that already has the type keeps its secrets
+        kind: Any = (
+            self.answer.annotation
+        )  # a value that already has the type is returned unchanged, with its secrets
         return ToolResult("", value if isinstance(kind, type) and isinstance(value, kind) else parsed)
 
 
@@ -317,7 +321,7 @@ def _attempt_of(context: ToolContext) -> Attempt:
 def act_tool(
     handoff: Tool[Any, Any], name: Literal["before", "client", "after"], act: Act | None, result: Any
 ) -> Tool[Any, Any]:
-    """Create the tool for one act, without the data that it works on."""
+    """Create the tool of one act, without the data that the act works on."""
 
     async def begun_later(params: Any, *, context: ToolContext) -> Any: ...
     def begun_in_thread(params: Any, *, context: ToolContext) -> Any: ...
@@ -333,7 +337,7 @@ def act_tool(
         effect=_effect(handoff.effect, name),
         run_mode=handoff.run_mode,
     )
-    fill(made, "name", f"{handoff.name}.{name}")  # a model or `context.call` can't use such a name
+    fill(made, "name", f"{handoff.name}.{name}")  # neither a model nor `context.call` can use such a name
     if name == "before":
         fill(made, "shown", _without_private)
     elif name == "client" and made.result_schema is not None and made.result_schema.secret:
@@ -347,9 +351,9 @@ def fill(tool: Tool[Any, Any], field: str, value: Any) -> None:
 
 
 def _effect(effect: Effect, act: str) -> Effect:
-    """Return the effect of an act, which is that of the handoff.
+    """Return the effect of an act.
 
-    `client` has no effect of its own, but may call whatever the handoff may.
+    It is that of the handoff, except that `client` has no effect of its own but may call whatever the handoff may.
     """
     if EFFECTS[effect].transactional:
         return effect
@@ -406,7 +410,7 @@ def _with(
             raised = hide(error)
         else:
             return value if finish is None else finish(value)
-        raise raised  # outside the `except`, so that the first error is not its context
+        raise raised  # raised outside the `except`, so that the first error does not become its context
 
     def run_in_thread(params: Any, *, context: ToolContext) -> Any:
         positional, named = arguments(params)
@@ -443,7 +447,7 @@ def _concerns_the_run(error: BaseException) -> bool:
 
 
 def _recorded(what: str, schema: Schema[Any], value: Any) -> Any:
-    """Return the value as it will be read back from the record. An error names only the place of an invalid part."""
+    """Return a value as it will be read back from the record. The error for an invalid value names only its place."""
     places = ""
     try:
         return schema.parse_value(value)

@@ -1,4 +1,4 @@
-"""`run_as_agent`: a model plays the `client` act of a handoff."""
+"""`run_as_agent`: run the `client` act of a handoff with a model."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from handrail.messages import Model
 from handrail.operation import Operation
 from handrail.place import is_in_run
 from handrail.protocols import ToolPolicy
+from handrail.schema.kinds import describe_kind
 from handrail.session import Session
 from handrail.tools import Tool, ToolResult
 
@@ -54,15 +55,15 @@ def run_as_agent(
     policies: Iterable[ToolPolicy] = (),
     **arguments: Unpack[ActArguments],
 ) -> Operation[AnswerT]:
-    """Let a model play the `client` act on this public data, and return its answer.
+    """Run the `client` act on this public data with a model, and return the act's answer.
 
     Neither `before` nor `after` runs. To run all acts, use `gate.invoke` or `context.call`. The act may
-    `call` `tools`, and what it emits goes to `on_emit` at once. Nobody can approve anything, so a call that
+    `call` `tools`, and what it emits is passed to `on_emit` at once. Nobody can approve anything, so a call that
     needs approval is denied. An act that fails raises `CallFailed`.
     """
     if not isinstance(handoff, Handoff):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
         raise DefinitionError(
-            f"run_as_agent takes a Handoff, not a {type(handoff).__name__}. "
+            f"run_as_agent takes a Handoff, not {describe_kind(handoff)}. "
             "Call any other tool through a gate: open_gate([...]).invoke(...)."
         )
     acts = handoff.acts
@@ -103,6 +104,6 @@ def run_as_agent(
 
 
 async def _run_alone(gate: Gate, act: Tool[Any, Any], arguments: bytes) -> ToolResult[Any]:
-    """Run one act by itself, as a run's only call."""
+    """Run one act by itself, as the only call of a run."""
     call = new_call(gate, act.name, arguments)
     return await gate.pass_through(msgspec.structs.replace(call, kind=PART, tool=act))

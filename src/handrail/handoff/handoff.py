@@ -1,4 +1,4 @@
-"""`Handoff`: a tool in three acts, the middle one played by somebody else."""
+"""`Handoff`: a tool in three acts, in the second of which a person or a model decides."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
             raise ToolDefinitionError(
                 self.name,
                 f"its `before` takes {describe(taken)}, and it has no params",
-                f"Say so where it is made: Handoff({self.name!r}, ..., params={describe(taken)}).",
+                f"Declare them: Handoff({self.name!r}, ..., params={describe(taken)}).",
             )
         check_fit(self.name, "`params`", self.params, "what its `before` takes", taken)
         private, public, _ = parked_types(self.name, act)
@@ -126,7 +126,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     def client(
         self, function: Callable[Concatenate[PublicT, P], ClientT], /
     ) -> Callable[Concatenate[PublicT, P], ClientT]:
-        """Define the second act, which decides, with the help of a person or a model, or without either."""
+        """Define the second act, which makes the decision, alone or with the help of a person or a model."""
         act = self._read("client", function)
         if ToolResult in (act.returns, get_origin(act.returns)):
             raise ToolDefinitionError(
@@ -139,7 +139,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     def after(
         self, function: Callable[Concatenate[PrivateT, ClientT, P], AfterT], /
     ) -> Callable[Concatenate[PrivateT, ClientT, P], AfterT]:
-        """Define the last act, which receives the answer. The model sees its result."""
+        """Define the last act, which receives the answer and returns the result for the model."""
         return self._define("after", self._read("after", function), function)
 
     @property
@@ -159,7 +159,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         if self._acts is not None:
             raise ToolDefinitionError(
                 self.name,
-                f"its `{name}` is defined after it was put to use",
+                f"its `{name}` is defined after the handoff was used",
                 "Define all its acts first, then put it into a prompt or a gate.",
             )
         if name in self._defined:
@@ -176,7 +176,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         return function
 
     def _check_between(self, defined: dict[ActName, Act]) -> None:
-        """Check that each act's result fits the next act's parameter."""
+        """Check that the result of each act fits the parameter of the next."""
         before, client, after = defined.get("before"), defined.get("client"), defined.get("after")
         if before is not None:
             private, public, _ = parked_types(self.name, before)
@@ -212,7 +212,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         )
 
     def _complete(self) -> Acts:
-        """Build the acts from the functions that were defined."""
+        """Create the acts from the functions that were defined."""
         for name in ("before", "after"):
             if name not in self._defined:
                 raise ToolDefinitionError(
@@ -226,7 +226,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         answer = next((each for each in said if each not in (MISSING, Any)), Any)
         if Any not in said and answer is Any:
             raise ToolDefinitionError(
-                self.name, "nothing says what the answer is", "Annotate the answer its `after` takes."
+                self.name, "the type of the answer is not given", "Annotate the answer its `after` takes."
             )
         late = self._result_of(after)
         result = late if always_parks(before) or early == late else either(late, early)
@@ -246,7 +246,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         return acts
 
     def _take_result(self, acts: Acts, whole: Tool[Any, Any]) -> None:
-        """Take over the result type and the requirements of the acts."""
+        """Set the handoff's result type and requirements from its acts."""
         for field in ("result", "result_class", "_result_schema"):
             fill(self, field, getattr(whole, field))
         fill(self, "needs", acts.asks.needs)

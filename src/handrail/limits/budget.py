@@ -17,10 +17,10 @@ Unit = Literal["tokens", "money", "requests", "tool_calls"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
 Amount = int | float | Decimal
 UNKNOWN = None
-"""An amount whose price is unknown. It is refused if its unit is limited, and otherwise not counted."""
+"""The amount of a spend whose price is unknown. It is refused if its unit is limited, and otherwise not counted."""
 
 _Exact = int | Decimal
-"""The stored form of amounts: exact numbers. Integers stay integers, because adding them is fast and exact."""
+"""An exact amount. Integers stay integers, because adding them is fast and exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Budget:
 
     tokens: int | None = None
     money: Amount | None = None
-    """In US dollars."""
+    """The limit on cost, in US dollars."""
     requests: int | None = None
     tool_calls: int | None = None
 
@@ -38,8 +38,8 @@ class Budget:
             limit = getattr(self, unit)
             if limit is not None and not _is_amount(limit):
                 raise DefinitionError(
-                    f"a budget of {limit!r} {unit} is not possible. "
-                    "Pass a number of at least 0, or None for no bound."
+                    f"a budget of {limit!r} {unit} is invalid. "
+                    "Pass a number of at least 0, or None for no limit."
                 )
 
     def limits(self) -> dict[Unit, int | Decimal]:
@@ -62,7 +62,7 @@ class Reservation:
         self._over = False
 
     def settle(self, **spent: Amount | None) -> None:
-        """Replace the reserved amounts with the actual ones. A unit that is not named counts as spent in full."""
+        """Replace the reserved amounts with the actual ones. Units that are not given count as spent in full."""
         self._end({**self._amounts, **_checked(spent)} if spent else self._amounts)
 
     def release(self) -> None:
@@ -86,11 +86,11 @@ class Reservation:
 
 
 class BudgetTracker:
-    """Tracks what a run has spent and what remains, within its own limits and those of every outer run.
+    """The amounts that a run has spent and has left, within its own limits and those of every outer run.
 
     A spend is charged to this tracker and all its ancestors at once, under one lock, so concurrent
     reservations never exceed a limit. The actual amount of a spend is always recorded, even if it is more than
-    was reserved: then the remaining amount is negative.
+    was reserved; the remaining amount is then negative.
     """
 
     __slots__ = ("_above", "_limits", "_reserved", "_spent", "lock")
@@ -103,11 +103,11 @@ class BudgetTracker:
         self._spent: dict[Unit, _Exact] = {}
 
     def share(self, budget: Budget | None = None) -> BudgetTracker:
-        """Return a tracker for a run nested in this one, with additional limits."""
+        """Create a tracker for a run nested in this one, with additional limits."""
         return BudgetTracker(budget, parent=self)
 
     def reserve(self, **amounts: Amount | None) -> Reservation:
-        """Reserve an upper bound, or raise `BudgetExceededError` and reserve nothing.
+        """Reserve an upper bound. Raises `BudgetExceededError` and reserves nothing if it exceeds a limit.
 
         An amount of None is unknown (`UNKNOWN`).
         """
@@ -122,7 +122,7 @@ class BudgetTracker:
         return Reservation(self, exact)
 
     def remaining(self) -> Mapping[str, float]:
-        """Return what remains of each limited unit: the smallest amount over this run and all outer runs."""
+        """Return the remaining amount of each limited unit, which is the smallest over this run and all outer runs."""
         return {unit: float(amount) for unit, amount in self.left().items()}
 
     def left(self) -> Mapping[str, int | Decimal]:
@@ -136,7 +136,7 @@ class BudgetTracker:
         return left
 
     def spent(self) -> Mapping[str, Decimal]:
-        """Return what this run and everything nested in it have actually spent."""
+        """Return the amounts that this run and everything nested in it have actually spent."""
         with self.lock:
             return {unit: Decimal(amount) for unit, amount in self._spent.items()}
 
@@ -158,7 +158,7 @@ class BudgetTracker:
 
 
 _EXACTLY = Context(prec=1000)
-"""A decimal context precise enough to keep sums exact, whatever context the caller has set."""
+"""A decimal context that is precise enough to keep sums exact, whatever context the caller has set."""
 
 
 def _sum(one: _Exact, other: _Exact) -> _Exact:
@@ -203,7 +203,7 @@ def _is_amount(amount: object) -> bool:
 
 
 def _exact(amount: Amount) -> _Exact:
-    """Return the amount exactly as written: 0.1 dollars is ten cents, not the nearest binary fraction."""
+    """Return the amount as an exact number, as it was written: 0.1 dollars is ten cents, not a binary fraction."""
     return Decimal(str(amount)) if isinstance(amount, float) else amount
 
 
@@ -212,7 +212,7 @@ _FREE = Decimal(0)
 
 
 class CostTracker:
-    """Running total of model usage and cost. Every addition also counts towards the outer runs.
+    """A running total of model usage and cost. Every addition also counts towards the outer runs.
 
     The cost becomes None as soon as one part of it is unknown, since an unknown price is not zero.
     """
@@ -236,7 +236,7 @@ class CostTracker:
             spending = spending._above
 
     def spent(self) -> Mapping[str, Decimal]:
-        """Return usage and cost by unit. Money is left out if the cost is unknown."""
+        """Return usage and cost by unit. The cost is omitted if it is unknown."""
         found = {"tokens": Decimal(self.usage.tokens), "requests": Decimal(self.usage.requests)}
         if self.cost is not None:
             found["money"] = self.cost

@@ -30,7 +30,7 @@ class Lease(Protocol):
 
 
 class Heartbeat:
-    """Extends the job's lease while one call runs.
+    """A heartbeat, which extends the job's lease while one call runs.
 
     If the handler never calls `beat`, beats are sent for it as long as it runs, until its timeout. After the
     handler's first own beat only its own beats count, so a handler that hangs loses the job. Once the call has
@@ -60,7 +60,7 @@ class Heartbeat:
     def keep(self, loop: asyncio.AbstractEventLoop) -> None:
         """Send beats for the handler from now on, until it calls `beat` itself or `stop` is called.
 
-        A failure to extend the lease is logged and retried; the call continues meanwhile.
+        A failure to extend the lease is logged and retried, and does not affect the call.
         """
         self.stop()
         self._over = False

@@ -1,6 +1,6 @@
-"""Models: one class per kind of provider. All implement one protocol: a stream of parts.
+"""Models, one class per kind of provider. Each implements the `Model` protocol, which streams an answer in parts.
 
-The errors of requests to models are here too. `ModelError`, their base, is in `handrail.errors`.
+This module also defines the errors of model requests. `ModelError`, their base class, is in `handrail.errors`.
 
 ModelError
 ├── ModelRateLimited                     transient: too many requests
@@ -23,11 +23,11 @@ PROVIDERS = {
     "local": ("handrail.models.local", "LocalModel"),
     "demo": ("handrail.models.scripted", "DemoModel"),
 }
-"""The providers whose APIs Handrail implements itself. Every other name uses the bridge."""
+"""Module and class of each provider whose API Handrail implements itself. Other providers use `BridgedModel`."""
 
 
 def model_named(name: str) -> Model:
-    """Return the model named `provider:name`. Its key comes from the environment."""
+    """Return the shared model of the name `provider:name`. It reads its API key from the environment."""
     provider, model = check_name(name)
     made = _made.get(name)
     if made is None:
@@ -38,7 +38,7 @@ def model_named(name: str) -> Model:
 
 
 def check_name(name: str) -> tuple[str, str]:
-    """Split `provider:name`. Raises `DefinitionError` if it is malformed. Nothing is loaded."""
+    """Split a model's name, `provider:name`, without loading the model. Raises `DefinitionError` for an invalid name."""
     provider, colon, model = name.partition(":")
     if not colon or not provider or not model:
         raise DefinitionError(
@@ -52,33 +52,33 @@ def check_name(name: str) -> tuple[str, str]:
         hint = (
             f"Did you mean {near[0]}:{model}?"
             if near
-            else "A scripted model is made in code: give it itself."
+            else "Create a ScriptedModel in code and pass it instead of a name."
         )
         raise DefinitionError(f"there is no provider {provider!r}. {hint}")
     return provider, model
 
 
 _made: dict[str, Model] = {}
-"""Models by name. Each name has one shared model, so that its connections are shared too."""
+"""Models by name. All users of a name share one model and its connections."""
 
 
 class ModelRateLimited(ModelError):
-    """Raised if the provider accepts no more requests for now."""
+    """Raised if the provider's rate limit has been reached."""
 
     transient = True
 
 
 class ModelUnavailable(ModelError, ConnectionError):
-    """Raised if the provider could not be reached, or could not answer."""
+    """Raised if the provider can't be reached or can't answer."""
 
     transient = True
 
 
 class ModelAnswerBroken(ModelError, ValueError):
-    """Raised if the answer was cut off or can't be read. No part of it was used."""
+    """Raised if the answer was cut off or can't be read. No part of the answer is used."""
 
     transient = True
 
 
 class ModelRequestRefused(ModelError, ValueError):
-    """Raised if the provider refuses the request itself: a key, a model, or a setting is wrong."""
+    """Raised if the provider refuses the request because its key, model or settings are wrong."""

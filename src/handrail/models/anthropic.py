@@ -35,7 +35,7 @@ WIRE = "anthropic"
 _ANTHROPIC = "https://api.anthropic.com"
 _CACHE = {"cache_control": {"type": "ephemeral"}}
 _EMPTY = "(nothing)"
-"""Replaces empty text, which the API refuses."""
+"""Text that is sent instead of empty text, which the API refuses."""
 _STOPS: dict[str, StopReason] = {
     "end_turn": "done",
     "stop_sequence": "done",
@@ -105,7 +105,7 @@ class AnthropicModel:
                 "format": {"type": "json_schema", "schema": _held(request.output.json_schema)}
             }
         if self._cache:
-            more |= _CACHE  # the mark follows the newest message; the messages' bytes stay unchanged
+            more |= _CACHE  # the cache mark applies to the newest message without changing its bytes
         written = {"messages": b"[%s]" % request.messages.encoded(_message)}
         if request.system:
             marked = b"," + encode(_CACHE)[1:-1] if self._cache else b""
@@ -122,11 +122,11 @@ _UNHELD = frozenset(
     {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength"}
     | {"minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties", "pattern"}
 )
-"""Schema keywords that the API refuses. Handrail still validates what they require."""
+"""Schema keywords that the API refuses. Handrail still enforces them when it validates the answer."""
 
 
 def _held(schema: Any) -> Any:
-    """Return the part of a schema that the API can enforce."""
+    """Return the schema without the keywords that the API refuses."""
     if isinstance(schema, list):
         return [_held(each) for each in schema]
     if not isinstance(schema, Mapping):
@@ -164,7 +164,7 @@ def _message(message: Message) -> bytes:
 def _result(result: CallAnswered) -> dict[str, Any]:
     block: dict[str, Any] = {"type": "tool_result", "tool_use_id": result.id, "content": result.text}
     if result.shows:
-        # Deferred tools become visible by name. The text follows in its own block.
+        # A tool reference makes a deferred tool visible. The result's text follows in its own block.
         block["content"] = [{"type": "tool_reference", "tool_name": name} for name in result.shows]
     if result.failed:
         block["is_error"] = True
@@ -177,7 +177,7 @@ def _blocks(message: AssistantMessage) -> list[Any]:
         for call in message.calls
     ]
     if message.kept is not None and message.kept.wire == WIRE:
-        # Signed thinking blocks are sent back unchanged, in their place before the calls.
+        # Signed thinking blocks must be sent back unchanged, and in the same order relative to the calls.
         return [calls.pop(0) if block["type"] == "tool_use" else block for block in decode(message.kept.data)]
     if message.text.strip() or not calls:
         return [{"type": "text", "text": message.text if message.text.strip() else _EMPTY}, *calls]
@@ -215,7 +215,7 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
 
 
 def _kept(blocks: list[Any]) -> Kept | None:
-    """Return the blocks to send back, or None if there are no thinking blocks among them."""
+    """Return the blocks of an answer to be sent back, or None if it has no thinking blocks."""
     if not any(block["type"] in ("thinking", "redacted_thinking") for block in blocks):
         return None
     return Kept(WIRE, encode([block for block in blocks if block["type"] != "text" or block["text"].strip()]))

@@ -120,7 +120,7 @@ class BridgedModel:
                 except BaseException:
                     with contextlib.suppress(
                         NotImplementedError
-                    ):  # a model without connections has nothing to close
+                    ):  # models without connections can't be cancelled
                         await answer.cancel()
                     raise
             response = answer.get()
@@ -131,7 +131,7 @@ class BridgedModel:
         except (ModelError, DefinitionError):
             raise
         except Exception as error:
-            # No cause is given: a client's error holds the request, and with it the key.
+            # `from None` hides the client's error, which holds the request and with it the key.
             raise failure_of(self.name, error, self._silence) from None
 
     def _settings(self, model: Any, request: ModelRequest) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class BridgedModel:
         yield StopPart("calls" if called and stop == "done" else stop, kept_of(self.name, response))
 
     async def _model(self) -> Any:
-        """Return this event loop's model. Its connections are closed with the loop's async generators."""
+        """Return the pydantic-ai model of the running event loop. It is closed with the loop's async generators."""
         loop = asyncio.get_running_loop()
         model = self._of_loop.get(loop)
         if model is None:
@@ -177,7 +177,10 @@ class BridgedModel:
 
 
 _keepers: WeakKeyDictionary[asyncio.AbstractEventLoop, list[AsyncGenerator[Any]]] = WeakKeyDictionary()
-"""Models that are open on a loop. They outlive their owners: garbage collection can't close them in order."""
+"""Generators that keep models open, by event loop.
+
+They are kept here, because garbage collection would not close them in order.
+"""
 
 
 async def _keep(make: Callable[[], Any]) -> AsyncGenerator[Any]:
@@ -188,8 +191,8 @@ async def _keep(make: Callable[[], Any]) -> AsyncGenerator[Any]:
 def _cut(model: Any, response: Any) -> bool:
     """Return whether a stream ended before its answer was complete.
 
-    If chat completions end without a reason, pydantic-ai considers them complete and invents one. The
-    provider's own reason is then missing from the details.
+    If a chat completion ends without a finish reason, pydantic-ai treats it as complete and makes a reason up. The
+    provider's own reason is then missing from the response's details.
     """
     if response.state != "complete":
         return True
@@ -209,7 +212,7 @@ def _library(module: str) -> Any:
 
 
 def _checked_profile(library: Any, name: str) -> Mapping[str, Any]:
-    """Return the traits of the named model. Raises `DefinitionError` if its provider is unknown or not installed."""
+    """Return the profile of the named model. Raises `DefinitionError` if its provider is unknown or not installed."""
     provider, _, model = name.partition(":")
     try:
         if not model:
@@ -252,7 +255,7 @@ class _Pieces:
 
     def __init__(self) -> None:
         self._late: set[int] = set()
-        """Indexes of calls whose arguments arrive as objects, which are complete only at the end."""
+        """Indexes of the calls whose arguments arrive as objects. They are complete only at the end of the answer."""
 
     def take(self, event: Any) -> Iterator[ModelPart]:
         if event.event_kind == "part_start":
@@ -276,7 +279,7 @@ class _Pieces:
                 yield CallPart(index, "", delta.tool_name_delta or "", delta.args_delta or "")
 
     def late(self, response: Any) -> Iterator[ModelPart]:
-        """Yield the parts that are known only once the answer is complete."""
+        """Yield the arguments that are complete only at the end of the answer."""
         for index in sorted(self._late):
             yield CallPart(index, arguments=arguments_of(response.parts[index].args, whole=True))
 
@@ -287,9 +290,9 @@ _MOST_SAID = 500
 
 
 def failure_of(model: str, error: Exception, silence: float) -> ModelError:
-    """Convert an error of pydantic-ai to a `ModelError`.
+    """Convert an exception from pydantic-ai to a `ModelError`.
 
-    An unexpected error counts as an unreadable answer.
+    An unexpected exception becomes `ModelAnswerBroken`.
     """
     known: Any = import_module("pydantic_ai.exceptions")
     said = _without_secrets(_said(error))[:_MOST_SAID]
@@ -300,7 +303,7 @@ def failure_of(model: str, error: Exception, silence: float) -> ModelError:
     if isinstance(error, known.ModelRateLimitError) or status == 429:
         return ModelRateLimited(model, said, status=status, retry_after=wait)
     if isinstance(error, known.ModelTimeoutError):
-        return ModelUnavailable(model, f"nothing came for {silence:g} seconds")
+        return ModelUnavailable(model, f"no data arrived for {silence:g} seconds")
     if isinstance(error, known.ModelAPIError):
         if status is not None and 400 <= status < 500 and status not in (408, 409, 425):
             return ModelRequestRefused(model, said, status=status)
@@ -318,9 +321,9 @@ def _said(error: Exception) -> str:
 
 
 def _without_secrets(text: str) -> str:
-    """Remove keys from a text, because some providers echo them.
+    """Remove secrets from a text, because some providers echo the key.
 
-    Only the provider knows which variable has its key.
+    The key's variable differs by provider, so every variable whose name suggests a secret is considered.
     """
     for name, value in os.environ.items():
         if len(value) >= _SHORTEST_SECRET and _SECRET.search(name):
@@ -329,7 +332,7 @@ def _without_secrets(text: str) -> str:
 
 
 def tool_of(tool: Tool[Any, Any]) -> Any:
-    """Convert an offered tool."""
+    """Convert a tool to pydantic-ai's definition of one."""
     tools: Any = import_module("pydantic_ai.tools")
     return tools.ToolDefinition(
         name=tool.name, description=tool.description, parameters_json_schema=tool.json_schema
@@ -337,13 +340,13 @@ def tool_of(tool: Tool[Any, Any]) -> Any:
 
 
 def output_of(schema: Schema[Any]) -> Any:
-    """Convert the required output."""
+    """Convert the schema of the required output to pydantic-ai's definition of one."""
     output: Any = import_module("pydantic_ai.output")
     return output.OutputObjectDefinition(json_schema=schema.json_schema, name="answer")
 
 
 def messages_of(model: str, request: ModelRequest) -> list[Any]:
-    """Convert the conversation, with the system prompt first."""
+    """Convert the request's conversation to pydantic-ai's messages, with the system prompt first."""
     said: Any = import_module("pydantic_ai.messages")
     found = [_message(said, model, message) for message in request.messages]
     if request.system:
@@ -372,7 +375,7 @@ def _message(said: Any, model: str, message: Message) -> Any:
 
 
 def _as_it_was(said: Any, message: AssistantMessage, kept: Kept) -> Any:
-    """Convert an answer with its thinking and signatures. Its calls keep the ids that Handrail gave them."""
+    """Convert an answer with its thinking and signatures. Its calls get the ids that Handrail gave them."""
     [response] = said.ModelMessagesTypeAdapter.validate_json(kept.data)
     calls = iter(message.calls)
     parts = [
@@ -383,7 +386,7 @@ def _as_it_was(said: Any, message: AssistantMessage, kept: Kept) -> Any:
 
 
 def kept_of(model: str, response: Any) -> Kept | None:
-    """Return what the provider needs back unchanged, or None if text and calls are enough."""
+    """Return the answer as the provider needs it sent back, or None if its text and calls are enough."""
     if not any(
         part.part_kind not in ("text", "tool-call") or part.id or part.provider_details
         for part in response.parts
@@ -398,7 +401,7 @@ def _wire(model: str) -> str:
 
 
 def arguments_of(arguments: Any, whole: bool) -> str:
-    """Return a call's arguments as JSON text. For an incomplete object, return ""."""
+    """Return a call's arguments as JSON text, or "" if they are an object that is still incomplete."""
     if isinstance(arguments, str):
         return arguments
     if not whole:

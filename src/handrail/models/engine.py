@@ -1,8 +1,8 @@
 """The engine of the embedded model: llama.cpp in this process, through `xllamacpp`.
 
-There is one engine per settings and process. The first request loads it, and it generates one answer at a
-time, on a thread. For security, the weights are verified before they are loaded, and the loopback port that
-llama.cpp opens requires a random key that is never handed out.
+Each process has one engine for each combination of settings. The first request loads it, and it generates one
+answer at a time, on a thread. For security, the weights are verified before they are loaded, and the loopback
+port that llama.cpp opens requires a random key that is never handed out.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ INSTALL = (
 _BATCH = 32
 """Number of prompt tokens processed between two checks for cancellation. Larger batches are hardly faster."""
 _EXIT_SECONDS = 10.0
-"""Seconds that a running generation may take to stop at exit."""
+"""Maximum seconds to wait at exit for a running generation to stop."""
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The settings an engine is loaded with."""
+    """Settings with which an engine is loaded."""
 
     threads: int
     context: int
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The end of a generation that was not stopped from outside."""
+    """How a generation ended, if it was not stopped from outside."""
 
     cut: bool
     """Whether the generation ran out of tokens."""
@@ -58,13 +58,13 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 Body = dict[str, Any]
-"""The request in the form that llama.cpp expects: `prompt`, `n_predict`, `grammar` and so on."""
+"""A request as llama.cpp expects it, with the keys `prompt`, `n_predict`, `grammar` and so on."""
 Take = Callable[[str], bool]
-"""Receives each piece of text on the engine's thread. Returning True ends the generation."""
+"""A function that is called on the engine's thread with each piece of text. It returns True to end the generation."""
 
 
 class Engine:
-    """Generates text. It is loaded once and used from any thread and event loop, for one answer at a time."""
+    """An engine that generates text, one answer at a time. It can be used from any thread and event loop."""
 
     def __init__(self, model: str, settings: Settings) -> None:
         self._model = model
@@ -75,10 +75,10 @@ class Engine:
         self._lost = False
 
     async def generate(self, body: Body) -> AsyncGenerator[str | Ended]:
-        """Yield the pieces of text as they arrive, then how the generation ended.
+        """Yield the pieces of text as they arrive, then an `Ended`.
 
-        Raises `ModelError` on failure. If the caller leaves early, generation stops within a token, or within
-        a batch of the prompt. A request that still waits for its turn never starts.
+        Raises `ModelError` on failure. If the caller stops iterating, generation stops after the current token, or
+        after the current batch of the prompt. A request that is still waiting for its turn never starts.
         """
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[str | None] = asyncio.Queue()
@@ -91,7 +91,7 @@ class Engine:
                 if piece:
                     loop.call_soon_threadsafe(arrived.put_nowait, piece)
             except RuntimeError:
-                return True  # the loop is closed, and nothing waits for the answer
+                return True  # the loop is closed, so nobody is waiting for the answer
             return False
 
         work = loop.create_task(run_in_thread(lambda: self._generate(body, take)))
@@ -110,7 +110,7 @@ class Engine:
         Without this, interpreter shutdown would end a thread inside llama.cpp, which aborts the process.
         """
         self._closing = True
-        if self._turn.acquire(timeout=_EXIT_SECONDS):  # the turn is never released
+        if self._turn.acquire(timeout=_EXIT_SECONDS):  # never released, so that no other generation starts
             self._server = None
 
     def _generate(self, body: Body, take: Take) -> Ended:
@@ -123,7 +123,7 @@ class Engine:
 
         with self._turn:
             if take(""):
-                return Ended(True, Usage())  # the caller no longer waits
+                return Ended(True, Usage())  # the caller has stopped waiting
             if not self._closing:
                 self._load()
                 self._server.handle_completions({**body, "stream": True, "return_progress": True}, hear)
@@ -148,7 +148,7 @@ class Engine:
             raise ModelRequestRefused(
                 self._model,
                 "it was loaded before this process was forked, which its engine does not survive. "
-                "Start processes by 'spawn', or fork before the first request",
+                "Start processes with 'spawn', or fork before the first request",
             )
         xllamacpp = import_module("xllamacpp")
         params = xllamacpp.CommonParams()
@@ -158,18 +158,18 @@ class Engine:
         params.n_batch = params.n_ubatch = _BATCH
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self._settings.threads
         params.cache_ram_mib = 64
-        params.verbosity = -1  # llama.cpp would write to stderr
+        params.verbosity = -1  # keeps llama.cpp from writing to stderr
         params.endpoint_slots = params.endpoint_props = params.ui = False
         params.api_keys = [
             secrets.token_hex(32)
-        ]  # llama.cpp also listens on loopback; with this key nobody can connect
+        ]  # nobody can use the loopback port that llama.cpp opens without this key
         try:
             self._server = xllamacpp.Server(params)
         except Exception as error:
             raise ModelRequestRefused(self._model, f"its engine can't be loaded: {error}") from error
 
     def leave_behind(self) -> None:
-        """Disable the engine in a forked child: never generate, and never unload.
+        """Disable the engine in a forked child, where it can neither generate nor be unloaded.
 
         Unloading would wait for the parent's threads. For the same reason such a child must end with
         `os._exit`, as `multiprocessing` does.
@@ -205,7 +205,7 @@ def find_weights() -> Path:
 
 
 def checked_weights(model: str) -> Path:
-    """Locate the weights and verify their digest."""
+    """Locate the weights and verify their digest. Raises `ModelRequestRefused` if they are damaged."""
     path = find_weights()
     try:
         found = path.stat()
@@ -219,7 +219,7 @@ def checked_weights(model: str) -> Path:
 
 @lru_cache(maxsize=4)
 def _sha256(path: Path, changed: int) -> str:
-    """Compute a file's digest once per process, and again only if the file changed."""
+    """Compute a file's digest. It is cached until the file's time of change differs."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -252,4 +252,4 @@ def _after_fork() -> None:
         engine.leave_behind()
 
 
-os.register_at_fork(after_in_child=_after_fork)  # threads do not survive a fork
+os.register_at_fork(after_in_child=_after_fork)  # the engine's threads do not survive a fork

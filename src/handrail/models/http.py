@@ -1,8 +1,8 @@
 """`Provider`: requests to one provider over HTTP.
 
-It reads JSON or a stream of events, and converts every failure. aiohttp is used only here, and imported with
-the first request. The functions that all HTTP models share are here too: they encode JSON, adapt schemas to
-providers, and pass on arguments.
+It reads JSON or a stream of events, and converts every failure to a `ModelError`. aiohttp is used only here, and
+is imported with the first request. The helpers that all HTTP models share are also here: they encode JSON, adapt
+schemas to providers, and convert the arguments of calls.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 _LARGE = 1 << 20
-"""Size in bytes from which aiohttp expects a body that it can read in pieces."""
+"""Size in bytes from which a request body is passed to aiohttp as a file, to be read in pieces."""
 _PASSING = frozenset({408, 425, 500, 502, 503, 504, 520, 522, 524, 529})
 _SHOWN = frozenset({"content-type", "anthropic-version", "anthropic-beta", "openai-beta", "accept"})
 _MOST_SAID = 500
@@ -59,7 +59,7 @@ _BOM = b"\xef\xbb\xbf"
 decode = msgspec.json.decode
 
 Read = Callable[[Any], Iterable[ModelPart]]
-"""Converts an answer, or one event of it, to parts."""
+"""A function that converts a complete answer, or one event of a stream, to parts."""
 _UNEXPECTED = (KeyError, IndexError, TypeError, AttributeError)
 
 
@@ -114,14 +114,14 @@ class Provider:
     def __repr__(self) -> str:
         return f"Provider({self.model!r}, {self._base_url!r})"
 
-    # Complete and streamed answers.
+    # Answers, complete or streamed.
 
     async def parts(
         self, path: str, body: bytes, *, whole: Read | None = None, take: Read | None = None
     ) -> AsyncGenerator[ModelPart]:
-        """Send one request and yield the parts of its answer, the stop reason last.
+        """Send one request and yield the parts of its answer, with the stop reason last.
 
-        Give `whole`, which reads a complete answer, or `take`, which reads one event of a stream.
+        Pass `whole` to convert a complete answer, or `take` to convert each event of a stream.
         """
         if whole is not None:
             sent, answer = await self.fetch(path, body)
@@ -151,18 +151,18 @@ class Provider:
             yield stop
 
     async def fetch(self, path: str, body: bytes) -> tuple[SentPart, Any]:
-        """Return the complete answer, decoded."""
+        """Send one request and return what was sent, and the complete answer as decoded JSON."""
         async with self._post(path, body) as response:
             raw = await response.read()
             return self._sent(body, response), self.decoded(raw)
 
     async def events(self, path: str, body: bytes) -> AsyncGenerator[SentPart | bytes]:
-        """Yield the response headers, then the data of each event as it arrives."""
+        """Send one request, yield what was sent and the response headers, then the data of each event as it arrives."""
         async with self._post(path, body) as response:
             yield self._sent(body, response)
             if "event-stream" not in response.headers.get("content-type", ""):
                 came = (await response.read()).decode(errors="replace")
-                raise self.broken("a stream was requested and this was received", repr(came))
+                raise self.broken("the answer is not the stream that was requested", repr(came))
             async for data in _event_data(response.content):
                 if data.strip() == b"[DONE]":
                     break
@@ -174,7 +174,7 @@ class Provider:
         return self._without_key(str(said))[:most]
 
     def broken(self, what: str, said: object) -> ModelAnswerBroken:
-        """Create the error for an answer that is not what was requested."""
+        """Create the error for an answer that has an unexpected form."""
         return ModelAnswerBroken(self.model, f"{what}: {self.quoted(said, 200)}")
 
     def decoded(self, data: bytes) -> Any:
@@ -205,7 +205,7 @@ class Provider:
         except ModelError:
             raise
         except TimeoutError:
-            failure = ModelUnavailable(self.model, f"nothing came for {self._silence:g} seconds")
+            failure = ModelUnavailable(self.model, f"no data arrived for {self._silence:g} seconds")
         except aiohttp.ClientPayloadError:
             failure = ModelAnswerBroken(self.model, "the connection was lost in the middle of the answer")
         except aiohttp.ClientError as error:
@@ -213,7 +213,7 @@ class Provider:
             failure = ModelUnavailable(self.model, f"it can't be reached: {said}")
         else:
             return
-        raise failure from None  # raised here, so that aiohttp's error, which may hold the headers, is not its context
+        raise failure from None  # raised outside `except`: aiohttp's error, which may hold the headers, must not become its context
 
     # Secrets.
 
@@ -284,7 +284,7 @@ class Provider:
             return None
 
     def _resets_at(self, headers: Mapping[str, str]) -> datetime | None:
-        """Return when the limits reset: the later of the provider's request and token limits."""
+        """Return the latest of the times at which the provider's rate limits reset, or None if it sent none."""
         said = [headers[name] for name in _RESETS if name in headers]
         found = [at for each in said if (at := _moment(each, self._clock)) is not None]
         return max(found, default=None)
@@ -295,7 +295,7 @@ def _fits_header(text: str) -> bool:
 
 
 def refuse_key(given: object, variable: str | None) -> None:
-    """Refuse a key that is passed in code, which is a common first mistake."""
+    """Raise `DefinitionError` if a key was passed in code, which is a common first mistake."""
     if given is not None:
         raise DefinitionError(
             f"a model takes no api_key: keys come from the environment. Set {variable or 'a variable'}, or name "
@@ -304,7 +304,7 @@ def refuse_key(given: object, variable: str | None) -> None:
 
 
 def _moment(text: str, clock: Clock) -> datetime | None:
-    """Parse a time or a duration (`6m0s`, `20ms`). Returns None if the text is neither."""
+    """Parse a time, or a duration such as `6m0s` or `20ms`. Returns None if the text is neither."""
     try:
         if _SPAN.fullmatch(text):
             return clock.now() + sum(
@@ -325,7 +325,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _message_in(raw: bytes) -> str:
-    """Return the message in a provider's error response, which has one of several common forms."""
+    """Return the message in a provider's error response. Several common forms are recognised."""
     try:
         data: Any = decode(raw)
     except msgspec.DecodeError:
@@ -360,7 +360,7 @@ async def _event_data(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 async def _read_out(response: aiohttp.ClientResponse) -> None:
-    """Wait briefly for the last bytes, because a connection is reused only if it was read to its end."""
+    """Wait briefly for the last bytes, because a connection can be reused only if it was read to its end."""
     with contextlib.suppress(TimeoutError, _aiohttp().ClientError):
         async with asyncio.timeout(_LAST_BYTES):
             await response.content.read()
@@ -383,7 +383,7 @@ _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Any, AsyncGenerator
 
 
 async def _client() -> aiohttp.ClientSession:
-    """Return this event loop's client. It is closed with the loop's async generators, when the loop ends."""
+    """Return the HTTP client of the running event loop. It is closed with the loop's async generators."""
     loop = asyncio.get_running_loop()
     kept = _clients.get(loop)
     if kept is None:
@@ -405,11 +405,11 @@ encode = msgspec.json.encode
 
 
 _SMALL = 1 << 15
-"""Maximum length of cached texts. Many runs share them, and together they take little memory."""
+"""Maximum length of a text whose JSON is cached. Longer texts would take too much memory."""
 
 
 def text_json(text: str) -> bytes:
-    """Encode a text as JSON. Text that is sent with every request is encoded once, unless it is large."""
+    """Encode a text as JSON. The result is cached unless the text is long, because prompts are sent repeatedly."""
     return _kept_json(text) if len(text) <= _SMALL else encode(text)
 
 
@@ -417,7 +417,7 @@ _kept_json = lru_cache(maxsize=64)(encode)
 
 
 def object_text(arguments: str) -> str:
-    """Return a call's arguments in the form a provider accepts: always an object, whatever the model sent."""
+    """Return a call's arguments as the JSON text of an object. Anything else that the model sent is wrapped in one."""
     if not arguments:
         return "{}"
     try:
@@ -433,12 +433,12 @@ def raw_object(arguments: str) -> msgspec.Raw:
 
 
 def count(value: Any) -> int:
-    """Return a token count, or 0 if a server sent something else."""
+    """Return a token count from a server as a non-negative integer, or 0 if it is not a number."""
     return max(int(value), 0) if type(value) in (int, float) else 0
 
 
 def body_of(fields: Mapping[str, Any], **written: bytes) -> bytes:
-    """Build a request body from plain fields and fields that are already JSON."""
+    """Build the JSON of a request body from plain values and from values that are already encoded."""
     plain = encode(fields)
     parts = [b'"%s":%s' % (name.encode(), raw) for name, raw in written.items()]
     return b"{" + b",".join([plain[1:-1], *parts] if fields else parts) + b"}"

@@ -1,4 +1,4 @@
-"""`LocalModel`: a small model in this process. It needs no key and no network, and costs nothing."""
+"""`LocalModel`: a small model that runs in this process. It needs no key and no network, and costs nothing."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from handrail.tools import Tool
 
 _NAME = "smollm2-135m"
 _SYSTEM = "You are a helpful assistant."
-"""The default system prompt. Without one, or with the one in the weights, answers are poor."""
+"""The default system prompt. Without one, or with the one that comes with the weights, answers are poor."""
 _SEED = 1
 _COMPACT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
-"""The layout of JSON in the grammar. Without it, the model spends its tokens on spaces."""
+"""The JSON layout that the grammar allows. Without it, the model spends its tokens on whitespace."""
 
 Turn = tuple[str, str]
 """The role of a turn (`system`, `user`, `assistant`) and its text."""
@@ -75,7 +75,7 @@ class LocalModel:
         ):
             if number < least:
                 raise DefinitionError(f"LocalModel: {what} is {number}. Pass {least} or more.")
-        find_weights()  # report missing parts now, not in the middle of a run
+        find_weights()  # report missing packages now, not in the middle of a run
         self.name = f"local:{name}"
         self.traits = Traits(Price(Decimal(0), Decimal(0)), native_output=True)
         self._first_call = first_call.name if isinstance(first_call, Tool) else first_call
@@ -121,10 +121,10 @@ class LocalModel:
             await answer.aclose()
 
     def complete(self, text: str, *, choices: Sequence[str]) -> Operation[str]:
-        """Return the choice that best continues this text. One of the choices is always returned.
+        """Return the choice that is the most likely continuation of the text.
 
-        A model of this size classifies by example: show it a few plain lines that each end in a label, then
-        the new case, ending where its label belongs.
+        The model classifies best by example: give it a few lines that each end in a label, then the new case, ending
+        where its label belongs.
 
             "Review: lovely\\nSentiment: good\\n\\nReview: broken\\nSentiment: bad\\n\\nReview: a joy\\nSentiment:"
         """
@@ -148,7 +148,7 @@ class LocalModel:
         return engine_of(self.name, self._settings)
 
     def _to_call(self, request: ModelRequest) -> Tool[Any, Any] | None:
-        """Return the tool this answer must call, if any."""
+        """Return the tool that this answer must call, or None if it is to be text."""
         last = request.messages[-1]
         by_user = isinstance(last, UserMessage) and not last.by_run
         wanted = self._first_call if by_user else None
@@ -164,7 +164,7 @@ class LocalModel:
         if wanted not in offered:
             raise ModelRequestRefused(
                 self.name,
-                f"`first_call` is {wanted!r}, and the tools offered are {', '.join(offered) or 'none'}",
+                f"`first_call` is {wanted!r}, which is not among the tools offered: {', '.join(offered) or 'none'}",
             )
         return offered[wanted]
 
@@ -181,7 +181,7 @@ def _part(tool: Tool[Any, Any] | None, text: str) -> ModelPart:
 
 
 def _turns_for_call(request: ModelRequest, tool: Tool[Any, Any]) -> list[Turn]:
-    """Build a prompt for a call's arguments alone, because more context only confuses the model."""
+    """Build a prompt that asks only for a call's arguments, because more context would confuse the model."""
     turns = [
         ("system", f"Answer with the arguments of this function, as JSON. {tool.name}: {tool.description}")
     ]
@@ -190,16 +190,16 @@ def _turns_for_call(request: ModelRequest, tool: Tool[Any, Any]) -> list[Turn]:
         params = tool.parse(params) if isinstance(params, Mapping) else params  # pyright: ignore[reportUnknownArgumentType]
         arguments = json.dumps(
             from_json(tool.dump(params)), ensure_ascii=False
-        )  # in the same layout as the grammar's
+        )  # this layout is the grammar's too
         turns += [("user", example.description), ("assistant", arguments)]
     said = [message.text for message in request.messages if isinstance(message, UserMessage)]
     return [*turns, ("user", said[-1] if said else "")]
 
 
 def _turns(request: ModelRequest) -> list[Turn]:
-    """Build the conversation.
+    """Build the prompt for an answer in text.
 
-    Results follow their question; calls are left out, because the model would copy them.
+    Results of calls follow the user's message. The calls are omitted, because the model would copy them.
     """
     turns: list[Turn] = [("system", request.system or _SYSTEM)]
     for message in request.messages:
@@ -223,13 +223,13 @@ def _add_results(turns: list[Turn], message: ToolMessage) -> None:
 
 
 def _chat(turns: Iterable[Turn]) -> str:
-    """Format turns in the form the model was trained on."""
+    """Format turns with the markers that the model was trained on."""
     said = "".join(f"<|im_start|>{who}\n{_plain(text)}<|im_end|>\n" for who, text in turns)
     return f"{said}<|im_start|>assistant\n"
 
 
 def _plain(text: str) -> str:
-    """Escape text so that no part of it is read as the end of a turn."""
+    """Change text so that none of it can be read as a turn marker."""
     return text.replace("<|", "< |")
 
 
@@ -238,5 +238,5 @@ def _json_grammar(schema: JsonSchema) -> str:
 
 
 def _literal(text: str) -> str:
-    """Quote text for a grammar."""
+    """Quote a text as a literal of the grammar."""
     return encode(text).decode()

@@ -45,9 +45,9 @@ _OPENAI = "https://api.openai.com/v1"
 
 
 class OpenAIModel:
-    """A model behind an OpenAI-compatible server.
+    """A model of OpenAI, or of any server that implements one of OpenAI's APIs.
 
-    `OpenAIModel("gpt-5")` is OpenAI's own, with its key in `OPENAI_API_KEY`. For any other server (vLLM,
+    `OpenAIModel("gpt-5")` is a model of OpenAI, with its key in `OPENAI_API_KEY`. For any other server (vLLM,
     Ollama, llama.cpp, Azure) pass its `base_url`. `key_variable` names the environment variable with the
     server's key, if it needs one, and `key_header="api-key"` sends the key as Azure expects it. `options` are
     further fields of the request, such as `{"reasoning_effort": "low"}`.
@@ -193,9 +193,9 @@ class _Pieces:
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
         self._calls: list[tuple[str, str]] = []
-        """The id and name of each call."""
+        """The id and name of each call so far."""
         self._at: dict[Any, int] = {}
-        """Position of the call that is being written at each of the server's indexes."""
+        """Position in `_calls` of the call that arrives under each of the server's indexes."""
         self._refused = False
 
     def take(self, chunk: Any) -> Iterator[ModelPart]:
@@ -220,7 +220,7 @@ class _Pieces:
             yield UsagePart(_usage(chunk["usage"]))
 
     def _call(self, call: Any) -> CallPart:
-        """Handle a fragment of a call. Some servers omit the index, or use the same one for all calls."""
+        """Convert a fragment of a call. Some servers omit the index, or use the same one for all calls."""
         function = call.get("function") or {}
         index, id, name = call.get("index"), call.get("id") or "", function.get("name") or ""
         number = self._at.get(index)
@@ -234,14 +234,14 @@ class _Pieces:
 
 
 def _text(content: Any) -> str:
-    """Return the text of a message's content, which some servers send in parts."""
+    """Return the text of a message's content, which some servers send as a list of parts."""
     if isinstance(content, list):
         return "".join(part if isinstance(part, str) else part.get("text") or "" for part in content)
     return content or ""
 
 
 def _arguments(given: Any) -> str:
-    """Return arguments as JSON text, even if the server sends an object."""
+    """Return a call's arguments as JSON text, even if the server sends an object."""
     return given if isinstance(given, str) else "" if given is None else encode(given).decode()
 
 

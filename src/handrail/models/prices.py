@@ -1,4 +1,4 @@
-"""The cost of a request, by a price given with the model or by the table of `genai-prices`."""
+"""The cost of a request, by the price given with its model or by the table of `genai-prices`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _MILLION = 1_000_000
 _FREE = Decimal(0)
 
 Tariff = Callable[[Usage], Decimal | None]
-"""Returns the cost of a usage in US dollars, or None if it is unknown."""
+"""A function that returns the cost of a usage in US dollars, or None if it is unknown."""
 
 
 def tariff_of(model: str, traits: Traits) -> Tariff:
-    """Return the tariff of a model. An unknown price is unknown, not zero."""
+    """Return the tariff of a model, which returns None for an unknown price, never zero."""
     if traits.price is not None:
         price = traits.price
         return lambda usage: cost_at(price, usage)
@@ -26,9 +26,9 @@ def tariff_of(model: str, traits: Traits) -> Tariff:
 
 
 def most_of(tariff: Tariff, input: int, output: int) -> Decimal | None:
-    """Return the maximum cost of this many tokens.
+    """Return the maximum cost of this many tokens, or None if it is unknown.
 
-    Writing to a provider's cache costs more than not writing to it.
+    The maximum covers both cases: the input is written to the provider's cache, or it is not.
     """
     plain, written = tariff(Usage(input, output)), tariff(Usage(input, output, cache_writes=input))
     return None if plain is None or written is None else max(plain, written)
@@ -45,9 +45,9 @@ def cost_at(price: Price, usage: Usage) -> Decimal:
 
 @lru_cache(maxsize=256)
 def _from_table(model: str) -> Tariff:
-    """Return the tariff from the table.
+    """Return a model's tariff from the table of `genai-prices`.
 
-    The cost is unknown for other providers, or without the `prices` extra.
+    If the table has no such model, or the `prices` extra is not installed, every cost is unknown.
     """
     provider, _, name = model.partition(":")
     try:
@@ -59,7 +59,7 @@ def _from_table(model: str) -> Tariff:
     def cost(usage: Usage) -> Decimal | None:
         cached = min(
             usage.cached, usage.input
-        )  # the table refuses higher counts, but some servers report them
+        )  # the table refuses a higher count, but some servers report one
         used = table.Usage(
             input_tokens=usage.input,
             output_tokens=usage.output,

@@ -79,7 +79,7 @@ def _tool(offered: Offered) -> bytes:
 
 
 def _items(message: Message) -> bytes:
-    """Convert a message to input items. There is at least one, since the items are joined with commas."""
+    """Convert a message to at least one input item, as JSON separated by commas."""
     if isinstance(message, ToolMessage):
         items: list[Any] = [
             {"type": "function_call_output", "call_id": each.id, "output": each.text}
@@ -103,7 +103,7 @@ def _said(message: AssistantMessage) -> list[Any]:
         for call in message.calls
     ]
     if message.kept is not None and message.kept.wire == WIRE:
-        # Reasoning items are sent back in their place between the calls, under the calls' ids in Handrail.
+        # Reasoning items are sent back in their place among the calls, which have Handrail's ids.
         return [
             calls.pop(0) if item["type"] == "function_call" else item for item in decode(message.kept.data)
         ]
@@ -131,7 +131,7 @@ def _whole(provider: Provider, answer: Any) -> Iterator[ModelPart]:
 
 
 def _end(provider: Provider, answer: Any) -> Iterator[ModelPart]:
-    """Yield the usage and the stop reason of a complete response."""
+    """Yield the usage and the stop reason of a complete response. Raises `ModelError` for a failed one."""
     if answer.get("status") == "failed":
         raise _failure(provider, answer.get("error") or {})
     usage = answer.get("usage")
@@ -161,7 +161,7 @@ def _reason(answer: Any, items: list[Any]) -> StopReason:
 
 
 def _kept(items: list[Any]) -> Kept | None:
-    """Return the items to send back, or None if there are no reasoning items among them."""
+    """Return the items of a response to be sent back, or None if it has no reasoning items."""
     back = [
         {
             name: value
@@ -225,7 +225,7 @@ class _Pieces:
 
 
 def _id(event: Any) -> str:
-    """Return a key that identifies an item. Servers differ in which fields they send."""
+    """Return the key that identifies an item. Servers differ in which fields they send."""
     return str(event.get("item_id") or event.get("item", {}).get("id") or event.get("output_index"))
 
 

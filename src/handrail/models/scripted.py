@@ -1,8 +1,8 @@
 """`ScriptedModel`: a model that follows a script, for tests, examples and documentation.
 
-`DemoModel` plays a fixed conversation for the folder that `handrail new` creates, and says so itself. It
-needs no key, network or weights, and always does the same few things, so that a newcomer sees streamed text,
-tool calls, a worker calling another, an approval with a diff, and a form.
+`DemoModel` follows a fixed script in the folder that `handrail new` creates, and tells the user so. It needs no
+key, network or weights. Its script shows streamed text, tool calls, a worker that calls another, an approval with
+a diff, and a form.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from handrail.models import ModelRequestRefused
 from handrail.schema import to_json
 
 _PIECE = 8
-"""Number of characters of a call's arguments per streamed piece."""
+"""Number of characters of a call's arguments in each streamed piece."""
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """One scripted answer, for when text or calls alone are not enough."""
+    """One scripted answer with more than text or calls, such as a delay or an error."""
 
     text: str = ""
     calls: Sequence[ToolCall] = ()
@@ -51,26 +51,26 @@ class Reply(msgspec.Struct, frozen=True):
     delay: float = 0.0
     """Seconds to wait before the first part."""
     error: Exception | None = None
-    """An error to raise after everything else was sent."""
+    """An error to raise after everything else has been sent."""
     stop: StopReason | None = None
-    """The stop reason; None derives it from the content.
+    """The stop reason. If None, it is derived from the content.
 
-    To cut the answer off, give an `error` or `cut=True`.
+    To cut the answer off, pass an `error` or `cut=True`.
     """
     cut: bool = False
-    """Whether to end the stream without a stop reason, like a lost connection."""
+    """Whether to end the stream without a stop reason, as a lost connection does."""
     pieces: Sequence[str] = ()
-    """The text, split into the pieces in which it is streamed."""
+    """The text in the pieces in which it is streamed."""
     usage: Usage = Usage(requests=1)
 
 
 Scripted = str | ToolCall | Sequence[ToolCall] | Exception | Reply
-"""One answer: text, a call, several calls at once, a failure, or a `Reply` with all of it."""
+"""One scripted answer: text, a call, several calls at once, an error, or a `Reply`."""
 Script = Iterable[Scripted] | Callable[[ModelRequest], Scripted | Awaitable[Scripted]]
 
 
 class ScriptedModel:
-    """A model with given answers: one after the other, or from a function of each request.
+    """A model whose answers are given as a list, or by a function of each request.
 
         ScriptedModel([ToolCall("weather", {"city": "Oslo"}), "It rains."])
 
@@ -152,7 +152,7 @@ def _parts(reply: Reply, streamed: bool) -> Iterator[ModelPart]:
 
 
 def _words(text: str) -> Iterator[str]:
-    """Split the text into words, each with the space before it."""
+    """Split a text into words. Each keeps the space before it."""
     start = 0
     while start < len(text):
         end = text.find(" ", start + 1)
@@ -163,7 +163,7 @@ def _words(text: str) -> Iterator[str]:
 
 _NAME = "notes"
 _PAUSE = 0.015
-"""Seconds between two words, so that streaming is visible."""
+"""Seconds between two words, so that a person can see the text stream."""
 
 WHAT_IT_IS = (
     "I am a scripted demonstration, not a language model: whatever you say, I do the same few things."
@@ -172,7 +172,7 @@ _REAL = "To use a real model, set `model:` in main.md, for example to openai:gpt
 
 
 class DemoModel:
-    """Plays a model in the starter folder. It costs nothing, and says that it is a demo."""
+    """A scripted model for the starter folder. It costs nothing, and tells the user that it is a demonstration."""
 
     def __init__(self, name: str = _NAME) -> None:
         if name != _NAME:
@@ -210,7 +210,7 @@ def _is_said(message: Message) -> bool:
 
 
 def _next(said: str, results: list[CallAnswered], offered: set[str], first: bool) -> Reply:
-    """Return the next answer. The steps are: read, get a review, ask for details by form, write, report."""
+    """Return the next answer: read the notes, have them reviewed, ask for details in a form, write, and report."""
     names = [result.name for result in results]
     last = results[-1] if results else None
     if last is None:

@@ -1,4 +1,4 @@
-"""Prompts: instructions, tools and policies in one tree, and how they are shown to a model."""
+"""Prompts: trees of instructions, tools and policies, and how they are rendered for a model."""
 
 from handrail.prompt.plan import OPENER
 from handrail.prompt.prompt import Prompt

@@ -4,7 +4,7 @@ A file replaces texts of one prompt: the bodies and summaries of its sections, a
 examples of its tools. Each override identifies its original by a hash. If the original has changed since, the
 override is stale: it is reported and not applied.
 
-This module also lists the texts that can be replaced, reads a file, and writes a new file to start from.
+This module also lists the texts that can be replaced, reads such a file, and writes a starter file.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class OverrideReport:
 
 
 class Overrides:
-    """A folder of overrides, with one file `<prompt's name>.toml` for each prompt that has any.
+    """A folder with one file of overrides, `<prompt's name>.toml`, for each prompt that has any.
 
     A file is read when its prompt is defined. `check` reads it again and reports for each override whether it
-    is *applied*, *stale* (its original has changed), *unknown* (there is nothing of that name), or *refused*
+    is *applied*, *stale* (its original has changed), *unknown* (the prompt has nothing of that name), or *refused*
     (by `accepts_overrides=False`).
     """
 
@@ -101,7 +101,7 @@ class Overrides:
 
 
 def stale_overrides(prompt: Prompt[Any]) -> tuple[OverrideReport, ...]:
-    """Return reports on those overrides of a prompt whose originals have changed."""
+    """Return a report on each override of a prompt whose original has changed."""
     reports = () if prompt.overrides is None else prompt.overrides.check(prompt)
     return tuple(report for report in reports if report.state == "stale")
 
@@ -127,7 +127,7 @@ class TunedWords(Words):
         return self._tools.get(id(tool), tool)
 
     def _apply(self, override: Override) -> OverrideReport:
-        """Apply one override, and report whether it was applied and, if not, why."""
+        """Apply one override, and report whether it was applied or why not."""
         found = [one for one in self._known if (one.kind, one.path) == (override.kind, override.path)]
         accepting = [one for one in found if one.accepts]
         fitting = [one for one in accepting if one.replaces == override.replaces]
@@ -315,7 +315,7 @@ class _Reader:
 
     def text(self, where: str, table: Mapping[str, Any], name: str) -> str:
         if name not in table:
-            raise self.error(f"`{where}`", f"has no {name!r}", "Give it, as a string.")
+            raise self.error(f"`{where}`", f"has no {name!r}", "Add it as a string.")
         if not isinstance(table[name], str):
             raise self.error(f"`{where}.{name}`", f"is {table[name]!r}", "Make it a string.")
         return table[name]
@@ -333,7 +333,7 @@ _HEAD = """\
 
 
 def starter(prompt: str, known: Iterable[Original]) -> str:
-    """Return the content of a new overrides file, in which every text is the one in the code."""
+    """Return the content of a starter file, in which every text is the one in the code."""
     blocks = [_HEAD.format(prompt=prompt)]
     written: set[tuple[str, str]] = set()
     for original in known:
@@ -363,7 +363,7 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
 _SHORT = {"\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"'}
 _ESCAPED = re.compile(r'[\\"\x00-\x1f\x7f]')
 _LITERAL = re.compile(r"""[^'\x00-\x1f\x7f]*["\\][^'\x00-\x1f\x7f]*\Z""")
-"""Matches text that needs no escapes in single quotes, such as JSON."""
+"""Matches text that can be written in single quotes without escapes, such as most JSON."""
 # In a multi-line string, line ends, tabs, and quotes that no other quote follows are not escaped.
 _ESCAPED_LONG = re.compile(r'[\\\x00-\x08\x0b-\x1f\x7f]|"(?="|\Z)')
 

@@ -1,4 +1,7 @@
-"""Plans: a prompt's tree with its templates parsed and its overrides applied, built once when the prompt is defined."""
+"""Plans: the tree of a prompt with its templates parsed and its overrides applied.
+
+A plan is built once, when its prompt is defined.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ AnyTool = Tool[Any, Any]
 
 
 class Node(msgspec.Struct, frozen=True):
-    """One enabled section with all placeholders filled in, for one rendering."""
+    """One enabled section in one rendering, with all placeholders filled in."""
 
     path: str
     title: str
@@ -50,7 +53,7 @@ class Planned(msgspec.Struct, frozen=True):
     children: tuple[Planned, ...]
 
     def resolve(self, prompt: str, values: Mapping[str, Any], given: Mapping[str, Any]) -> Node | None:
-        """Fill in these values. Returns None if the section is disabled for these params and session."""
+        """Fill the placeholders with these values. Returns None if the section is disabled for these params and session."""
         section = self.section
         if not self.enabled.evaluate(prompt, self.path, given):
             return None
@@ -70,7 +73,7 @@ class Planned(msgspec.Struct, frozen=True):
 
 
 class Words:
-    """The texts of a prompt as they are in the code. A subclass replaces them with overrides."""
+    """The texts of a prompt as written in the code. A subclass replaces them with overrides."""
 
     def body(self, path: str, section: Section[Any]) -> str:
         return section.template
@@ -85,7 +88,7 @@ class Words:
 def plan(
     sections: Sequence[Section[Any]], words: Words, above: str = "", depth: int = 0
 ) -> tuple[Planned, ...]:
-    """Plan a tree of sections: parse its templates, using the texts from `words`."""
+    """Create the plan of a tree of sections by parsing its templates. The texts come from `words`."""
     made: list[Planned] = []
     for section in sections:
         path = f"{above}{section.key}"

@@ -1,4 +1,4 @@
-"""`Prompt`: instructions, tools and policies in one tree, as a frozen value that is checked when it is created."""
+"""`Prompt`: instructions, tools and policies in one tree, as an immutable value that is checked when it is created."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ _MOST_CACHED = 64
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """The results of checking a prompt's definition."""
+    """The values derived while a prompt's definition was checked."""
 
     params_type: Any
     reader: ParamsReader
     used: frozenset[str]
-    """The fields of the params that the texts use."""
+    """The fields of the params that the texts of the prompt use."""
     paths: frozenset[str]
     plans: tuple[Planned, ...]
     tools: tuple[AnyTool, ...]
     examples: str
     output_schema: Schema[Any] | None
     is_fixed: bool
-    """Whether every rendering is the same."""
+    """Whether the prompt is the same at every rendering."""
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -84,7 +84,7 @@ class Prompt(Generic[OutputT]):
     overrides: Overrides | None
 
     params_type: Any = dataclasses.field(init=False, repr=False, compare=False)
-    """The type of params that all sections take; None if they take none."""
+    """The type of the params, which all sections share; None if no section takes params."""
     _checked: Checked = dataclasses.field(init=False, repr=False, compare=False)
     _cached: dict[frozenset[str], RenderedPrompt[OutputT]] = dataclasses.field(
         init=False, repr=False, compare=False
@@ -203,7 +203,7 @@ class Prompt(Generic[OutputT]):
 
 
 def _check(prompt: Prompt[Any]) -> Checked:
-    """Check a new prompt and convert its lists to tuples. Errors say how to correct the definition."""
+    """Check a new prompt and convert its lists to tuples. An error says how to correct the definition."""
     check = _Check(prompt)
     check.name()
     check.parts()
@@ -267,7 +267,7 @@ class _Check:
             object.__setattr__(prompt, field, value)
 
     def having(self, field: str, member: str, hint: str) -> tuple[Any, ...]:
-        """Return one of the prompt's lists as a tuple. Each item must have this member."""
+        """Return one of the prompt's lists as a tuple. Raises an error if an item lacks the required member."""
         found = tuple(getattr(self.prompt, field))
         for index, one in enumerate(found):
             if isinstance(one, type) or not hasattr(one, member):
@@ -275,7 +275,7 @@ class _Check:
         return found
 
     def params_type(self) -> Any:
-        """Return the params type of the sections. They must all take the same one."""
+        """Return the params type of the sections. Raises an error if two sections take different types."""
         found: Any = None
         where = ""
         for path, section in walk(self.prompt.sections):
@@ -308,14 +308,14 @@ class _Check:
         if unused:
             raise self.error(
                 f"no section uses the field {unused[0]!r} of {describe(params_type)}",
-                f"Write ${unused[0]} where it belongs, or drop the field.",
+                f"Write ${unused[0]} where it belongs, or remove the field.",
             )
         return plans
 
     def names(self, plans: Sequence[Planned]) -> None:
-        """Check that tools and policies that are always enabled together have different names.
+        """Raise an error if two tools or two policies that are always enabled together have the same name.
 
-        `OPENER` is reserved.
+        No tool may be named `OPENER`.
         """
         always = list(_always_enabled(plans))
         places = [("the prompt itself", self.prompt.tools)]

@@ -1,4 +1,4 @@
-"""`RenderedPrompt`: a prompt as a model sees it, and how sections that are shown as summaries are opened."""
+"""`RenderedPrompt`: a prompt as a model sees it. This module also opens sections that are shown as summaries."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ OutputT = TypeVar("OutputT", default=Any)
 
 
 class ScopedPolicy(msgspec.Struct, frozen=True):
-    """A policy and the tools on which it decides; None means every tool of the prompt.
+    """A policy and the tools on which it decides; None stands for every tool of the prompt.
 
     Whatever its scope, a policy receives the results of every tool. The scope includes the tools of sections
-    that are still closed, so opening a section changes no policy.
+    that are still closed, so opening a section does not change the policies.
     """
 
     policy: ToolPolicy
     tools: frozenset[str] | None
 
     def decides_on(self, tool: str) -> bool:
-        """Return whether a call of that tool needs this policy's permission."""
+        """Return whether a call of this tool needs the policy's permission."""
         return self.tools is None or tool in self.tools
 
 
@@ -42,7 +42,7 @@ class ClosedSection(msgspec.Struct, frozen=True):
 
 
 class Tree:
-    """Everything that is enabled in one rendering of a prompt, shown or not."""
+    """All enabled sections of one rendering, whether they are shown in full or not."""
 
     __slots__ = (
         "_by_path",
@@ -95,9 +95,7 @@ class Tree:
         return tuple(ScopedPolicy(policy, scope) for policy, scope in scopes.values())
 
     def summaries(self, paths: Iterable[str]) -> frozenset[str]:
-        """Return the summaries that must be opened to show these sections in full, including those that
-        contain them.
-        """
+        """Return the summaries that must be opened to show these sections in full, including those around them."""
         wanted = {prefix for path in paths for prefix in _prefixes(path)}
         return frozenset(path for path in wanted if path in self._by_path and self._by_path[path].is_summary)
 
@@ -119,7 +117,7 @@ class Tree:
             raise ToolValidationError(said, [*problems, Problem("", hint)])
 
     def outermost(self, paths: frozenset[str]) -> list[Node]:
-        """Return the sections among these that no other of them contains, in order."""
+        """Return the sections that are not inside another of the given sections, in order."""
         return [
             node
             for path, node in self._by_path.items()
@@ -127,7 +125,7 @@ class Tree:
         ]
 
     def rendered(self, opened: frozenset[str], deadline: Deadline | None) -> RenderedPrompt[Any]:
-        """Render the prompt with these summaries opened."""
+        """Return the prompt with these summaries opened."""
         shown = list(_shown(self.nodes, opened))
         blocks = [text_of(node, opened) for node in self.nodes]
         if self.examples:
@@ -147,9 +145,11 @@ class Tree:
         )
 
 
-@dataclasses.dataclass(frozen=True)  # no slots: a subscripted call sets an attribute
+@dataclasses.dataclass(
+    frozen=True
+)  # without slots, because calling a subscripted generic class sets an attribute
 class RenderedPrompt(Generic[OutputT]):
-    """A prompt as a model sees it. It is immutable: opening a section returns a new one."""
+    """A prompt as a model sees it. It is immutable: opening a section returns a new prompt."""
 
     text: str
     tools: tuple[AnyTool, ...]
@@ -161,12 +161,12 @@ class RenderedPrompt(Generic[OutputT]):
     closed: tuple[ClosedSection, ...]
     """The sections shown as summaries."""
     opened: frozenset[str]
-    """The paths of the opened summaries. `render(opened=...)` with these returns the same prompt again."""
+    """The paths of the opened summaries. Passing them to `render(opened=...)` returns the same prompt again."""
     _tree: Tree = dataclasses.field(repr=False, compare=False)
 
     @property
     def secretive(self) -> bool:
-        """Whether any tool, shown or not, takes secrets, or whether the output can contain a secret."""
+        """Whether the output can contain a secret, or any tool, shown or not, takes one."""
         return self._tree.secretive
 
     @property
@@ -193,18 +193,18 @@ class RenderedPrompt(Generic[OutputT]):
 
 
 class Opening(msgspec.Struct, Generic[OutputT], frozen=True):
-    """The outcome of opening sections. The model gets `text` as the result of its call."""
+    """The result of opening sections. The model receives `text` as the result of its call."""
 
     text: str
-    """The newly opened sections in full."""
+    """The text of the newly opened sections, in full."""
     tools: tuple[AnyTool, ...]
-    """The tools that are newly shown, in order."""
+    """The tools that are shown for the first time, in order."""
     rendered: RenderedPrompt[OutputT]
-    """The whole prompt after the opening."""
+    """The complete prompt after the sections were opened."""
 
 
 def text_of(node: Node, opened: frozenset[str]) -> str:
-    """Return the text of a section: in full, or as its summary with a note on how to open it."""
+    """Return the text of a section, either in full, or as its summary with a note on how to open it."""
     if _is_open(node, opened):
         examples = f"Examples:\n\n{node.examples}" if node.examples else ""
         blocks = [node.heading, node.body, examples, *(text_of(child, opened) for child in node.children)]
@@ -250,7 +250,7 @@ def _all_of(nodes: Iterable[Node]) -> Iterator[Node]:
 
 
 def _shown(nodes: Iterable[Node], opened: frozenset[str]) -> Iterator[Node]:
-    """Yield the visible sections, in full or as a summary."""
+    """Yield the visible sections. The children of a section that is shown as a summary are not visible."""
     for node in nodes:
         yield node
         if _is_open(node, opened):

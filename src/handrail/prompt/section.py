@@ -18,17 +18,18 @@ from typing_extensions import TypeVar as TypeVarWithDefault
 from handrail.errors import PromptDefinitionError, PromptRenderError
 from handrail.prompt.template import Template, fields_of, template_of
 from handrail.protocols import SessionView, ToolPolicy
+from handrail.schema.kinds import describe_kind
 from handrail.schema.problems import describe
 from handrail.tools import Tool
 from handrail.tools.checks import is_record
 from handrail.tools.signature import body_of
 
 _GIVEN = ("params", "session")
-"""The parameters that a condition's function may have."""
+"""The parameters that the function of a condition may have."""
 
 
 class Condition:
-    """One `enabled` or `visibility`, ready to be evaluated.
+    """A section's `enabled` or `visibility`, ready to be evaluated.
 
     A function may take `params`, `session`, both or neither; `**given` takes both. Any other parameter raises
     `PromptDefinitionError`.
@@ -61,7 +62,7 @@ class Condition:
         try:
             parameters = inspect.signature(function).parameters.values()
         except (TypeError, ValueError):
-            return  # a C function without a signature: it is called without arguments
+            return  # a C function without a signature is called without arguments
         for parameter in parameters:
             if parameter.kind is parameter.VAR_KEYWORD:
                 self._takes_all = True
@@ -144,7 +145,7 @@ class Section(Generic[ParamsT], abc.ABC):
     """
 
     params_type: ClassVar[Any] = None
-    """The `Params` of `MarkdownSection[Params]`; None if the section takes the prompt's params."""
+    """The `Params` of `MarkdownSection[Params]`; None if the section takes the params of its prompt."""
 
     needs_files: ClassVar[bool] = False
     """Whether the section's tools need a filesystem. A run without one is then refused before it begins."""
@@ -185,7 +186,7 @@ class Section(Generic[ParamsT], abc.ABC):
             )
         made = _TYPED.get((cls, params))
         if made is None:
-            generic(params)  # raises typing's own error for a second subscript
+            generic(params)  # typing raises its own error for a second subscript
             name = f"{cls.__name__}[{describe(params)}]"
             names = {"params_type": params, "__module__": cls.__module__, "__doc__": cls.__doc__}
             made = _TYPED[cls, params] = type(name, (cls,), names)
@@ -197,7 +198,7 @@ class Section(Generic[ParamsT], abc.ABC):
 
 
 _TYPED: dict[tuple[type, Any], type] = {}
-"""The classes made for `MarkdownSection[Params]`. The same subscript always gives the same class."""
+"""The classes created for `MarkdownSection[Params]`. The same subscript always returns the same class."""
 
 
 def _is_open(params: Any) -> bool:
@@ -226,7 +227,7 @@ class PlainSection(MarkdownSection[Any]):
 
 
 def as_sections(given: Any) -> Any:
-    """Return the sections of a prompt, with each plain string replaced by a section."""
+    """Return the sections of a prompt, with each plain string converted to a section."""
     if isinstance(given, str):
         given = [given] if given.strip() else ()
     if not isinstance(given, list | tuple):
@@ -303,7 +304,7 @@ def condition_of(section: Section[Any], what: str) -> Condition:
 
 
 def read_template(place: str, what: str, text: str) -> Template:
-    """Parse the template or summary of a section. Errors name the place."""
+    """Parse the template or summary of a section. An error names the section."""
     if what == "summary" and not text.strip():
         raise PromptDefinitionError(
             place, "the summary is empty", "Say in a sentence what the section holds."
@@ -334,7 +335,7 @@ def check_placeholders(
 
 
 def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
-    """Check that these are tools, and return them as a tuple. The error names a function without `@tool`."""
+    """Check that all items are tools, and return them as a tuple. The error points out a function without `@tool`."""
     if isinstance(given, Tool):
         raise PromptDefinitionError(place, "tools is one tool", f"Pass a list of tools: [{given.name}].")
     found: tuple[Any, ...] = _listed(place, "tools", given)
@@ -354,7 +355,7 @@ def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
 
 
 def check_policies(place: str, given: Iterable[Any]) -> tuple[Any, ...]:
-    """Check that these are policies, and return them as a tuple. A class instead of an instance is refused."""
+    """Check that all items are policies, not classes of policies, and return them as a tuple."""
     found = _listed(place, "policies", given)
     for index, one in enumerate(found):
         if isinstance(one, type) or not all(hasattr(one, part) for part in ("name", "check", "on_result")):
@@ -365,7 +366,7 @@ def check_policies(place: str, given: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def check_sections(place: str, what: str, given: Iterable[Any]) -> tuple[Section[Any], ...]:
-    """Check that these are sections with unique keys, and return them as a tuple."""
+    """Check that all items are sections with unique keys, and return them as a tuple."""
     found = tuple(given)
     places: dict[str, int] = {}
     for index, one in enumerate(found):
@@ -397,7 +398,7 @@ def shown(given: object) -> str:
         return f"the class {given.__name__}"
     if callable(given):
         return f"the function {_name_of(given)}"
-    return "None" if given is None else f"a {type(given).__name__}"
+    return "None" if given is None else describe_kind(given)
 
 
 def _name_of(given: object) -> str:

@@ -1,4 +1,4 @@
-"""Templates: text with `$name` in it, and the params that fill it."""
+"""Templates: text with placeholders such as `$name`, and the params whose fields replace them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from pydantic import BaseModel
 
 from handrail.errors import DefinitionError, PromptDefinitionError, PromptRenderError, ToolValidationError
 from handrail.schema import Schema
+from handrail.schema.kinds import describe_kind
 from handrail.schema.problems import describe
 
 _DOLLAR = re.compile(r"\$(?:(?P<dollar>\$)|(?P<bare>[^\W\d]\w*)|\{(?P<braced>[^\W\d]\w*)\}|(?P<wrong>))")
 
 
 class Template(msgspec.Struct, frozen=True):
-    """A text with placeholders. Values are inserted unchanged: a `$` in a value has no meaning."""
+    """A text with placeholders. Values are inserted unchanged, so a `$` in a value is literal."""
 
     parts: tuple[str, ...]
-    """Text and names alternately, with text first and last."""
+    """The text between the placeholders and the placeholders' names, alternately. The first and last items are text."""
     names: frozenset[str]
 
     def fill(self, values: Mapping[str, Any]) -> str:
@@ -74,7 +75,7 @@ def _wrong(text: str, at: int, first: int) -> PromptDefinitionError:
 
 
 def fields_of(kind: Any) -> frozenset[str]:
-    """Return the names that a template may use: the fields of the params type."""
+    """Return the names that a template may use, which are the fields of the params type."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     origin = get_origin(kind) or kind
@@ -101,7 +102,7 @@ class ParamsReader:
         kind = self._kind
         if kind is None:
             if given is not None:
-                problem = f"params are given (a {type(given).__name__}) and its sections use none"
+                problem = f"params are given ({describe_kind(given)}) and its sections use none"
                 raise self._error(problem, "Leave them out, or write MarkdownSection[Params](...).")
             return None
         name = describe(kind)
@@ -111,7 +112,7 @@ class ParamsReader:
         if isinstance(given, get_origin(kind) or kind):
             return given
         if not isinstance(given, Mapping):
-            raise self._error(f"its params are a {type(given).__name__}", hint)
+            raise self._error(f"its params are {describe_kind(given)}", hint)
         try:
             if self._schema is None:
                 self._schema = Schema(kind, self._namespace)

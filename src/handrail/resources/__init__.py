@@ -1,4 +1,4 @@
-"""Resources: objects that tools ask for by protocol, such as the run's files."""
+"""Resources: objects, such as the run's files, that tools request by protocol."""
 
 from handrail.resources.bindings import Binding, CallResources, RunResources, Scope, given
 

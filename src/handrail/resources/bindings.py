@@ -1,6 +1,6 @@
-"""Bindings: how the resources that tools ask for by protocol are created and closed.
+"""Bindings: how the resources that tools request by protocol are created and closed.
 
-A resource is created on first use. Resources are closed in reverse order.
+A resource is created on first use. Resources are closed in reverse order of creation.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from handrail.resources.scopes import Closer, Kept, Scoped, circle, close_logged
 T = TypeVar("T")
 
 Scope = Literal["run", "call", "fresh"]
-"""Lifetime of a resource: one for the whole run, one per tool call, or a new one for every request."""
+"""The lifetime of a resource: one for the whole run, one for each call, or a new one for every request."""
 
 
-@dataclass(frozen=True)  # no slots: a subscripted call, Binding[...](...), sets an attribute
+@dataclass(
+    frozen=True
+)  # without slots, because calling a subscripted generic class, `Binding[...](...)`, sets an attribute
 class Binding(Generic[T]):
-    """Tells how to create the resource behind a protocol.
+    """A protocol and the function that provides its resource.
 
     `provide` is a plain or async function of the resources, or a generator that yields the resource
     once and closes it afterwards. A resource created here that has `aclose()` or `close()` is closed
@@ -61,7 +63,7 @@ class Binding(Generic[T]):
 
 
 def given(protocol: type[T], thing: T) -> Binding[T]:
-    """Bind an existing object. It belongs to the caller and is never closed here."""
+    """Create a binding for an existing object, which belongs to the caller and is never closed here."""
     return Binding(protocol, _Ready(thing))
 
 
@@ -74,7 +76,7 @@ class _Ready:
 
 
 class RunResources:
-    """The resources of one run. Each call sees them through its `CallResources`."""
+    """The resources of one run. Each call uses them through its `CallResources`."""
 
     def __init__(self, bindings: Iterable[Binding[Any]] = ()) -> None:
         self._bindings: dict[type, Binding[Any]] = {}
@@ -112,7 +114,7 @@ class RunResources:
         return found
 
     async def close(self) -> None:
-        """End the run: close its resources, last created first."""
+        """Close the resources of the run, last created first, because the run has ended."""
         self._closed = True
         errors = await self.scope.close()
         if errors:
@@ -120,7 +122,7 @@ class RunResources:
 
 
 class Owner(Protocol):
-    """The call that a view of the resources belongs to."""
+    """The call to which a view of the resources belongs."""
 
     @property
     def home(self) -> Home: ...
@@ -134,9 +136,10 @@ class Owner(Protocol):
 
 
 class CallResources:
-    """A call's view of the resources.
+    """One call's view of the resources.
 
-    Run resources are shared, forkable ones as the call's fork; others are its own.
+    Resources of the run are shared with other calls, except that the call gets its own fork of a forkable one. All
+    other resources belong to the call.
     """
 
     __slots__ = ("_call", "_given", "_owner", "_run")
@@ -146,22 +149,22 @@ class CallResources:
         self._owner = owner
         self._given = given
         self._call: Scoped | None = None
-        """The resources created for this call alone, if any."""
+        """The resources created for this call alone; None if there are none."""
 
     @property
     def home(self) -> Home:
         return self._owner.home
 
     def get(self, protocol: type[T], /) -> T:
-        """Return what is bound to `protocol`, creating it if necessary."""
+        """Return the resource bound to `protocol`, and create it first if necessary."""
         self._owner.check()
         found: Any = self.get_for(protocol, "fresh", ())
         return found
 
     def open(self, protocol: type[T], /) -> Operation[T]:
-        """Return what is bound to `protocol`, creating it if necessary.
+        """Return the resource bound to `protocol`, and create it first if necessary.
 
-        Works for async bindings and all others.
+        This works for all bindings, including async ones.
         """
         self._owner.check()
         name = f"resources.open({name_of(protocol)})"
@@ -172,10 +175,10 @@ class CallResources:
 
     @property
     def untouched(self) -> bool:
-        """Whether nothing was created that must be closed with the call."""
+        """Whether no resource was created that must be closed with the call."""
         return self._call is None or self._call.empty
 
-    # `within` is the lifetime of the requester; `path` is the chain of resources being created.
+    # `within` is the lifetime of the requester, and `path` the chain of resources being created.
 
     def get_for(self, protocol: type, within: Scope, path: tuple[type, ...]) -> Any:
         found = self._there(protocol, within)
@@ -230,7 +233,7 @@ class CallResources:
         return self._keep(binding, inside, thing, closer)
 
     def _there(self, protocol: type, within: Scope) -> Any:
-        """Return the resource if it exists already, else None."""
+        """Return the resource if it exists already, or else `_NOTHING`."""
         ready = self._given.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
         if ready is not None:
             return ready()
@@ -276,11 +279,11 @@ class CallResources:
         return self._shown(binding, kept, inside.within)
 
     def _close_late(self, closer: Closer) -> None:
-        """Close a resource that a thread created after its call ended, and refuse it to the thread."""
+        """Close a resource that a thread created after its call had ended, and raise an error in that thread."""
         work = close_logged(closer)
         try:
             asyncio.run_coroutine_threadsafe(work, self.home.loop)
-        except RuntimeError:  # the event loop has ended too
+        except RuntimeError:  # the event loop has ended as well
             work.close()
         raise ContextExpired(self.home.call)
 
@@ -292,20 +295,17 @@ class CallResources:
         return Inside(self, lives, within, (*path, protocol))
 
     def _scope(self, lives: Scope) -> Scoped:
-        """Return the scope that keeps and closes a resource.
-
-        A fresh resource lives as long as its requester.
-        """
+        """Return the scope that keeps a resource of this lifetime and closes it."""
         if lives == "run":
             return self._run.scope
-        with self._run.lock:  # two threads may ask at once
+        with self._run.lock:  # two threads may create it at the same time
             if self._call is None:
                 self._call = Scoped()
             return self._call
 
 
 class Inside:
-    """The resources as a provider sees them, for a resource that has its own scope."""
+    """A provider's view of the resources, for the resource that it creates."""
 
     __slots__ = ("_handed", "_path", "_resources", "scope", "within")
 
@@ -319,14 +319,14 @@ class Inside:
         self._handed: list[Any] = []
 
     def get(self, protocol: type[T], /) -> T:
-        """Return what is bound to `protocol`, creating it if necessary."""
+        """Return the resource bound to `protocol`, and create it first if necessary."""
         self._check()
         return self._hand_out(self._resources.get_for(protocol, self.scope, self._path))
 
     def open(self, protocol: type[T], /) -> Operation[T]:
-        """Return what is bound to `protocol`, creating it if necessary.
+        """Return the resource bound to `protocol`, and create it first if necessary.
 
-        Works for async bindings and all others.
+        This works for all bindings, including async ones.
         """
         self._check()
         return Operation(lambda: self._opened(protocol), f"resources.open({name_of(protocol)})")
@@ -335,7 +335,7 @@ class Inside:
         return self._hand_out(await self._resources.open_for(protocol, self.scope, self._path))
 
     def handed_out(self, thing: Any) -> bool:
-        """Return whether an object belongs to another binding, which closes it."""
+        """Return whether the provider got this object from another binding, which is responsible for closing it."""
         return any(each is thing for each in self._handed)
 
     def _hand_out(self, thing: Any) -> Any:
@@ -351,10 +351,7 @@ _NOTHING = object()
 
 
 def _first(binding: Binding[Any], made: Any) -> tuple[Any, Callable[[], Any] | None]:
-    """Return the object that a provider created.
-
-    If the provider is a generator, also return how to finish it.
-    """
+    """Return the object that a provider created and, if the provider is a generator, a function that finishes it."""
     if not inspect.isgenerator(made):
         return made, None
     generator = made
@@ -403,11 +400,11 @@ def _yielded(binding: Binding[Any], how_often: str) -> ResourceError:
 
 def _takes_one(function: Callable[..., Any]) -> bool:
     if isinstance(function, _Ready):
-        return True  # one is created for every run with a given object, and inspecting its signature is slow
+        return True  # skips the slow inspection of a signature that is known
     try:
         inspect.signature(function).bind(None)
     except TypeError:
         return False
     except ValueError:
-        return True  # a builtin without a signature
+        return True  # builtins may have no signature
     return True

@@ -1,4 +1,4 @@
-"""`FileFork`: a call's own version of the files, committed or dropped when the call ends."""
+"""`FileFork`: a call's own version of the files, which is committed or dropped when the call ends."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class FileChange(msgspec.Struct, frozen=True):
     data: bytes = b""
     mode: int | None = None
     base: str = ""
-    """The version the change is based on, if another process can use it."""
+    """The version on which the change is based, in a form that another process can use; "" if there is none."""
 
 
 class FileFork(Overlay):
     """One call's version of the files, until it is committed into the files it was forked from, or dropped.
 
-    Reads are repeatable, whatever others commit in the meantime. Once prepared or dropped, the fork and all
+    Reads are repeatable, whatever others commit in the meantime. Once the fork is prepared or dropped, it and all
     forks of it raise `ContextExpired`, in every thread.
     """
 
@@ -47,7 +47,7 @@ class FileFork(Overlay):
     # --- the end of a call ------------------------------------------------------------------------
 
     def seal(self) -> None:
-        """Refuse further changes. The current content is what is committed."""
+        """Refuse further changes, so that the current content is what will be committed."""
         with self._shared.lock:
             self._sealed = True
 
@@ -71,7 +71,7 @@ class FileFork(Overlay):
             return tuple(sorted(found))
 
     def prepare(self) -> None:
-        """Close the fork. Raises `Conflict` with the paths written here that somebody else wrote too."""
+        """Close the fork for its commit. Raises `Conflict` with the paths written both here and by somebody else."""
         shared = self._shared
         shared.acquire()
         try:
@@ -89,7 +89,7 @@ class FileFork(Overlay):
             shared.release()
 
     def apply(self) -> None:
-        """Commit the changes, and the reads they depend on, into the files that were forked."""
+        """Commit the changes, and the reads on which they depend, into the files that were forked."""
         shared = self._shared
         shared.acquire()
         try:
@@ -100,7 +100,7 @@ class FileFork(Overlay):
             if self._line and not any(fork._state for fork in self._line):
                 self._line[-1]._adopt(self)
             if self._line and (self._into_sealed() or any(fork._state for fork in self._line)):
-                self._over = None  # the parent is closed too and accepts nothing
+                self._over = None  # the parent is closed too, and accepts no changes
             if self._over is not None:
                 self._merge(self._over)
             self._seen = self._listed = self._torn = None
@@ -108,7 +108,7 @@ class FileFork(Overlay):
             shared.release()
 
     def drop(self) -> None:
-        """Close the fork and discard its changes. Its reads count as reads of what it was forked from."""
+        """Close the fork and discard its changes. Its reads then count as reads of the files it was forked from."""
         with self._shared.lock:
             if self._state != OVER and self._line and not any(fork._state for fork in self._line):
                 self._line[-1]._adopt(self)
@@ -119,7 +119,7 @@ class FileFork(Overlay):
     # --- replay -----------------------------------------------------------------------------------
 
     def file_changes(self) -> list[FileChange]:
-        """Return the reads and changes as plain data, for `redo` in another process."""
+        """Return the reads and changes as plain data, so that another process can `redo` them."""
         with self._shared.lock:
             found = [
                 FileChange(join(folder, name), "read", base=self._lasting(node))
@@ -142,7 +142,7 @@ class FileFork(Overlay):
         return [f"file {path}" for path in self.changed]
 
     def changed_paths(self) -> tuple[str, ...]:
-        """Return the paths a commit changes."""
+        """Return the paths that a commit changes."""
         return self.changed
 
     def redo(self, changes: Sequence[Any]) -> None:
@@ -176,7 +176,7 @@ class FileFork(Overlay):
                     self._put(folder, name, self._node_again(each, old), old)
 
     def _lasting(self, node: Node) -> str:
-        """Return a node's version in a form that outlives the process, or "" if there is none."""
+        """Return a node's version in a form that outlives the process, or "" if it has none."""
         return ""
 
     def _change(self, path: str, node: Node, base: str) -> FileChange:
@@ -192,13 +192,13 @@ class FileFork(Overlay):
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """The paths a commit changes, sorted. A folder's path ends in `/`."""
+        """The paths that a commit changes, sorted. A folder's path ends in `/`."""
         with self._shared.lock:
             found = [shown(path, node if node.version else base) for path, node, base in self._changes()]
         return tuple(sorted(found))
 
     def changes(self) -> Iterator[tuple[str, bytes | None, bytes | None]]:
-        """Yield the files a commit changes, sorted, as path, old bytes and new bytes. None means no file."""
+        """Yield each file that a commit changes, sorted, as path, old bytes and new bytes. None stands for no file."""
         with self._shared.lock:
             found = sorted(((path, base.data, node.data) for path, node, base in self._changes()), key=_path)
         return (
@@ -208,12 +208,12 @@ class FileFork(Overlay):
         )
 
     def diff(self) -> str:
-        """Return the changes as a unified diff. Binary and very large files are only named."""
+        """Return the changes as a unified diff, in which binary and very large files are only named."""
         with self._shared.lock:
             return diff(self._changes(), self._mode_of)
 
     def _mode_of(self, node: Node) -> int | None:
-        """Return the mode of a file or folder, if it has one."""
+        """Return the mode of a file or folder, or None if it has none."""
         return None
 
     def _changes(self) -> Iterator[tuple[str, Node, Node]]:
@@ -247,7 +247,7 @@ class FileFork(Overlay):
             raise Conflict(sorted(set(against)))
 
     def _into_sealed(self) -> bool:
-        """Return whether this is a fork of one that accepts no more changes."""
+        """Return whether the fork that this one was forked from accepts no more changes."""
         return bool(self._line) and self._line[-1]._sealed
 
     def _release(self) -> None:
@@ -255,19 +255,19 @@ class FileFork(Overlay):
             self._parent._claimed.pop(self, None)
 
     def _left_in(self, path: str, over: Over) -> Iterator[str]:
-        """Return the paths that somebody else added to a folder that is removed here."""
+        """Return the paths that somebody else added to a folder that this fork removes."""
         gone = over.get(path, {})
         return (join(path, name) for name in self._parent._names(path) if name not in gone)
 
     def _files_above(self, folder: str, over: Over) -> Iterator[str]:
-        """Yield the paths where somebody else put a file in place of a folder that is needed here."""
+        """Yield the paths at which somebody else put a file in place of a folder that this fork needs."""
         for path in (*ancestors(folder), folder):
             above, name = split(path)
             if self._parent._look(above, name).data is not None and name not in over.get(above, {}):
                 yield path
 
     def _merge(self, over: Over) -> None:
-        """Yield removals first, innermost first; then additions, outermost first."""
+        """Apply removals to the parent first, innermost first, and then additions, outermost first."""
         parent = self._parent
         folders = over if len(over) == 1 else sorted(over, key=len)
         if not self._plain:
@@ -276,7 +276,7 @@ class FileFork(Overlay):
                     old = parent._look(folder, name)
                     goes = not node.version or (old.data is None) != (node.data is None)
                     if goes and (old.version or self._line):
-                        # A file created and deleted again counts as written in an outer fork too.
+                        # A file that was created and deleted again counts as written in an outer fork too.
                         parent._put(folder, name, ABSENT, old, base)
         for folder in folders:
             for name, (node, base) in over[folder].items():

@@ -23,7 +23,7 @@ from handrail.resources.search import decode, encode, find, replaced, sorted_mat
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """Limits of a filesystem. They apply to a fork and everything it was forked from together."""
+    """Limits of a filesystem. They apply to a fork together with the files it was forked from."""
 
     max_file_size: int = 16 * 1024 * 1024
     """Maximum bytes in one file."""
@@ -34,11 +34,11 @@ class FileLimits:
 
 
 class Content(Protocol):
-    """The content of a file that is not held in memory as bytes."""
+    """The content of a file whose bytes are not held in memory."""
 
     def __len__(self) -> int: ...
     def load(self) -> bytes:
-        """Return the bytes. Raises `Conflict` if they are no longer the ones that were seen."""
+        """Return the bytes. Raises `Conflict` if the file has changed since it was looked up."""
         ...
 
 
@@ -67,11 +67,11 @@ ABSENT = Node(0, None, None)
 TOP = Node(1, None, None)
 
 Over = Mapping[str, Mapping[str, tuple[Node, Node]]]
-"""Changes by folder and name: the node now, and the node at the first touch."""
+"""Changes by folder and name, each as the current node and the node before the first change."""
 
 
 class Listing(NamedTuple):
-    """A folder's members in a layer, the stamp of their last change, and the listing of the layer below."""
+    """The members of a folder in a layer, the stamp of their last change, and the listing of the layer below."""
 
     members: dict[str, Node]
     stamp: int
@@ -79,7 +79,7 @@ class Listing(NamedTuple):
 
 
 class Shared:
-    """State shared by a root and all its forks."""
+    """State that a root shares with all its forks."""
 
     __slots__ = ("acquire", "clock", "limits", "lock", "release", "tick")
 
@@ -88,13 +88,13 @@ class Shared:
         self.clock = clock
         self.tick = tick
         self.lock = RLock()
-        # A `with` statement costs as much as the lock itself. The three methods of every commit avoid it.
+        # A `with` statement costs as much as the lock itself, so the three methods of every commit avoid it.
         self.acquire = self.lock.acquire
         self.release = self.lock.release
 
 
 class Layer:
-    """The operations of `Filesystem`. All of them read and change under one lock."""
+    """The operations of `Filesystem`. Each of them holds one lock while it reads or changes files."""
 
     __slots__ = ("_claimed", "_shared")
     _shared: Shared
@@ -104,7 +104,7 @@ class Layer:
     # --- primitives, called with the lock held ----------------------------------------------------
 
     def _enter(self, change: str = "") -> None:
-        """Check that this layer is open and may make this change. Raises otherwise."""
+        """Raise an error unless this layer is open and may make this change."""
         if change and self._claimed:
             refuse_claimed(self._claimed, change)
 
@@ -133,14 +133,14 @@ class Layer:
         raise NotImplementedError
 
     def _put(self, folder: str, name: str, node: Node, old: Node, base: Node | None = None) -> None:
-        """Replace `old` at a path. The folder must exist, and a folder to be removed must be empty.
+        """Replace the node `old` at a path. The folder must exist, and a folder to be removed must be empty.
 
-        `base` is the node this decision was based on, if not `old`.
+        `base` is the node on which the change was based, if that is not `old`.
         """
         raise NotImplementedError
 
     def _view(self, folder: str) -> Listing:
-        """Return a folder's listing with everything that a fork needs to keep."""
+        """Return the listing of a folder with everything that a fork has to keep."""
         raise NotImplementedError
 
     def _stamp(self, folder: str) -> int:
@@ -256,7 +256,7 @@ class Layer:
         with self._shared.lock:
             self._enter(at.path)
             if self._look(at.folder, at.name).is_folder:
-                self._see(at.folder, at.name)  # finding the folder counts as a read
+                self._see(at.folder, at.name)  # looking up the folder counts as a read
             self._make_folders(at.path)
 
     def delete(self, path: str, /, *, recursive: bool = False) -> None:
@@ -334,7 +334,7 @@ class Layer:
             self._put(folder, name, node, self._look(folder, name), ABSENT)
 
     def _below(self, path: str, node: Node) -> Sequence[tuple[str, str, Node]]:
-        """Return everything in a folder at any depth, each entry after its folder."""
+        """Return all entries of a folder at any depth, each after the folder that contains it."""
         found: list[tuple[str, str, Node]] = []
         folders = [path] if node.is_folder else []
         for folder in folders:
@@ -401,7 +401,7 @@ class Layer:
 
 
 def clashes(over: Over, claimed: Mapping[object, Over]) -> set[str]:
-    """Return the paths changed here that a prepared fork is about to change too."""
+    """Return the paths in `over` that a prepared fork is about to change too."""
     mine = _weights(over)
     found: set[str] = set()
     for other in claimed.values():

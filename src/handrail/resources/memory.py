@@ -33,7 +33,7 @@ class MemoryFilesystem(Layer):
         self._shared = Shared(limits, clock, count(TOP.version + 1).__next__)
         self._tree: dict[str, dict[str, Node]] = {"": {}}
         self._stamps: dict[str, int] = {}
-        """Stamps of the last change to the names in each folder.
+        """The stamp of the last change to the names in each folder.
 
         A folder's stamp is removed with the folder.
         """
@@ -44,7 +44,7 @@ class MemoryFilesystem(Layer):
             self.write(path, content)
 
     def fork(self, owner: str, /, *, writable: bool = True) -> MemoryFork:
-        """Return a fork for the call `owner`. Without `writable` it refuses every change."""
+        """Create a fork for the call `owner`. Unless `writable`, it refuses every change."""
         return MemoryFork(self, (), self._shared, owner, writable)
 
     def _look(self, folder: str, name: str) -> Node:

@@ -1,7 +1,7 @@
-"""`Overlay`: a layer over another one that holds only what was touched in it.
+"""`Overlay`: a layer over another one, which holds only what was read or changed in it.
 
-Reads are remembered, so a path or folder that a fork has seen does not change for it, and a fork
-costs the same however many files there are.
+Reads are remembered, so a path or folder that a fork has seen does not change for it. The cost of a fork does not
+depend on the number of files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OPEN, PREPARED, OVER = 0, 1, 2
 
 
 class Overlay(Layer):
-    """A fork's view of the files and its record of what it read and changed."""
+    """A fork's view of the files, with a record of what the fork read and changed."""
 
     __slots__ = (
         "_bytes",
@@ -47,18 +47,18 @@ class Overlay(Layer):
         self._writable = writable
         self._state = OPEN
         self._sealed = False
-        # Changes made here; nodes read; listings of folders whose names were read.
+        # These hold the changes made here, the nodes read, and the listings of folders whose names were read.
         self._over: dict[str, dict[str, tuple[Node, Node]]] | None = None
         self._seen: dict[str, dict[str, Node]] | None = None
         self._listed: dict[str, Listing] | None = None
-        # Folders that contain a change or a read, by parent folder and name; computed on first use.
+        # This holds the folders that contain a change or a read, by parent folder. It is computed on first use.
         self._kept: dict[str, set[str]] | None = None
         # Only set once this fork has forks of its own: stamps of its folders' names, the changes that its forks
         # are about to make, and what they read that differs from what was read here.
         self._stamps: dict[str, int] | None = None
         self._claimed = None
         self._torn: set[str] | None = None
-        self._plain = True  # only the contents of files were changed
+        self._plain = True  # whether only the contents of files were changed
         self._files = 0
         self._bytes = 0
 
@@ -79,7 +79,7 @@ class Overlay(Layer):
                 raise ContextExpired(fork._owner)
 
     def _own(self, folder: str, name: str) -> Node | None:
-        """Return what this fork itself recorded at a path, or None if it has not touched the path."""
+        """Return the node that this fork itself recorded at a path, or None if it has not touched the path."""
         if self._over is not None:
             changes = self._over.get(folder)
             if changes is not None:
@@ -158,7 +158,7 @@ class Overlay(Layer):
         return not folder or self._look(*split(folder)).is_folder
 
     def _through(self, folder: str) -> Listing:
-        """Return a folder as seen through the parent, without this fork's own changes."""
+        """Return a folder's listing as seen through the parent, without this fork's own changes."""
         if self._listed is not None and folder in self._listed:
             return self._listed[folder]
         listing = self._parent._view(folder)
@@ -200,7 +200,7 @@ class Overlay(Layer):
         return self._stamped(folder, stamp)
 
     def _stamped(self, folder: str, below: int) -> int:
-        """Combine the parent's stamp with this fork's own. The result changes whenever either does."""
+        """Combine the parent's stamp with this fork's own. The result changes whenever either of them does."""
         return below << 64 | (self._stamps or {}).get(folder, 0)
 
     def _usage(self) -> tuple[int, int]:
@@ -228,7 +228,7 @@ class Overlay(Layer):
                 self._stamps[folder] = self._shared.tick()
 
     def _adopt(self, child: Overlay) -> None:
-        """Record the reads of a committed fork from the layers below this one as reads of this one too."""
+        """Record what a committed fork read from the layers below this one as reads of this one."""
         over, torn = self._over or {}, set(child._torn or ())
         for folder, names in (child._seen or {}).items():
             for name, node in names.items():

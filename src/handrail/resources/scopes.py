@@ -1,6 +1,6 @@
-"""Scopes: resources created for a run or a call.
+"""Scopes, which keep the resources created for a run or a call.
 
-They are closed last first, even if closing one of them fails.
+Resources are closed last created first, even if closing one of them fails.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from handrail.protocols import Forkable
 log = logging.getLogger("handrail.resources")
 
 _CLOSE_SECONDS = 30.0
-"""Maximum seconds for closing one resource. A call waits for this even when it is cancelled."""
+"""Maximum seconds for closing one resource. A call waits this long even if it is cancelled."""
 
 
 class Kept:
@@ -33,7 +33,7 @@ class Kept:
 
 
 class Closer:
-    """Closes one resource."""
+    """A function that closes one resource, and the resource's name."""
 
     __slots__ = ("close", "name")
 
@@ -59,16 +59,16 @@ class Closer:
 
 
 class Scoped:
-    """The resources created in one scope, and how to close them."""
+    """The resources created in one scope, and the functions that close them."""
 
     __slots__ = ("_closers", "made", "opening", "waits")
 
     def __init__(self) -> None:
         self.made: dict[type, Kept] = {}
         self.opening: dict[type, asyncio.Future[None]] = {}
-        """Futures of resources being created. Each is done once the creation has succeeded or failed."""
+        """Futures of the resources being created. Each is done once the creation has succeeded or failed."""
         self.waits: dict[type, set[type]] = {}
-        """The protocols that each creation waits for, to detect cycles across several calls."""
+        """The protocols for which each creation waits. They reveal cycles across several calls."""
         self._closers: list[Closer] = []
 
     def closes(self, closer: Closer) -> None:
@@ -87,7 +87,7 @@ class Scoped:
         return not self._closers
 
     async def close(self) -> list[Exception]:
-        """Close everything, last created first. An error in one does not keep the others open."""
+        """Close all resources, last created first. An error in closing one does not keep the others open."""
         errors: list[Exception] = []
         cancelled: asyncio.CancelledError | None = None
         while self._closers:
@@ -111,9 +111,9 @@ class Scoped:
 
 @contextlib.contextmanager
 def waiting(scope: Scoped, protocol: type, path: tuple[type, ...]) -> Generator[None]:
-    """Record, inside this block, that the creations in `path` wait for `protocol`.
+    """Record, for the duration of this block, that the creations in `path` wait for `protocol`.
 
-    Raises an error for a cycle.
+    Raises an error if they wait for each other in a cycle.
     """
     looked: set[type] = set()
     ahead = {protocol}

@@ -1,4 +1,4 @@
-"""Operations on recorded runs: list, show, cancel, fork, undo, replay, export, import, forget.
+"""Operations on recorded runs: list, show, cancel, fork, undo, replay, export, import and forget.
 
 They all work on a journal. None of them needs the process in which the run was made.
 """

@@ -1,4 +1,4 @@
-"""The runs of a journal: list them, cancel one, forget finished ones, and manage the approvals of their sessions."""
+"""The catalog of a journal's runs: list them, cancel one, forget finished ones, and manage remembered approvals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PAGE = 500
 
 
 class RunLine(msgspec.Struct, frozen=True):
-    """One run in a list."""
+    """One run in the list that `list_runs` returns."""
 
     row: RunRow
     standing: Standing
@@ -50,9 +50,9 @@ async def list_runs(
     before: Mark | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Sequence[RunLine]:
-    """List at most `limit` runs, newest first. `standing` filters by standing; if it is empty, all are listed.
+    """Return at most `limit` runs, newest first. `standing` filters them by standing; if it is empty, all are returned.
 
-    With `principal`, only that principal's runs are listed. To get the next page, pass the last record's mark as
+    With `principal`, only that principal's runs are returned. To get the next page, pass the last record's mark as
     `before`.
     """
     now = clock.now().timestamp()
@@ -76,11 +76,11 @@ async def list_runs(
 async def forget(
     journal: Journal, *, before: datetime | None = None, keep: int | None = None, dry: bool = False
 ) -> Sequence[str]:
-    """Delete runs from the journal that ended before a time, or that are not among the newest `keep`.
+    """Delete runs that ended before a time, or that are not among the newest `keep`, from the journal.
 
-    Only finished runs and whole sessions are deleted: each run of a session builds on the earlier ones, so an
+    Only finished runs and complete sessions are deleted: each run of a session builds on the earlier ones, so an
     unfinished or newer run keeps the others. Data that a folder keeps for undo stays with the folder. Returns
-    the ids of the deleted runs; with `dry`, of those that would be deleted.
+    the ids of the deleted runs or, with `dry`, of those that would be deleted.
     """
     if before is None and keep is None:
         raise DefinitionError("nothing says which runs to forget. Pass `before`, `keep` or both.")
@@ -116,7 +116,7 @@ async def _all_runs(journal: Journal) -> list[RunRow]:
 async def approvals(
     journal: Journal, session_id: str, *, principal: str, clock: Clock = SYSTEM_CLOCK
 ) -> ApprovalMemory:
-    """Return the remembered decisions of a session, to `.list()` them or `.revoke(id)` one.
+    """Return the approval memory of a session, which can `.list()` its decisions and `.revoke(id)` one.
 
     A revocation is recorded, and applies at once to the session's runs in any process. Nothing else in the
     session is read, so its code is not needed. Raises `RunUnknown` if the principal has no run in such a session.
@@ -185,7 +185,7 @@ async def _end(journal: Journal, row: RunRow) -> None:
 
 
 def _opened(units: Sequence[CommitUnit]) -> list[str]:
-    """Return the sections that the run's model has opened."""
+    """Return the paths of the sections that the run's model has opened."""
     found: list[str] = []
     for unit in units:
         if unit.tool == OPENER and unit.status == "ok" and Place.parse(unit.place).kind == "call":

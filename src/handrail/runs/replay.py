@@ -1,4 +1,4 @@
-"""Replay of a run: runs its recorded model answers against today's tools, prompt and policies."""
+"""Replay of a run: the recorded model answers are played against today's tools, prompt and policies."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     """The number of the model answer that the difference follows; 0 if it is before the first request."""
     what: What
     where: str
-    """The prompt, tool or call that differs."""
+    """The name of the prompt, tool or call that differs."""
     recorded: str
     now: str
     call_id: str = ""
@@ -81,7 +81,7 @@ _WORDS: dict[What, str] = {
 
 
 class Tally(msgspec.Struct):
-    """The progress of a replay."""
+    """Counters of a replay's progress."""
 
     steps: int = 0
     ran: int = 0
@@ -196,11 +196,11 @@ def _frame(
 
 
 class _Dropped(Exception):
-    """Ends the transaction around the whole replay, so that none of its changes are kept."""
+    """Raised to end the transaction around the whole replay, so that none of its changes are kept."""
 
 
 class _Walk:
-    """Replays one call after another, all inside one call whose transaction is dropped."""
+    """A replay of one call after another, all inside one call whose transaction is dropped."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class _Walk:
         self._frame.show([driver], ())
         result = await self._gate.invoke("replay")
         if self._found is None and _Dropped.__name__ not in result.message:
-            raise HandrailError(f"the replay came to nothing: {result.message}")
+            raise HandrailError(f"the replay stopped before the end of the recorded run: {result.message}")
         return self._found
 
     def _show(self) -> None:
@@ -253,7 +253,7 @@ class _Walk:
                 made += 1
                 unit = self._units.get(RUN.child(made))
                 if unit is None:
-                    return None  # the record ends here, because this call had not finished
+                    return None  # the record ends here, because the call had not finished
                 found = await self._call(outer, step, call, unit)
                 if found is not None:
                     return found
@@ -276,7 +276,7 @@ class _Walk:
             return self._open(step, unit)
         tool = self._frame.tools.get(asked.name)
         if tool is None and asked.name in self._added:
-            self._take(outer, unit)  # the original caller provided the tool, and it is missing here
+            self._take(outer, unit)  # the original caller provided this tool, which is missing here
             return None
         if tool is None:
             return self._missing(step, unit)
@@ -305,11 +305,11 @@ class _Walk:
     def _missing(self, step: int, unit: CommitUnit) -> Divergence | None:
         if unit.status == "invalid":
             self._tally.taken += 1
-            return None  # the tool did not exist then, either
+            return None  # the tool did not exist when the run was recorded, either
         return self._differs(step, "tools", unit, unit.tool, f"there is no tool {unit.tool!r}")
 
     def _open(self, step: int, unit: CommitUnit) -> Divergence | None:
-        """Open a section that the model opened, so that its tools can be called from here on."""
+        """Open a section that the recorded model opened, so that its tools can be called from here on."""
         self._tally.taken += 1
         if unit.status != "ok":
             return None
@@ -326,7 +326,7 @@ class _Walk:
     def _parse(
         self, step: int, tool: Tool[Any, Any], asked: CallAsked, unit: CommitUnit
     ) -> tuple[Divergence | None, Any]:
-        """Parse the arguments with today's code.
+        """Parse the arguments of a call with today's code.
 
         Returns a difference if there is one, and the params if they are valid.
         """
@@ -345,7 +345,7 @@ class _Walk:
     async def _decide(
         self, outer: Attempt, step: int, tool: Tool[Any, Any], asked: CallAsked, unit: CommitUnit
     ) -> Divergence | None:
-        """Check the call with today's policies, without running it. Returns a difference if they decide otherwise."""
+        """Apply today's policies to the call, without running it. Returns a difference if they decide otherwise."""
         was, now = unit.decision or "allow", "allow"
         if self._frame.policies:
             call = new_call(self._gate, tool.name, asked.arguments, parent=outer)

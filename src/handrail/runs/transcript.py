@@ -25,7 +25,7 @@ from handrail.session.serialization import said_in
 
 
 class Unfinished(NamedTuple):
-    """The result for calls that never ended."""
+    """The texts of the results of calls that never ended: of those that did not run, and of those under way."""
 
     not_run: str
     under_way: str
@@ -52,8 +52,8 @@ async def session(
 async def said(journal: Journal, run_id: str) -> list[Message]:
     """Return the messages that a run has added to its session's conversation so far.
 
-    For an unfinished run they come from the record, and open calls have no result. So they can be shown, but
-    can't be sent to a model.
+    For an unfinished run they come from the record, in which open calls have no result. Such messages can be shown,
+    but can't be sent to a model.
     """
     row = await journal.runs.get(run_id)
     return decode_outcome(row).messages if row.status in OVER else await retold(journal, row)
@@ -79,11 +79,11 @@ async def retold(journal: Journal, row: RunRow, unfinished: Unfinished | None = 
 
 
 _AT_PLACES = ("model answer", "told", "call begun", "inner call")
-"""The kinds of entries that are looked up by place."""
+"""The kinds of recorded entries that are looked up by place."""
 
 
 class _Retold:
-    """Walks through a record and repeats its messages."""
+    """A walk through a record that repeats the messages of its run."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class _Retold:
 
 
 def _settled(found: Mapping[tuple[str, Place], bytes], place: Place) -> list[str]:
-    """Return the effects on the world of an open call's inner calls."""
+    """Return the effects outside Handrail that the inner calls of an open call have had."""
     return [
         done.what
         for (kind, each), body in found.items()

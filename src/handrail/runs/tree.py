@@ -21,18 +21,18 @@ from handrail.records import CommitUnit, Entry, QuestionRecord, RunRow
 from handrail.replay.records import InnerCall
 
 Standing = Literal["running", "parked", "interrupted", "done", "failed", "cancelled"]
-"""A run's status, or `interrupted` for a running one without a live owner."""
+"""The standing of a run: its status, or `interrupted` if it is running without a live owner."""
 
 
 def standing_of(row: RunRow, now: float) -> Standing:
-    """Return a run's standing: its status, or `interrupted` if its owner has died."""
+    """Return the standing of a run: its status, or `interrupted` if its owner has died."""
     if row.status == "running" and is_free(row.owner, row.leased_until, now, ""):
         return "interrupted"
     return row.status
 
 
 class CallNode(msgspec.Struct, kw_only=True):
-    """One call, with what happened inside it."""
+    """One call with the calls, questions and nested runs inside it."""
 
     place: Place
     tool: str
@@ -40,9 +40,9 @@ class CallNode(msgspec.Struct, kw_only=True):
     arguments: str = ""
     """The arguments as JSON with secrets masked; "" if they are not recorded."""
     status: str = "open"
-    """How the call ended; `open` if it has not ended."""
+    """The status with which the call ended; `open` if it has not ended."""
     at: float | None = None
-    """When the call began, or ended if only that is recorded, in seconds since 1970."""
+    """The time at which the call began, or ended if only that is recorded, in seconds since 1970."""
     seconds: float | None = None
     message: str = ""
     """The text that the model was given as the call's result."""
@@ -60,7 +60,7 @@ class CallNode(msgspec.Struct, kw_only=True):
 
 
 class Turn(msgspec.Struct, kw_only=True):
-    """One model answer and its calls. Its number is the `step` that `fork` takes."""
+    """One model answer with its calls. Its number is the `step` that `fork` takes."""
 
     number: int
     at: float
@@ -80,11 +80,11 @@ class Nested(msgspec.Struct, kw_only=True):
     name: str
     turns: list[Turn] = []
     calls: list[CallNode] = []
-    """The run's calls, if it is unknown which answer each belongs to."""
+    """The calls of the run, if it is unknown to which answer each belongs."""
 
 
 class RunTree(msgspec.Struct, kw_only=True):
-    """Everything known about a run."""
+    """A run with everything that its journal knows about it."""
 
     row: RunRow
     standing: Standing
@@ -94,7 +94,7 @@ class RunTree(msgspec.Struct, kw_only=True):
     calls: list[CallNode]
     """Every call, including inner ones, in the order of their places."""
     questions: list[QuestionRecord]
-    """Open and answered questions."""
+    """All questions of the run, open and answered."""
     usage: Usage
     cost: Decimal | None
 
@@ -105,7 +105,7 @@ class RunTree(msgspec.Struct, kw_only=True):
 
 
 async def show(journal: Journal, run_id: str, *, clock: Clock = SYSTEM_CLOCK) -> RunTree:
-    """Return a run with its turns, calls, times, costs, diffs and questions."""
+    """Return the tree of a run, with its turns, calls, times, costs, diffs and questions."""
     row = await journal.runs.get(run_id)
     return _Builder(
         row,
@@ -257,7 +257,7 @@ _NOTHING = RunBegin(
 
 
 def _reach_back(node: CallNode) -> float | None:
-    """Set the start of a call to the start of the first thing inside it, and return that time.
+    """Set the start of a call to the start of the first item inside it, and return that time.
 
     The record of a call that was run again has only the last attempt, and an open call has no record.
     """
@@ -293,6 +293,6 @@ def _sum(turns: Sequence[Turn]) -> tuple[Usage, Decimal | None]:
 
 
 def text_of(result: bytes) -> str:
-    """Return the text that the model was given, from a recorded result."""
+    """Return the text that the model was given, taken from a recorded result."""
     found: Any = pydantic_core.from_json(result) if result else {}
     return str(found.get("text", "")) if isinstance(found, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # plain JSON

@@ -1,7 +1,7 @@
 """`Schema`: a Python type, its JSON Schema for a model, and a parser for what the model sends.
 
-Validation and JSON Schema are pydantic's. This module also refuses what pydantic lets through (unknown keys,
-infinities) and describes every problem of an input so that a model can act on it.
+Validation and JSON Schema are pydantic's. This module also refuses input that pydantic accepts (unknown keys,
+infinities), and describes every problem in an input so that a model can act on it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MASKED = "is masked: secrets are not kept, so the value is not known. Give it a
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One problem in an input: where it is, and how to fix it."""
+    """One problem in an input: where it is and how to fix it."""
 
     where: str
     what: str
@@ -44,12 +44,12 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Schema(Generic[T]):
-    """A type that inputs are parsed into. It is created once for a type and used for every input.
+    """A type into which inputs are parsed. It is created once for a type and used for every input.
 
     - Parsing is strict JSON: text is never read as a number, nor a number as true or false.
     - Unknown keys are refused at every depth, and the JSON Schema says so.
     - NaN and the infinities are refused, however they are written.
-    - Every problem of one input is reported at once.
+    - Every problem in an input is reported at once.
     """
 
     __slots__ = (
@@ -71,12 +71,12 @@ class Schema(Generic[T]):
         self.json_schema = _json_schema_of(self._adapter, annotation)
         self._may_hold_floats = any(_holds_floats(part) for part in _schemas_in(self.json_schema))
         self.quick: Validate | None = None if self._may_hold_floats else self._validate
-        """Validates valid input in one step. None if the type needs a check for infinities."""
+        """Validator that parses JSON in one step; None if the type can hold floats, which must also be finite."""
         self.secret = holds_secrets(self._adapter.core_schema, self.json_schema)
         """Whether values of the type can contain a secret."""
 
     def parse(self, data: str | bytes) -> T:
-        """Parse JSON text. Raises `ToolValidationError` with every problem."""
+        """Parse JSON text. Raises `ToolValidationError` with every problem in it."""
         suspect = self._may_hold_floats and _SUSPECT[type(data)].search(data)
         problems: list[Problem] = []
         value: Any = None
@@ -97,13 +97,13 @@ class Schema(Generic[T]):
         raise ToolValidationError("; ".join(map(str, problems)), problems)
 
     def parse_value(self, value: object) -> T:
-        """Parse a Python value by way of JSON, as if a model had sent it."""
+        """Convert a Python value to JSON and parse it, as if a model had sent it."""
         if isinstance(value, BaseModel) or dataclasses.is_dataclass(value):
             return self.parse(self.clear(value))
         return self.parse(clear_json(value))
 
     def accepts(self, value: object) -> bool:
-        """Return whether this is already a value of the type, without going through JSON."""
+        """Return whether a value is already an instance of the type, without converting it to JSON."""
         try:
             self._adapter.validator.validate_python(value, strict=True)
         except pydantic_core.ValidationError:
@@ -111,13 +111,13 @@ class Schema(Generic[T]):
         return True
 
     def parse_given(self, value: object) -> T:
-        """Parse a person's answer. If the type can contain secrets, a mask is refused."""
+        """Parse a person's answer. If the type can contain secrets, an answer with a mask is refused."""
         if self.secret:
             refuse_masks(clear_json(value))
         return self.parse_value(value)
 
     def clear(self, value: object) -> bytes:
-        """Return the value as JSON with its secrets unmasked. Parse it at once; never keep it."""
+        """Return a value as JSON text with its secrets unmasked, which must be parsed at once and never kept."""
         kind = get_origin(self.annotation) or self.annotation
         if not isinstance(kind, type) or not isinstance(value, kind):
             return clear_json(value)
@@ -129,14 +129,14 @@ class Schema(Generic[T]):
             raise _unwritable(error) from None
 
     def dump(self, value: T) -> bytes:
-        """Return the value as JSON text from which it can be parsed again, with secrets masked."""
+        """Return a value as JSON text with its secrets masked. The text can be parsed again."""
         written = self._serializer.to_json(value, by_alias=True, round_trip=True)
         if not self.secret:
             return written
         return pydantic_core.to_json(masked(pydantic_core.from_json(written), self.json_schema))
 
     def mask(self, data: str | bytes) -> str:
-        """Return the JSON text with its secrets masked, to be shown and recorded.
+        """Return JSON text with its secrets masked, so that it can be shown and recorded.
 
         Text that does not fit the type is withheld entirely, since any part of it may be secret. Masks that
         the text already contains are kept.
@@ -161,7 +161,7 @@ class Schema(Generic[T]):
 
 @lru_cache(maxsize=512)
 def schema_of(annotation: type[T]) -> Schema[T]:
-    """Return the cached schema of a type that is needed often, for example by `wait_for`."""
+    """Return the schema of a type from a cache, for types that are needed often, for example by `wait_for`."""
     return Schema(annotation)
 
 
@@ -177,7 +177,7 @@ def to_json(value: object) -> bytes:
 
 
 def refuse_masks(data: str | bytes) -> None:
-    """Raise `ToolValidationError` for masked values: a mask must never be used as a password."""
+    """Raise `ToolValidationError` if the JSON text contains a mask, which must never be used as a password."""
     if (MASK if isinstance(data, str) else MASK.encode()) not in data or not _is_json(data):  # pyright: ignore[reportOperatorIssue]  # of one kind
         return
     problems = [Problem(where, _MASKED) for where in dict.fromkeys(masks_in(pydantic_core.from_json(data)))]
@@ -188,7 +188,7 @@ def refuse_masks(data: str | bytes) -> None:
 def clear_json(value: object) -> bytes:
     """Return a Python value as JSON text with its secrets unmasked.
 
-    Parse it at once; never show or keep it.
+    The text must be parsed at once, and never shown or kept.
     """
     written = to_json(value)
     return in_clear(value) if MASK.encode() in written else written
@@ -203,7 +203,7 @@ def _is_json(data: str | bytes) -> bool:
 
 
 def _stands_at(value: Any, location: tuple[str | int, ...]) -> Any:
-    """Return the part of an input where an error is.
+    """Return the part of an input at which an error is located.
 
     Labels that pydantic adds for union members are skipped.
     """
@@ -243,7 +243,7 @@ def _adapter_for(annotation: Any, namespace: Mapping[str, Any] | None) -> TypeAd
 
 
 def _serializer_of(adapter: TypeAdapter[Any]) -> pydantic_core.SchemaSerializer:
-    """Return a serializer that omits fields with init=False, because they can't be sent."""
+    """Return a serializer that omits fields with `init=False`, because they can't be parsed again."""
     if not any(_is_unsendable(part) for part in _parts(adapter.core_schema)):
         return adapter.serializer
     return pydantic_core.SchemaSerializer(_without_unsendable(adapter.core_schema))
@@ -304,7 +304,7 @@ class _Closed(GenerateJsonSchema):
         raise PydanticUserError("a class can't be sent as JSON", code=None)
 
     def encode_default(self, dft: Any) -> Any:
-        # Values that JSON can't express, and secrets, are not shown.
+        # Defaults that JSON can't express, and secrets, are not shown.
         encoded = super().encode_default(dft)
         if any(_unfit_to_show(part) for part in _values(encoded)):
             raise pydantic_core.PydanticSerializationError("not to be shown")
@@ -336,7 +336,7 @@ def _json_schema_of(adapter: TypeAdapter[Any], annotation: Any) -> JsonSchema:
             del part["title"]
     reference = schema.get("$ref", "")
     if reference.startswith("#/$defs/"):
-        # Providers want an object at the top, not a reference to one.
+        # Providers require an object at the top level, not a reference to one.
         top = schema["$defs"][reference.removeprefix("#/$defs/")]
         schema = {**top, "$defs": schema["$defs"]}
     return schema
@@ -388,11 +388,11 @@ _SUSPECT: dict[type, re.Pattern[Any]] = {
 
 
 def _infinities_in(data: str | bytes, schema: JsonSchema) -> Iterator[Problem]:
-    """Yield a problem for each number that is not finite, or too large for a float."""
+    """Yield a problem for each number that is not finite or is too large for a float."""
     try:
         value = pydantic_core.from_json(data)
     except (ValueError, TypeError):
-        return  # validation reports text that is not JSON
+        return  # text that is not JSON is reported by the validation
     for location, number in _numbers(value, ()):
         if isinstance(number, float) and not math.isfinite(number):
             yield Problem(location_of(location), NOT_FINITE)

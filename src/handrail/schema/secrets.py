@@ -1,4 +1,4 @@
-"""Secrets in values: finds them by type, masks them, and recognises masks.
+"""Secrets in values: find them by type, mask them, and recognise masks.
 
 A secret is recognised by pydantic's serializer for `SecretStr` and by `writeOnly` in the JSON Schema. Either
 is enough, so that neither a custom serializer nor a custom JSON Schema exposes a secret.
@@ -17,9 +17,9 @@ from pydantic_core import core_schema
 from handrail.schema.problems import Location, forms_of, inside, location_of
 
 MASK = str(SecretStr("any"))
-"""Replaces a secret wherever a person or a journal could read it."""
+"""Text that replaces a secret wherever a person or a journal could read it."""
 WITHHELD = pydantic_core.to_json({MASK: "not shown: there may be a secret in it"}).decode()
-"""Replaces arguments that are withheld entirely, since any part of them may be secret."""
+"""Text that replaces arguments of which any part may be secret."""
 
 
 @lru_cache(maxsize=1)
@@ -57,9 +57,9 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def masked(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> Any:
-    """Return plain JSON with a mask at every place that is `writeOnly` in the JSON Schema.
+    """Return plain JSON with a mask in place of each secret: a value that is `writeOnly` in the JSON Schema.
 
-    `root` is the whole schema, if `schema` is a part of one.
+    `root` is the complete schema, if `schema` is a part of one.
     """
     root = schema if root is None else root
     return _masked(value, forms_of(schema, root), root)
@@ -80,7 +80,7 @@ def _masked(value: Any, forms: list[Mapping[str, Any]], root: Mapping[str, Any])
 
 
 def _is_meant(value: Any, form: Mapping[str, Any]) -> bool:
-    """Return whether a value is actually a secret as the schema describes it: not empty, and of its type."""
+    """Return whether a value at a secret's place is one: neither empty nor of a different type than the schema's."""
     if value is None or value == "":
         return False
     return isinstance(value, str) or form.get("type") != "string"
@@ -94,12 +94,12 @@ def _key(key: str, forms: list[Mapping[str, Any]], root: Mapping[str, Any]) -> s
 
 
 def is_masked(value: Any) -> bool:
-    """Return whether this plain JSON contains a mask."""
+    """Return whether plain JSON contains a mask."""
     return any(True for _ in masks_in(value))
 
 
 def masks_in(value: Any, location: Location = ()) -> Iterator[str]:
-    """Yield the places of masks in plain JSON; "" for the value itself."""
+    """Yield the location of each mask in plain JSON. The value itself has the location ""."""
     if isinstance(value, str):
         if value == MASK:
             yield location_of(location)
@@ -120,7 +120,7 @@ _ANYTHING = pydantic_core.SchemaSerializer(core_schema.any_schema())
 
 
 def in_clear(value: object, serializer: pydantic_core.SchemaSerializer = _ANYTHING) -> bytes:
-    """Return a Python value as JSON text with its secrets unmasked. Parse it at once; never keep it."""
+    """Return a Python value as JSON text with its secrets unmasked, which must be parsed at once and never kept."""
     plain = serializer.to_python(value, by_alias=True, round_trip=True, warnings=False)
     return pydantic_core.to_json(_revealed(plain), inf_nan_mode="constants")
 

@@ -1,4 +1,4 @@
-"""Ready-made sections for files and commands."""
+"""Ready-made sections with tools for files and for commands."""
 
 from handrail.sections.commands import ShellTools
 from handrail.sections.files import FileTools

@@ -14,6 +14,7 @@ from handrail.prompt import MarkdownSection
 from handrail.protocols import ToolPolicy
 from handrail.resources.shell import Shell
 from handrail.resources.shell.shell_errors import ShellError
+from handrail.schema.kinds import describe_kind
 from handrail.tools import Tool, ToolResult, tool
 
 _TEMPLATE = """\
@@ -23,10 +24,11 @@ as it was. Outside the folder nothing can be written but `/tmp`, which is thrown
 
 
 def run_command_tool(shell: Shell) -> Tool[Any, Any]:
-    """Create the tool `run_command` on this shell.
+    """Create the tool `run_command`, which runs commands in this shell.
 
-    What a command does in the folder is part of the call and undone with it. If it can reach more than that, such
-    as the network or an exposed folder, the tool is irreversible, and an approval is asked for before it runs.
+    Changes that a command makes in the folder belong to the call and are undone with it. A command that can reach more,
+    such as the network or an exposed folder, can have other effects too. The tool is then irreversible, and an approval
+    is asked for before the command runs.
     """
 
     @tool(effect="irreversible" if shell.reach else "staged", capabilities={"proc.exec", "fs.write"})
@@ -70,7 +72,7 @@ class ShellTools(MarkdownSection[Any]):
     ) -> None:
         if not isinstance(shell, Shell):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
             raise DefinitionError(
-                f"ShellTools takes a Shell, not a {type(shell).__name__}. Write ShellTools(Shell([Allow('make', ...)]))."
+                f"ShellTools takes a Shell, not {describe_kind(shell)}. Write ShellTools(Shell([Allow('make', ...)]))."
             )
         allowed = "".join(f"\n- `{rule}`" for rule in shell.rules.worded) or "\n- nothing"
         template = f"{_TEMPLATE} These may be run:\n{allowed}"

@@ -1,4 +1,4 @@
-"""`Metrics`: what a server reports about its work. It names no principal and no thread.
+"""`Metrics`: counters and durations of a server's work. They name no principal and no thread.
 
 The rest of the package only calls `Metrics.add` and `Metrics.record`. `PrometheusMetrics` keeps the numbers
 in memory and renders them as Prometheus text.
@@ -35,7 +35,7 @@ _Labels = tuple[tuple[str, str], ...]
 
 
 class Metrics(Protocol):
-    """Receives a server's counters and durations, each under one of the names above."""
+    """A receiver of a server's counters and durations, each under one of the names above."""
 
     def add(self, name: str, amount: int = 1, /, **labels: str) -> None:
         """Increase a counter."""
@@ -52,7 +52,7 @@ def refuse(metrics: Metrics, kind: str) -> None:
 
 
 def end_leg(metrics: Metrics, event: Mapping[str, Any]) -> None:
-    """Count a run as ended by the event that ends its leg, unless it waits for an answer or is parked."""
+    """Count the end of a run, given the event that ends its leg. A run that is interrupted or parked has not ended."""
     if event["type"] == "RUN_ERROR":
         outcome = "parked" if event.get("code") == "ServerStopping" else "error"
     else:
@@ -63,7 +63,7 @@ def end_leg(metrics: Metrics, event: Mapping[str, Any]) -> None:
 
 
 class PrometheusMetrics:
-    """Keeps the numbers since the process started, and renders them as Prometheus text."""
+    """Metrics since the start of the process, kept in memory and rendered as Prometheus text."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Counter[_Labels]] = {name: Counter() for name in _COUNTERS}
@@ -84,7 +84,7 @@ class PrometheusMetrics:
         return self._counts[name][tuple(labels.items())]
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """Return all numbers as Prometheus text.
+        """Return all metrics as Prometheus text.
 
         `gauges` maps further names to a description and a current value.
         """

@@ -1,6 +1,6 @@
-"""The errors of serving, and the responses a client gets for them.
+"""The errors of serving, and the responses that clients get for them.
 
-A refusal is always JSON, says what to do, and reveals nothing the client may not know.
+A refusal is always JSON, says what to do, and reveals nothing that the client may not know.
 
     HandrailError
     ├── RequestRefused (ValueError)              .status, .kind, .fields, .retry_after: a request is not served
@@ -28,7 +28,7 @@ from handrail.errors import AnswerRefused, HandrailError, RunBusy, RunUnknown, S
 from handrail.schema import Problem
 
 INCIDENT = "handrail.incident"
-"""The key in a request's scope for the incident id, under which the log reports the request's failure."""
+"""The key of the incident id in a request's scope. The log reports the failure of the request under this id."""
 
 
 class RequestRefused(HandrailError, ValueError):
@@ -47,7 +47,7 @@ class RequestRefused(HandrailError, ValueError):
         self.status = status
         self.kind = kind
         self.fields = tuple(fields)
-        """The problems in the body: pairs of a JSON pointer and a message."""
+        """The problems in the body, as pairs of a JSON pointer and a message."""
         self.retry_after = retry_after
 
 
@@ -120,7 +120,7 @@ _PART = re.compile(r'\[(\d+|"(?:[^"\\]|\\.)*")\]|([^.\[]+)')
 
 
 def exception_handlers(refused: Callable[[str], None]) -> dict[Any, Any]:
-    """Return Starlette's exception handlers for every route.
+    """Return the exception handlers that Starlette uses for every route.
 
     `refused` is called with the kind of each refusal.
     """
@@ -156,12 +156,12 @@ def server_error(incident: str) -> RequestRefused:
 
 
 def fields_of(problems: Sequence[Problem]) -> list[tuple[str, str]]:
-    """Return problems as pairs of a JSON pointer and a message. The pointer "" means the value itself."""
+    """Return problems as pairs of a JSON pointer and a message. The pointer "" stands for the value itself."""
     return [(pointer_of(each.where), each.what) for each in problems]
 
 
 def pointer_of(where: str) -> str:
-    """Turn `orders[2].price` into `/orders/2/price`."""
+    """Convert a location such as `orders[2].price` to a JSON pointer such as `/orders/2/price`."""
     parts = (str(json.loads(found[1])) if found[1] else found[2] for found in _PART.finditer(where))
     return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in parts)
 

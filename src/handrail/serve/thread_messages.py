@@ -1,4 +1,7 @@
-"""The messages of a thread, nested runs included: read from a session or the journal, rendered for AG-UI."""
+"""The messages of a thread, including those of nested runs.
+
+They are read from a session or the journal, and rendered for AG-UI.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,10 @@ from handrail.session import Session
 
 
 class RunMessage(NamedTuple):
-    """A message and the run it belongs to."""
+    """A message with the id of the run to which it belongs."""
 
     run_id: str
-    """The id of the message's run. For a nested run it consists of the outermost run's id and a place."""
+    """The id of the message's run. The id of a nested run consists of the outermost run's id and a place."""
     message: Message
 
 
@@ -40,14 +43,14 @@ def messages_in(session: Session) -> list[RunMessage]:
 
 
 def nested_messages_in(session: Session) -> list[RunMessage]:
-    """Return the messages of nested runs that are in a session in memory."""
+    """Return the messages of nested runs in a session that is in memory."""
     facts = session[MessageAdded].all()
     said = [RunMessage(fact.conversation, fact.message) for fact in facts if fact.conversation != ROOT]
     return _with_open_results(session, said)
 
 
 def _with_open_results(session: Session, said: list[RunMessage]) -> list[RunMessage]:
-    """Add the results of calls that are over while others of their turn are not. Clients have them already."""
+    """Add the results of calls that have ended while other calls of the same turn have not, as clients already have them."""
     asked = {call.id for _, each in said if isinstance(each, AssistantMessage) for call in each.calls}
     answered = {result.id for _, each in said if isinstance(each, ToolMessage) for result in each.results}
     if asked <= answered:
@@ -73,7 +76,7 @@ def _with_open_results(session: Session, said: list[RunMessage]) -> list[RunMess
 async def read_nested(journal: Journal, rows: Sequence[RunRow]) -> list[RunMessage]:
     """Return the recorded messages of nested runs.
 
-    Calls get their original ids, which follow from the order of answers.
+    Calls get their original ids, which are derived from the order of the answers.
     """
     found: list[RunMessage] = []
     session = Session(id=rows[0].record.session_id) if rows else Session()
@@ -111,7 +114,7 @@ def _result_text(entry: Entry) -> str:
 
 
 def merge_nested(recorded: Sequence[RunMessage], live: Sequence[RunMessage]) -> list[RunMessage]:
-    """Merge recorded and live messages of nested runs. For a run with live messages, only those are used."""
+    """Merge recorded and live messages of nested runs. If a run has live messages, its recorded ones are ignored."""
     there = {each.run_id for each in live}
     return [*(each for each in recorded if each.run_id not in there), *live]
 
@@ -122,7 +125,7 @@ def merge_nested(recorded: Sequence[RunMessage], live: Sequence[RunMessage]) -> 
 def render(messages: Sequence[RunMessage]) -> list[dict[str, Any]]:
     """Render messages as AG-UI messages.
 
-    In each run the user's message comes first. Messages before it are history that a client supplied.
+    The user's message comes first in each run. Messages before it are history that a client supplied.
     """
     started = {
         run_id: number
@@ -142,7 +145,7 @@ def render_thread(
 ) -> list[dict[str, Any]]:
     """Render a thread's messages, with those of nested runs after the calls that started them.
 
-    `named` has the ids that a client gave to its user messages, by the runs they started. Under another id
+    `named` has the ids that a client gave to its user messages, by the runs they started. Under a different id
     the client would take such a message for a new one, and put it last.
     """
     ids = {f"{run_id}/user": id for run_id, id in named.items()}
@@ -204,7 +207,7 @@ def _render_message(
 
 
 def render_open(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """Render messages that are still being written, from the events that a client who joins now would get."""
+    """Render messages that are still being written, from the events for a client who joins now."""
     out: dict[str, dict[str, Any]] = {}
     calls: dict[str, dict[str, Any]] = {}
     for event in events:

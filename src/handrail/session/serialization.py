@@ -16,6 +16,7 @@ from pydantic.errors import PydanticUserError
 from handrail.errors import EventRefused, SessionError
 from handrail.ids import NewId, random_id
 from handrail.protocols import RunMode
+from handrail.schema.kinds import describe_kind
 from handrail.session.session import Session
 from handrail.session.slices import SliceKind, SliceRules
 
@@ -241,7 +242,7 @@ def _encoded(item: Any, session: str) -> bytes:
         return _json(item)
     except (ValueError, TypeError, RecursionError) as error:
         raise SessionError(
-            session, f"a {type(item).__name__} can't be saved: {error}", "Use plain data for its fields."
+            session, f"{describe_kind(item)} can't be saved: {error}", "Use plain data for its fields."
         ) from error
 
 

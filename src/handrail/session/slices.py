@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from handrail.errors import DefinitionError, ReducerError
 from handrail.events import Fact
+from handrail.schema.kinds import describe_kind
 from handrail.session.items import Items, Table
 
 SliceKind = Literal["state", "log"]
@@ -62,7 +63,7 @@ def check_reducer(event: object, reducer: object) -> None:
         raise DefinitionError(f"a reducer handles a type of event, not {event!r}. Pass the event's class.")
     if not callable(reducer):
         raise DefinitionError(
-            f"the reducer for {event.__name__} is a {type(reducer).__name__}. "
+            f"the reducer for {event.__name__} is {describe_kind(reducer)}. "
             "Pass a function: (slice, event) -> slice."
         )
 
@@ -145,7 +146,7 @@ class Target:
             raise ReducerError(_name_of(self.reducer), event, error) from error
         if type(changed) is not type(before):
             wrong = TypeError(
-                f"it returned a {type(changed).__name__}, not the slice: use slice.append or slice.replace"
+                f"it returned {describe_kind(changed)}, not the slice: use slice.append or slice.replace"
             )
             raise ReducerError(_name_of(self.reducer), event, wrong)
         return changed

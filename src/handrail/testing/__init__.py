@@ -1,4 +1,4 @@
-"""Fakes for every interface to the outside, for the tests of applications built on Handrail."""
+"""Fakes of models, people, shells and time, for the tests of applications built on Handrail."""
 
 from handrail.testing.contexts import (
     TICKET_KEY,

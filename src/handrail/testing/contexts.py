@@ -1,11 +1,11 @@
-"""Contexts for unit tests of a handler: created by hand, with prepared answers.
+"""Contexts for unit tests of a handler, with prepared answers.
 
     context = user_context({"pick": {"selected": "tea"}})
     result = await make_choice.handler(params, context=context)
 
-Answers are found by the kind of a `wait_for`, or by a piece of the prompt of a `prompt_model`. They are
-validated like real answers. Session and files are in memory and belong to one context, unless given.
-Nothing is rolled back here. To test what the gate does around a handler, call the tool through a gate.
+Answers are looked up by the kind of a `wait_for`, or by a piece of the prompt of a `prompt_model`. They are
+validated like real answers. Each context has its own session and files in memory, unless others are given.
+Nothing is rolled back. To test what the gate does around a handler, call the tool through a gate.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ An answer is a value, an exception to raise, or a function of the payload or pro
 """
 
 TICKET_KEY = b"a key for tests only"
-"""The key that seals tickets of these contexts: `Ticket.open(context.ticket(), TICKET_KEY)`."""
+"""The key that seals the tickets of these contexts: `Ticket.open(context.ticket(), TICKET_KEY)`."""
 
 
 @dataclass
 class Recorded:
-    """Records what a handler did through its context."""
+    """The record of what a handler did through its context."""
 
     progress: list[tuple[str, float | None, float | None]] = field(
         default_factory=list[tuple[str, float | None, float | None]]
@@ -73,12 +73,12 @@ class Recorded:
 
 
 def user_context(answers: Answers | None = None, **given: Any) -> UserContext:
-    """Create a context with a person who answers by rule."""
+    """Create a context with a person who gives prepared answers."""
     return _context(UserContext, answers or {}, None, given)
 
 
 def agent_context(replies: Answers | None = None, **given: Any) -> AgentContext:
-    """Create a context with a model that replies by rule."""
+    """Create a context with a model that gives prepared replies."""
     return _context(AgentContext, None, replies or {}, given)
 
 
@@ -98,7 +98,7 @@ def worker_context(
 ) -> WorkerContext:
     """Create a context like that of a worker's tools.
 
-    `workers` are the workers it may call, with their descriptions; `results` has their answers.
+    `workers` has the descriptions of the workers it may call, by name; `results` has their answers.
     """
     listed = RegistryView(dict(workers or {}))
     facts = WorkerFacts(name, listed, creation_defaults or {}, tuple(attachments), message_callback)
@@ -106,10 +106,10 @@ def worker_context(
 
 
 def recorded(context: ToolContext) -> Recorded:
-    """Return what was done through a context that was created by this module."""
+    """Return the record of what was done through a context. Only contexts created by this module have one."""
     call: object = context._source  # pyright: ignore[reportPrivateUsage]  # made here
     if not isinstance(call, MockCall):
-        raise NotSupported("recorded", "Only contexts made by `handrail.testing` keep a record.")
+        raise NotSupported("recorded", "Only contexts created by `handrail.testing` keep a record.")
     return call.recorded
 
 
@@ -130,14 +130,14 @@ def expire(context: ToolContext) -> None:
 def _context(
     kind: type[ContextT], answers: Answers | None, replies: Answers | None, given: Mapping[str, Any]
 ) -> ContextT:
-    call: Any = MockCall(answers, replies, **given)  # members not given are found by __getattr__
+    call: Any = MockCall(answers, replies, **given)  # members that were not given are found by `__getattr__`
     return kind(call)
 
 
 class MockCall:
-    """A call that follows rules, without a gate or a run.
+    """A call without a gate or a run, which gives prepared answers.
 
-    Members that were not given raise an error that says how to give them.
+    Using a member that was not given raises an error that says how to give it.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class _Rules:
         async def run() -> Any:
             self._call.recorded.questions.append((kind, payload))
             if kind not in self._answers:
-                raise Declined(kind, f"no answer is laid out for {kind!r}")
+                raise Declined(kind, f"no answer was prepared for {kind!r}")
             return Schema[Any](schema).parse_value(_given(self._answers[kind], payload))
 
         return Operation(run, f"wait_for({kind!r})", self._call.home)
@@ -287,7 +287,7 @@ class _Rules:
                     return Schema[Any](schema).parse_value(_given(answer, prompt))
             raise NotSupported(
                 "prompt_model",
-                f"No reply is laid out for the prompt {prompt!r}: give `agent_context({{'a piece of it': reply}})`.",
+                f"No reply was prepared for the prompt {prompt!r}. Pass `agent_context({{'a piece of it': reply}})`.",
             )
 
         return Operation(run, f"prompt_model({prompt[:40]!r})", self._call.home)
@@ -311,7 +311,7 @@ _IN_MEMORY: dict[str, Callable[[MockCall], Any]] = {
     "budget_tracker": lambda call: BudgetTracker(),
     "cost_tracker": lambda call: call.budget_tracker,
 }
-"""In-memory defaults for members that were not given."""
+"""Functions that create the in-memory defaults of members that were not given."""
 
 _START = datetime(2030, 1, 1, tzinfo=UTC)
 

@@ -1,4 +1,4 @@
-"""People for tests: a person who answers by rule, a model in their place, or nobody.
+"""People for tests: a person who gives prepared answers, a model in place of a person, or nobody.
 
     person = Person(approve="not on a Friday", answers={"pick": {"selected": "tea"}})
     gate = open_gate([deploy], policies=[CapabilityPolicy()], environment=person)
@@ -23,26 +23,29 @@ from handrail.tools import RunMode
 T = TypeVar("T")
 
 Says = bool | str | tuple[bool, str] | Mapping[str, Any]
-"""Yes, no, no with a reason, either with a reason, or the whole answer: `{"approved": True, "remember": "exact"}`."""
+"""A decision on an approval: a boolean, a reason to deny, a boolean with a reason, or the complete answer.
+
+A complete answer is a mapping such as `{"approved": True, "remember": "exact"}`.
+"""
 Approves = Says | Callable[[Question], Says]
-"""The answer to every approval, or a function of the question that returns it."""
+"""The decision on every approval, or a function that returns it for a question."""
 
 Forgery = Literal["digest", "principal", "question"]
-"""How an answer is forged: made for another content, by another principal, or for another question."""
+"""The part of an answer that is forged: it is for other content, by another principal, or for another question."""
 
 
 class Person(Environment):
-    """An environment with a person who answers by rule.
+    """An environment with a person who gives prepared answers.
 
     - `approve` decides approvals; by default everything is denied.
     - `answers` has the answers by the kind of a `wait_for`: a value, an exception to raise, or a function of
-      the payload. `Declined`, `QuestionCancelled` and `QuestionTimedOut` are such outcomes; any other
-      exception means that the environment broke. A question without an answer is declined.
-    - `after` delays the answers until the event is set, or by this many seconds.
+      the payload. `Declined`, `QuestionCancelled` and `QuestionTimedOut` become such outcomes; any other
+      exception means that the environment failed. A question without an answer is declined.
+    - `after` delays each answer until an event is set, or by a number of seconds.
     - `wrong_first` is the answer to a question the first time it is asked.
     - `forge` makes every answer a forged one.
 
-    `questions` has every question that was asked, each time it was asked.
+    `questions` lists every question each time it was asked.
     """
 
     run_mode: RunMode = "user"
@@ -64,7 +67,7 @@ class Person(Environment):
         self.questions: list[Question] = []
 
     async def ask(self, question: Question, /) -> Answer:
-        """Return this person's answer to a question."""
+        """Record a question and return this person's answer to it."""
         first = all(each.id != question.id for each in self.questions)
         self.questions.append(question)
         if isinstance(self.after, asyncio.Event):
@@ -90,7 +93,7 @@ class Person(Environment):
         name = question.name
         try:
             if name not in self.answers:
-                raise Declined(name, f"no answer is laid out for {name!r}")
+                raise Declined(name, f"no answer was prepared for {name!r}")
             answer = self.answers[name]
             if isinstance(answer, BaseException):
                 raise answer
@@ -117,7 +120,7 @@ class Person(Environment):
 
 
 class Agent(Person):
-    """An environment with a model in place of a person. It would approve everything, if it were asked."""
+    """An environment with a model in place of a person. By default it approves everything that it is asked."""
 
     run_mode: RunMode = "agent"
 
@@ -126,7 +129,7 @@ class Agent(Person):
 
 
 class Nobody(Agent):
-    """An environment without anybody to ask. Questions that were asked anyway are in `questions`."""
+    """An environment with nobody to ask. Questions that were asked nevertheless are in `questions`."""
 
     run_mode: RunMode = "headless"
 

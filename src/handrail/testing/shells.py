@@ -10,13 +10,14 @@ from handrail.resources.shell import Allow, CommandResult, Shell
 from handrail.resources.shell.shell_errors import CommandMissing
 
 Scripted = str | int | CommandResult | Callable[[tuple[str, ...], Layers], "str | int | CommandResult"]
-"""The output of a success, an exit code, a complete result, or a function that returns one of these."""
+"""A scripted result: the output of a success, an exit code, a complete result, or a function that returns one."""
 
 
 class FakeShell(Shell):
-    """Answers with the script of the longest matching prefix: `FakeShell({"git status": "clean", "make": 2})`.
+    """A shell that returns scripted results: `FakeShell({"git status": "clean", "make": 2})`.
 
-    Rules apply as in a real shell. A command without a script raises the error for a missing program.
+    The script with the longest matching prefix of the command is used. Rules apply as in a real shell. A command
+    without a script raises the error for a missing program.
     """
 
     def __init__(self, answers: Mapping[str, Scripted], rules: Iterable[Allow] = (Allow(...),)) -> None:

@@ -16,7 +16,7 @@ from handrail.threads import threads_at_work
 T = TypeVar("T")
 
 _THREAD_GRACE = 0.05
-"""Real seconds that a handler's thread gets to finish before time jumps past it."""
+"""Maximum real seconds to wait for a handler's thread before time jumps."""
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -40,7 +40,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._virtual_now += seconds
 
     def meet_threads(self) -> bool:
-        """Schedule what threads have handed over. Returns whether something must run before time may jump."""
+        """Schedule the callbacks that threads have handed over. Returns whether any must run before time may jump."""
         return False
 
 
@@ -53,7 +53,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         if self._loop.meet_threads():
             timeout = 0
         if timeout is None:
-            return super().select(None)  # no timer: only a thread or a socket can wake the loop
+            return super().select(None)  # there is no timer, so only a thread or a socket can wake the loop
         grace = _THREAD_GRACE if timeout > 0 and threads_at_work(self._loop) else 0
         ready = super().select(grace)
         if not ready and timeout > 0:
@@ -62,7 +62,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualClock:
-    """The time of a virtual loop, as a `Clock`. It starts at the first second of 2030."""
+    """A `Clock` that shows the time of a virtual loop. It starts at the beginning of 2030."""
 
     __slots__ = ("_start", "_time")
 

@@ -15,6 +15,7 @@ from pydantic.json_schema import SkipJsonSchema
 from handrail.context import Attachment, WorkerContext
 from handrail.errors import DefinitionError, FileError, ResourceError, ToolValidationError
 from handrail.protocols import Filesystem
+from handrail.schema.kinds import describe_kind
 from handrail.tools import Tool, tool
 from handrail.workers.front_matter import AttachmentRule
 
@@ -33,19 +34,19 @@ class FileArgument:
 
 
 FileOrPath = Annotated[str | FileArgument, WithJsonSchema({"type": "string"})]
-"""A path among the run's files. Code may pass bytes instead."""
+"""An attachment in a call: a path among the run's files from a model, or the bytes of a file from code."""
 
 Input = Annotated[
     str, Field(description="What the worker is to work on: it sees nothing else of this conversation.")
 ]
 
 
-# These have no docstrings, because a model would be shown them.
+# These classes have no docstrings, because a model would be shown them.
 
 
 @dataclass(frozen=True)
 class WorkerCall:
-    # The params of a worker that takes no attachments. They are parsed anyway, so that the error can say why.
+    # Parameters of a worker that takes no attachments. Attachments are parsed anyway, so that the error can say why.
     input: Input
     attachments: SkipJsonSchema[list[FileOrPath]] = field(default_factory=list["str | FileArgument"])
 
@@ -59,19 +60,19 @@ class WorkerCallWithFiles:
 
 
 def as_argument(given: Any) -> Any:
-    """Return one attachment as an argument of a call."""
+    """Convert an attachment to an argument of a call."""
     if isinstance(given, str):
         return given
     file = from_disk(given) if isinstance(given, Path) else given
     if not isinstance(file, Attachment):
         raise DefinitionError(
-            f"an attachment is a {type(file).__name__}. Pass a path among the run's files, or Attachment(name, bytes)."
+            f"an attachment is {describe_kind(file)}. Pass a path among the run's files, or Attachment(name, bytes)."
         )
     return {"name": file.name, "base64": base64.b64encode(file.content).decode()}
 
 
 def from_disk(path: Path) -> Attachment:
-    """Read a file from disk. Only code that starts a worker calls this; a model can't."""
+    """Read a file from disk. This is called only by code that starts a worker, never for a model."""
     try:
         return Attachment(path.name, path.read_bytes())
     except OSError as error:
@@ -83,7 +84,7 @@ def from_disk(path: Path) -> Attachment:
 def accept(
     worker: str, rule: AttachmentRule, given: Sequence[Any], files: Callable[[], Filesystem]
 ) -> tuple[Attachment, ...]:
-    """Check attachments against the worker's rule. Raises `ToolValidationError` with all problems."""
+    """Check attachments against the worker's rule. Raises `ToolValidationError` with every problem."""
     if not given:
         return ()
     if rule.count == 0:
@@ -109,7 +110,7 @@ def accept(
 def _accept_one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem]) -> Attachment:
     name = given if isinstance(given, str) else str(given.name)
     if not name or len(name) > 255 or not name.isprintable():
-        raise ToolValidationError(f"{name[:40]!r} is no name of a file")
+        raise ToolValidationError(f"{name[:40]!r} is not a file name")
     if rule.suffixes is not None and not any(name.lower().endswith(end.lower()) for end in rule.suffixes):
         raise ToolValidationError(f"{name}: only {', '.join(rule.suffixes)} are taken")
     if isinstance(given, Attachment):
@@ -119,7 +120,7 @@ def _accept_one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem
         try:
             content = base64.b64decode(given.base64, validate=True)
         except (binascii.Error, ValueError):
-            raise ToolValidationError(f"{name}: its base64 can't be read") from None
+            raise ToolValidationError(f"{name}: its base64 is invalid") from None
         _check_size(rule, name, len(content))
         return Attachment(name, content)
     try:
@@ -139,7 +140,7 @@ def _accept_one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem
 
 def _check_size(rule: AttachmentRule, name: str, size: int) -> None:
     if size > rule.max_bytes:
-        raise ToolValidationError(f"{name} has {size} bytes and {rule.max_bytes} are allowed")
+        raise ToolValidationError(f"{name} has {size} bytes, and at most {rule.max_bytes} are allowed")
 
 
 def message_with(input: str, attachments: Sequence[Attachment]) -> str:

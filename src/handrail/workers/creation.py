@@ -1,6 +1,6 @@
 """Workers that a model creates.
 
-Each must be approved, is stored in the session, and has no right that its creator lacks.
+Each must be approved, is stored in the session, and has no rights that its creator lacks.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def _key(made: Any) -> tuple[str, str]:
 class WorkerCreated(msgspec.Struct, frozen=True):
     """A worker that another worker created. Its file exists only in the session.
 
-    It is state like any other: it is rolled back with the call that created it, and lost with the session.
+    It is part of the session's state: it is rolled back with the call that created it, and lost with the session.
     """
 
     creator: str
-    """The worker that created this one. Only its runs can find this one."""
+    """The name of the worker that created this one. Only runs of that worker can find it."""
     name: str
     text: str
 
@@ -81,7 +81,7 @@ def creation_tools(registry: WorkerFolder, creator: str, effect: Effect) -> tupl
             registry, maker, CreationRequest(name, description, instructions, tools, workers, model)
         )
         registry.from_text(maker, name, text)
-        # Approval is asked for here, not by a policy, so that no list of policies can leave it out.
+        # Approval is requested here, not by a policy, so that no list of policies can omit it.
         approval = await context.request_approval(f"{creator} wants to create this worker:\n\n{text}")
         if not approval.approved:
             why = f": {approval.reason}" if approval.reason else ""
@@ -95,7 +95,7 @@ def creation_tools(registry: WorkerFolder, creator: str, effect: Effect) -> tupl
 
 @dataclass(frozen=True)
 class CreatedCall:
-    # This has no docstring, because a model would be shown it.
+    # This class has no docstring, because a model would be shown it.
     name: str
     input: str
     attachments: list[str] = field(default_factory=list[str])
@@ -118,7 +118,7 @@ def _call_tool(effect: Effect) -> Tool[Any, Any]:
 
 
 def text_for(registry: WorkerFolder, maker: Worker, wanted: CreationRequest) -> str:
-    """Return the text of the requested worker's file. Raises `ToolValidationError` if it may not be created."""
+    """Return the text of the requested worker's file. Raises `ToolValidationError` if the worker may not be created."""
     _check_name(registry, maker, wanted.name)
     defaults = maker.creation_defaults
     own = {_called(entry): entry for entry in maker.front.tools}
@@ -127,7 +127,7 @@ def text_for(registry: WorkerFolder, maker: Worker, wanted: CreationRequest) -> 
     unknown = [name for name in tools if name not in own]
     if unknown:
         raise ToolValidationError(
-            f"{', '.join(unknown)}: not among your own tools, so no worker of yours gets it. "
+            f"{', '.join(unknown)}: not among your own tools, so a worker of yours can't have it. "
             f"There are: {', '.join(own) or 'none'}."
         )
     front: dict[str, Any] = {
@@ -142,20 +142,20 @@ def text_for(registry: WorkerFolder, maker: Worker, wanted: CreationRequest) -> 
         front["model"] = model
     if maker.front.policies is not None:
         front["policies"] = [_plain(each) for each in maker.front.policies]
-    # JSON is YAML, so whatever a model wrote stays one value.
+    # JSON is valid YAML, so any text that a model wrote remains a single value.
     lines = [f"{key}: {json.dumps(value)}" for key, value in front.items()]
     return "\n".join(["---", *lines, "---", wanted.instructions])
 
 
 def check_rights(maker: Worker, front: FrontMatter) -> None:
-    """Raise `ToolValidationError` for a created worker that has a right its creator lacks.
+    """Raise `ToolValidationError` if a created worker has a right that its creator lacks.
 
-    This is called when a worker is created and when it is used.
+    This is called both when a worker is created and when it is used.
     """
     own = {_called(entry): entry for entry in maker.front.tools}
     more = [_called(entry) for entry in front.tools if own.get(_called(entry)) != entry]
     if more:
-        raise ToolValidationError(f"it would get {', '.join(more)}, which {maker.name} has not.")
+        raise ToolValidationError(f"it would get {', '.join(more)}, which {maker.name} does not have.")
     strangers = (
         ["*"] if front.workers == "*" else [name for name in front.workers if name not in maker.workers]
     )
@@ -167,7 +167,7 @@ def check_rights(maker: Worker, front: FrontMatter) -> None:
     if front.policies != maker.front.policies:
         raise ToolValidationError(f"its policies are not those of {maker.name}.")
     if front.create or front.locked:
-        raise ToolValidationError("a created worker neither creates workers nor is locked.")
+        raise ToolValidationError("a created worker can't create workers or be locked.")
     if front.model not in (None, maker.model, maker.creation_defaults.model):
         known = [each for each in (maker.model, maker.creation_defaults.model) if each]
         raise ToolValidationError(
@@ -183,7 +183,9 @@ def _check_name(registry: WorkerFolder, maker: Worker, name: str) -> None:
     if not is_name(name):
         raise ToolValidationError(f"the name {name!r} is not allowed. {name_hint(name, 'helper')}")
     if name in registry.locked:
-        raise ToolValidationError(f"the worker {name} is locked: nothing takes its name. Use another name.")
+        raise ToolValidationError(
+            f"the worker {name} is locked, so its name can't be used. Use another name."
+        )
     if name == maker.name or name in maker.tools or name in BUILT_IN:
         raise ToolValidationError(f"{name!r} is taken by you or by one of your tools. Use another name.")
 

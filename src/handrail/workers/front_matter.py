@@ -1,6 +1,6 @@
-"""The front matter of a worker's file: its settings, and how they are read with the line of every value.
+"""The front matter of a worker's file: its settings, and a parser that knows the line of every value.
 
-A `WorkerProblem` says what is wrong in a folder of workers, by file and line.
+A `WorkerProblem` describes one problem in a folder of workers, by file and line.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from handrail.schema.problems import location_of
 from handrail.spelling import nearest
 
 Refuse = Callable[[str, str, str], None]
-"""Called with a place in the front matter, what is wrong there, and a hint."""
+"""A function that reports a problem: its place in the front matter, what is wrong there, and a hint."""
 
 
 class WorkerProblem(msgspec.Struct, frozen=True):
-    """One problem in one file."""
+    """One problem in a worker's file, or in `tools.py`."""
 
     file: str
     line: int
@@ -41,7 +41,7 @@ class WorkerProblem(msgspec.Struct, frozen=True):
 
 
 class Finder:
-    """Collects the problems of one file."""
+    """A collector of the problems in one file."""
 
     def __init__(self, file: Path | str) -> None:
         self.file = str(file)
@@ -58,7 +58,7 @@ def suggest(name: str, known: Sequence[str]) -> str:
 
 
 def refuse(problems: Iterable[WorkerProblem]) -> WorkerError:
-    """Combine all problems into one error."""
+    """Create one error from all problems, sorted by file and line."""
     found = sorted(problems, key=lambda each: (each.file, each.line))
     return WorkerError("\n".join(map(str, found)), found)
 
@@ -77,7 +77,7 @@ def needed(module: str) -> Any:
 
 
 SCHEMA_FILE = Path(__file__).with_name("worker.schema.json")
-"""The name of the schema file, for editors: `# yaml-language-server: $schema=<this file>`."""
+"""The name of the schema file, to which editors are pointed by `# yaml-language-server: $schema=<this file>`."""
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 Count = Annotated[int, Field(ge=0)]
@@ -213,7 +213,7 @@ def schema_text() -> str:
 # --- reading ---
 
 MOST_BYTES = 256 * 1024
-"""Maximum size of a worker's file, which should be short enough for a person to read."""
+"""Maximum size of a worker's file in bytes. A person should be able to read the file."""
 MOST_FRONT_MATTER = 64 * 1024
 _DEEPEST = 24
 
@@ -225,17 +225,17 @@ _KINDS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float
 
 
 class Text(msgspec.Struct, frozen=True):
-    """A worker's file: its settings, and the line of each."""
+    """The parsed content of a worker's file: its settings, its body, and their lines."""
 
     front: FrontMatter
     body: str
     body_line: int
     """The line of the file at which the body begins."""
     lines: dict[str, int]
-    """The line of each value, by its place: `limits.requests`."""
+    """The line of each value, by its place, such as `limits.requests`."""
 
     def line_of(self, where: str) -> int:
-        """Return the line of this place, or of the nearest place that contains it."""
+        """Return the line of a place in the front matter, or of the nearest place around it."""
         return _line_of(where, self.lines)
 
 
@@ -294,7 +294,9 @@ def _validated(data: Any, places: dict[Place, int], find: Finder) -> FrontMatter
         return FRONT_MATTER.parse(pydantic_core.to_json(data, inf_nan_mode="constants"))
     except ToolValidationError as error:
         said: dict[str, str] = {}
-        for problem in error.problems:  # each form of a union reports its own error: show them as one problem
+        for (
+            problem
+        ) in error.problems:  # each member of a union reports its own error, but they are one problem
             where = _AS.sub("", problem.where)
             said[where] = f"{said[where]}; or {problem.what}" if where in said else problem.what
     for where, what in said.items():
@@ -305,14 +307,14 @@ def _validated(data: Any, places: dict[Place, int], find: Finder) -> FrontMatter
 
 
 def _line_of(where: str, lines: dict[str, int]) -> int:
-    """Return the line of this place, or of the nearest place that contains it."""
+    """Return the line of a place, or of the nearest place around it."""
     while where and where not in lines:
         where = where[: max(where.rfind("."), where.rfind("["), 0)]
     return lines.get(where, 1)
 
 
 def _whole(text: str) -> str:
-    """Return the text with surrogate pairs joined, since YAML reads JSON escapes one by one."""
+    """Join surrogate pairs, which YAML reads as two characters when they are written as JSON escapes."""
     try:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
@@ -320,7 +322,7 @@ def _whole(text: str) -> str:
 
 
 class _Yaml:
-    """Reads YAML as plain data. Reports aliases, tags, repeated keys and deep nesting, with their lines."""
+    """A reader that returns YAML as plain data, and reports aliases, tags, repeated keys and deep nesting by line."""
 
     def __init__(self, text: str, find: Finder) -> None:
         self._text = text
@@ -349,7 +351,7 @@ class _Yaml:
         return None, self._places
 
     def _is_plain(self) -> bool:
-        """Return whether it has no aliases and is not nested too deeply. This is checked before anything is built."""
+        """Check, before anything is built, that the YAML has no aliases and is not nested too deeply."""
         yaml = self._yaml
         depth = 0
         for event in yaml.parse(self._text, Loader=yaml.SafeLoader):
@@ -375,7 +377,7 @@ class _Yaml:
         if not isinstance(node, yaml.ScalarNode):
             return self._tagged(node)
         if node.tag == "tag:yaml.org,2002:timestamp":
-            return node.value  # dates stay text
+            return node.value  # dates are read as text
         if node.tag not in _KINDS:
             return self._tagged(node)
         try:

@@ -1,6 +1,6 @@
-"""`Functions`: the definitions in the `tools.py` beside the workers.
+"""`Functions`: the functions and tools in the `tools.py` beside the workers.
 
-A worker gets those that its file lists.
+Each worker gets those that its file lists.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _loaded = itertools.count(1)
 
 
 class Functions:
-    """The definitions in a folder's `tools.py`, loaded once as a module with a unique name."""
+    """The functions and tools of a folder's `tools.py`, which is loaded once as a module with a unique name."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "tools.py"
@@ -37,7 +37,7 @@ class Functions:
         return tuple(self._definitions())
 
     def problems(self) -> Finder:
-        """Return the problems that prevent the file from being loaded."""
+        """Return the problems that prevent `tools.py` from being loaded."""
         self._definitions()
         return self._load_problem
 
@@ -84,7 +84,7 @@ class Functions:
 
 
 def _defined_in(module: ModuleType) -> Mapping[str, Any]:
-    """Return the functions and tools defined in this module, not imported into it, by name."""
+    """Return the functions and tools defined in a module by name, without those imported into it."""
     found: dict[str, Any] = {}
     for name, value in vars(module).items():
         if isinstance(value, Tool):
@@ -103,7 +103,7 @@ def _is_own(function: Any, module: ModuleType) -> bool:
 
 
 def _home(function: Any) -> str:
-    """Return the name of the module that contains a function's code, whatever a wrapper claims."""
+    """Return the name of the module that contains a function's code, ignoring what a wrapper claims."""
     body = inspect.unwrap(function)
     namespace: Mapping[str, Any] = getattr(body, "__globals__", {})
     return str(namespace.get("__name__", getattr(body, "__module__", "")))

@@ -1,8 +1,8 @@
 """`Instructions`: a worker's Jinja template, rendered in a sandbox with limits on its work.
 
-A model may write a template, so little is allowed: text, values, `if`, `for` over a few things, and some filters.
-Nothing but `range` can be called, and only by a loop; nothing can be calculated, assigned, defined, included or
-imported. Lists hold constants only, so that they can't multiply the work, and loops, filters and `in` are metered.
+A model may write a template, so little is allowed: text, values, `if`, short `for` loops, and some filters.
+Only `range` can be called, and only in a loop; nothing can be calculated, assigned, defined, included or imported.
+Lists hold constants only, so that they can't multiply the work. Loops, filters and `in` are metered.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from handrail.errors import WorkerError
 from handrail.workers.front_matter import Finder, WorkerProblem, needed, refuse
 
 NAMES = ("input", "attachments", "worker")
-"""The names a template may use."""
+"""The variables that a template may use."""
 MOST_OUTPUT = 200_000
 MOST_ROUNDS = 10_000
-"""Maximum number of rounds of all loops in one rendering."""
+"""Maximum number of loop iterations in one rendering."""
 MOST_WORK = 20_000_000
-"""Maximum number of characters that one rendering may process. A loop's body counts in each round."""
+"""Maximum number of characters that one rendering may process. The body of a loop counts in each iteration."""
 MOST_WORDS = 10_000
-"""Maximum number of names, values and signs inside the braces of a template. Text between them is not counted."""
+"""Maximum number of names, values and operators inside the braces of a template. Text outside them is not counted."""
 _DEEPEST_LOOPS = 3
 _METER = "a meter"
-"""The name of the meter in the context. It is not a valid name, so no template can use it."""
+"""The name of the meter in the template's context. No template can use it, because it is not a valid identifier."""
 _A_STEP = 10
-"""The cost of one node of a template, in characters."""
+"""The work that one node of a template counts as, in characters."""
 
 ALLOWED = frozenset(
     [
@@ -80,13 +80,13 @@ TESTS = frozenset(
 
 
 class Instructions:
-    """A template that has been checked and is ready to render."""
+    """A template that has been checked and can be rendered."""
 
     def __init__(self, source: str, file: str, first_line: int) -> None:
         self._file = file
         self._first = first_line
         self._text = source
-        # Padded with empty lines, so that Jinja's line numbers are those of the file.
+        # Empty lines are added in front, so that Jinja's line numbers are those of the file.
         self._source = "\n" * (first_line - 1) + source
         self._template: Any = None
 
@@ -115,7 +115,7 @@ class Instructions:
             find.add(self._first, f"the template can't be read: {error}", "Write a shorter number.")
 
     def render(self, values: Mapping[str, Any]) -> str:
-        """Render the text. Raises `WorkerError` with the file and the line that failed."""
+        """Render the template. Raises `WorkerError` with the file and the line that failed."""
         pieces: list[str] = []
         size = 0
         try:
@@ -158,14 +158,14 @@ _BRACES = "Values stand in {{ }}, blocks in {% %}; write {{ '{{' }} for the brac
 
 
 class _Meter:
-    """Counts how much work one rendering may still do."""
+    """The work that one rendering may still do."""
 
     def __init__(self) -> None:
         self._rounds = MOST_ROUNDS
         self._work = MOST_WORK
 
     def each(self, values: Iterable[Any], steps: int) -> Iterator[Any]:
-        """Iterate over a loop's items, counting its rounds."""
+        """Iterate over the items of a loop, and count the iterations and the work of each."""
         for value in values:
             self._rounds -= 1
             if self._rounds < 0:
@@ -180,7 +180,7 @@ class _Meter:
 
 
 def _metered(tree: Any) -> Any:
-    """Make the loops and `in` tests of a template metered, and return the template."""
+    """Insert metering filters into the loops and `in` tests of a template, and return the template."""
     nodes = needed("jinja2.nodes")
     for loop in tree.find_all(nodes.For):
         parts = loop.body if loop.test is None else [*loop.body, loop.test]
@@ -193,7 +193,7 @@ def _metered(tree: Any) -> Any:
 
 
 class _Check:
-    """Finds nodes that a template may not contain."""
+    """A check for nodes that a template may not contain."""
 
     def __init__(self, tree: Any) -> None:
         self._tree = tree
@@ -282,7 +282,7 @@ def _is_constant(node: Any) -> bool:
 
 
 _EACH, _WITHIN = "handrail_each", "handrail_within"
-"""Names of filters that only `_metered` inserts. No template can use them."""
+"""Names of the filters that `_metered` inserts. No template can use them itself."""
 
 
 def _each(context: Any, values: Iterable[Any], steps: int) -> Iterator[Any]:
@@ -302,7 +302,7 @@ def _is_in(context: Any, value: Any, values: Any) -> bool:
 
 
 def _text(context: Any, value: Any) -> str:
-    """Convert a value to text, and count its length."""
+    """Convert a value to text, and count its length as work."""
     text = str(value)
     context[_METER].take(len(text))
     return text

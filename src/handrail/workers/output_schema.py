@@ -64,7 +64,7 @@ _PLAIN: dict[str, Any] = {"string": str, "integer": int, "number": float, "boole
 
 
 class _Answer(BaseModel):
-    """An answer as plain data, in the form that the schema describes."""
+    """The base class of answers, which are plain data in the form that the schema describes."""
 
     model_config = ConfigDict(frozen=True, populate_by_name=False)
 
@@ -77,11 +77,11 @@ class _Answer(BaseModel):
 
 
 class _Wrapped(_Answer):
-    """A wrapper for an answer that is not an object, since providers enforce only objects."""
+    """A wrapper for an answer that is not an object, because providers can enforce only objects."""
 
 
 def output_type(schema: Mapping[str, Any], refuse: Refuse) -> type[BaseModel] | None:
-    """Create the type of answers that match the schema; None if something in it is not supported."""
+    """Create the type of answers that match a schema. Returns None if some part of it is not supported."""
     builder = _Builder(refuse)
     if schema.get("type") == "object" and schema.get("properties"):
         made = builder.model(schema, "output", _Answer)
@@ -98,7 +98,7 @@ def output_type(schema: Mapping[str, Any], refuse: Refuse) -> type[BaseModel] | 
 
 
 class _Builder:
-    """Builds types from schemas, and reports what it does not support."""
+    """A builder of types from schemas, which reports the parts that it does not support."""
 
     def __init__(self, refuse: Refuse) -> None:
         self._refuse = refuse
@@ -185,7 +185,7 @@ class _Builder:
         for number, (name, each) in enumerate(named.items()):
             kind = self.type_of(each, f"{where}.properties.{name}")
             said = cast("Mapping[str, Any]", each).get("description") if isinstance(each, Mapping) else None
-            # An optional field has no default in the schema that a model is shown.
+            # A model is shown an optional field without a default.
             default: Any = {} if name in required else {"default_factory": lambda: None}
             fields[f"field_{number}"] = (kind, Field(alias=name, description=said, **default))
         made: Any = create_model("Answer", __base__=base, **fields)

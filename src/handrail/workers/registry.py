@@ -40,21 +40,21 @@ from handrail.workers.worker import Draft, Rendered, Worker, rule_of
 from handrail.workers.worker_run import Reach, WorkerRun, WorkerSettings, tool_for
 
 _MOST_KEPT = 256
-"""Maximum number of created workers kept in memory, over all sessions."""
+"""Maximum number of created workers that are kept in memory, across all sessions."""
 
 
 class WorkerArguments(TypedDict, total=False):
-    """Arguments that every way of running a worker accepts, in addition to the adapter's."""
+    """Arguments for running a worker, in addition to those of the adapter."""
 
     attachments: Sequence[Attachment | Path | str]
-    """A path on disk (`Path`), a path among the run's files (`str`), or an `Attachment`."""
+    """The attachments, each a path on disk (`Path`), a path among the run's files (`str`), or an `Attachment`."""
     model: Model | str | None
-    """The model that runs workers whose files name none."""
+    """The model for workers whose files name none."""
     models: Mapping[str, Model | str] | None
-    """Models by worker name. They take precedence over the files."""
+    """Models by worker name. They take precedence over those in the files."""
     adapter: Adapter | None
     message_callback: MessageCallback | None
-    """A function that is called with every message of this worker and of those below it."""
+    """A function that is called with every message of this worker and of the workers that it calls."""
 
 
 class WorkerResumeArguments(WorkerArguments, ResumeArguments, total=False):
@@ -91,7 +91,7 @@ class WorkerRegistry:
         """Return the worker in this file, together with the registry of its folder."""
         file = Path(path)
         if not file.is_file() or file.suffix != ".md":
-            raise WorkerError(f"{str(path)!r} is no worker's file. Pass the path of a file NAME.md.")
+            raise WorkerError(f"{str(path)!r} is not a worker's file. Pass the path of a file NAME.md.")
         registry = cls(file.parent)
         draft = next((each for each in registry._drafts if each.path.name == file.name), None)
         if draft is None:
@@ -106,9 +106,9 @@ class WorkerRegistry:
 
     @classmethod
     def worker_at(cls, path: str | Path) -> Worker:
-        """Return the worker that a path names.
+        """Return the worker at a path.
 
-        The path is the worker's file, its folder with its name (`folder/main`), or a folder with a `main` or
+        The path is the worker's file, its folder with its name (`folder/main`), or a folder that has a worker `main` or
         only one worker.
         """
         place = Path(path)
@@ -167,7 +167,7 @@ class WorkerRegistry:
         )
 
     def _effect_of(self, draft: Draft) -> Effect:
-        """Return the strongest effect of a worker and of the workers it may call."""
+        """Return the strongest effect among a worker's tools and those of all workers that it can reach."""
         reached, ahead = {draft.path}, [draft]
         effects: list[Effect] = []
         while ahead:
@@ -186,13 +186,13 @@ class WorkerRegistry:
 
     @property
     def main(self) -> str:
-        """The name of the folder's main worker: `main`, or its only worker; "" if it is undecided."""
+        """The name of the folder's main worker: `main`, or that of its only worker; "" if there is neither."""
         names = self.names
         return "main" if "main" in names else names[0] if len(names) == 1 else ""
 
     @property
     def locked(self) -> frozenset[str]:
-        """The names that no created worker may take: those of locked workers, and of unreadable files."""
+        """The names that no created worker may take: those of locked workers and of unreadable files."""
         return frozenset(
             draft.name for draft in self._drafts if draft.text is None or draft.text.front.locked
         )
@@ -230,25 +230,25 @@ class WorkerRegistry:
 
     def check(self) -> list[WorkerProblem]:
         """Return every problem in the folder, file by file."""
-        _ = self._workers  # some problems are found only by combining the files
+        _ = self._workers  # some problems can be found only across files
         found = [problem for draft in self._drafts for problem in draft.find.problems]
         found += self._functions.problems().problems
         return sorted(dict.fromkeys(found), key=lambda each: (each.file, each.line))
 
     def view(self, names: Sequence[str]) -> RegistryView:
-        """Return a read-only view of the workers with these names."""
+        """Return a read-only view of the workers with these names, for contexts."""
         said = {draft.name: draft.description for draft in self._drafts}
         return RegistryView({name: said[name] for name in names if name in said})
 
     # Workers as tools.
 
     def tool(self, name: str) -> Tool[Any, Any]:
-        """Return a worker as a tool under its own name, for any prompt."""
+        """Return a tool that calls a worker. It has the worker's name and can be used in any prompt."""
         made = self._tools.get(name)
         if made is None:
             draft = next((each for each in self._drafts if each.name == name), None)
             if draft is None:
-                self[name]  # raises an error that lists the known names
+                self[name]  # raises an error with the known names
                 raise AssertionError(name)
             made = self._tools[name] = tool_for(
                 name,
@@ -261,7 +261,7 @@ class WorkerRegistry:
 
     @contextmanager
     def enter(self, frame: Frame, /) -> Generator[None]:
-        """Let every run call all workers: `Adapter(model, workers=registry)`."""
+        """Let every run of an adapter call all workers: `Adapter(model, workers=registry)`."""
         prompt: Any = frame.model.prompt
         offered = (
             [] if prompt is None else [*prompt.tools, *(t for _, s in walk(prompt.sections) for t in s.tools)]
@@ -285,7 +285,7 @@ class WorkerRegistry:
         return None if found is None else self.from_text(maker, name, found.text)
 
     def from_text(self, maker: Worker, name: str, text: str) -> Worker:
-        """Create a worker from the text that `maker` wrote.
+        """Create a worker from text that `maker` wrote.
 
         Raises `ToolValidationError` with every problem.
         """
@@ -311,7 +311,7 @@ class WorkerRegistry:
     # Runs.
 
     def all_on(self, model: Model | str | None) -> dict[str, Model | str]:
-        """Return a `models=` mapping that runs every worker on one model. If the model is None, the files decide."""
+        """Return a `models=` mapping that runs every worker on one model. For None, it is empty and the files decide."""
         return {} if model is None else dict.fromkeys(self.names, model)
 
     def run(
@@ -320,12 +320,12 @@ class WorkerRegistry:
         input: str,
         **arguments: Unpack[WorkerRunArguments],
     ) -> Operation[PromptResponse[Any]]:
-        """Run a worker until it is done.
+        """Run a worker to its end.
 
-        `model` runs the workers whose files name no model; `models` has models by worker name, and takes
-        precedence over the files. An attachment is a path on disk (`Path`), a path among the run's files
-        (`str`), or an `Attachment`. `message_callback` receives every message of this worker and of those
-        below it. With a `journal` the run is recorded, and `resume` can continue it in another process.
+        `model` runs the workers whose files name no model. `models` has models by worker name, which take precedence
+        over the files. An attachment is a path on disk (`Path`), a path among the run's files (`str`), or an
+        `Attachment`. `message_callback` receives every message of this worker and of the workers that it calls. With a
+        `journal` the run is recorded, and `resume` can continue it in another process.
         """
         check_names("run", WorkerRunArguments, arguments)
         runner, prompt, rendered, rest = self._prepare(name, input, arguments)
@@ -339,7 +339,7 @@ class WorkerRegistry:
     ) -> RunStream[Any]:
         """Run a worker as a stream of events.
 
-        Running it again on the same session continues the conversation.
+        A second run on the same session continues the conversation.
         """
         runner, prompt, rendered, rest = self._prepare(name, input, arguments)
         return runner.stream(prompt, rendered, **rest)
@@ -376,7 +376,7 @@ class WorkerRegistry:
     def _runner(
         self, worker: Worker, arguments: WorkerResumeArguments
     ) -> tuple[Adapter, tuple[Attachment, ...], dict[str, Any]]:
-        """Return a worker's adapter, its attachments and the remaining arguments for the adapter."""
+        """Return the adapter for a worker, its attachments, and the remaining arguments."""
         given = WorkerSettings(worker.name, arguments.get("models") or {}, arguments.get("message_callback"))
         adapter = arguments.get("adapter")
         chosen = (
@@ -393,7 +393,7 @@ class WorkerRegistry:
 
         def files() -> Filesystem:
             if disk is None:
-                raise ResourceError("Filesystem", "the run has no files", "Give it some.")
+                raise ResourceError("Filesystem", "the run has no files", "Pass a filesystem.")
             return disk
 
         attached = arguments.get("attachments", ())

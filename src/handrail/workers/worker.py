@@ -1,4 +1,4 @@
-"""`Worker`: an agent kept in a file and called by name. `Draft`: the checked file from which it is made."""
+"""`Worker`: an agent kept in a file and called by name. `Draft`: a worker's file while it is checked."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class WorkerFolder(Protocol):
-    """A worker's folder, as the worker's runs use it. `WorkerRegistry` implements this protocol."""
+    """The protocol of a worker's folder as its runs use it. `WorkerRegistry` implements it."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
@@ -68,9 +68,9 @@ class WorkerFolder(Protocol):
         ...
 
     def from_text(self, maker: Worker, name: str, text: str, /) -> Worker:
-        """Create a worker from the text that `maker` wrote.
+        """Create a worker from text that `maker` wrote.
 
-        Raises `ToolValidationError` if it has problems.
+        Raises `ToolValidationError` with every problem.
         """
         ...
 
@@ -92,7 +92,7 @@ class InstructionsSection(MarkdownSection[Rendered]):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Worker:
-    """An agent kept in a file, as a frozen value. The registry reads the file once."""
+    """An agent kept in a file, as an immutable value. The registry reads the file once."""
 
     name: str
     description: str
@@ -111,7 +111,7 @@ class Worker:
     """Whether the worker's model may create workers."""
     creation_defaults: CreationDefaults
     instructions: str
-    """The template of the instructions, as in the file."""
+    """The template of the instructions, as written in the file."""
     output_schema: JsonSchema | None
     front: FrontMatter = dataclasses.field(repr=False)
     prompt: Prompt[Any] = dataclasses.field(repr=False)
@@ -125,7 +125,7 @@ class Worker:
     _template: Instructions = dataclasses.field(repr=False)
 
     def render(self, input: str, attachments: Sequence[str] = ()) -> Rendered:
-        """Render the instructions for one run. Raises `WorkerError` with file and line."""
+        """Render the instructions for one run. Raises `WorkerError` with the file and the line that failed."""
         return Rendered(rendered(self._template, self.name, input, attachments))
 
     def budget(self) -> Budget | None:
@@ -140,7 +140,7 @@ class Worker:
         return None if seconds is None else Deadline.after(seconds, clock=clock)
 
     def without_model(self) -> WorkerError:
-        """Create the error for a run without a model."""
+        """Create the error for a run for which no model was named."""
         return WorkerError(
             f"nothing says which model runs the worker {self.name!r}. Write `model: provider:name` into "
             f"{self.path}, or give one: model='provider:name'; on the command line, --model provider:name."
@@ -171,7 +171,7 @@ def rule_of(front: FrontMatter) -> AttachmentRule:
 CREATE = "create_worker"
 CALL = "call_worker"
 FILES = {"files": True, "files.read": False}
-"""Names that stand for file tools, and whether they write."""
+"""Names that stand for a group of file tools, each with whether the group includes tools that write."""
 BUILT_IN: frozenset[str] = frozenset(
     [
         *(tool.name for tool in FileTools().tools),
@@ -183,11 +183,11 @@ BUILT_IN: frozenset[str] = frozenset(
         OPENER,
     ]
 )
-"""Names of built-in tools of a worker."""
+"""Names of the built-in tools, which no worker may have."""
 
 
 class Draft:
-    """A worker's file, checked step by step. All problems are collected."""
+    """A worker's file that is checked step by step. All its problems are collected."""
 
     def __init__(self, path: Path, text: str | None, find: Finder) -> None:
         self.path = path
@@ -203,7 +203,7 @@ class Draft:
             )
         elif self.name in BUILT_IN:
             self.refuse(
-                "name", f"{self.name!r} is the name of a tool of Handrail", "Call the worker otherwise."
+                "name", f"{self.name!r} is the name of a built-in tool", "Give the worker another name."
             )
 
     @property
@@ -213,7 +213,7 @@ class Draft:
 
     @property
     def effects(self) -> list[Effect]:
-        """The effects of the draft's own tools; `irreversible` for a file that can't be read."""
+        """The effects of the draft's own tools; only `irreversible` if its file can't be read."""
         if self.text is None:
             return ["irreversible"]
         return [tool.effect for part in (self, *self.sections) for tool in part.tools]
@@ -222,14 +222,14 @@ class Draft:
         self.find.add(1 if self.text is None else self.text.line_of(where), problem, hint)
 
     def listed(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the names of the workers that the draft may call. `names` are those of the whole folder."""
+        """Return the names of the workers that the draft may call. `names` are all workers of the folder."""
         if self.text is None:
             return ()
         given = self.text.front.workers
         return tuple(name for name in names if name != self.name) if given == "*" else tuple(given)
 
     def equip(self, functions: Functions) -> None:
-        """Look up the draft's tools."""
+        """Look up the draft's tools and sections."""
         if self.text is None:
             return
         front = self.text.front
@@ -241,7 +241,7 @@ class Draft:
                 self.refuse(where, f"{called!r} is listed twice", "Keep one of them.")
                 continue
             seen.add(called)
-            # With a list of policies, file tools bring none of their own.
+            # With a list of policies, the file tools add none of their own.
             policies: Any = None if front.policies is None else ()
             if isinstance(entry, ShellEntry):
                 self._add_shell(entry, where)
@@ -272,7 +272,7 @@ class Draft:
         self.refuse(where, f"there is no function {name!r} defined in {functions.path.name}", hint)
 
     def check_against(self, drafts: Sequence[Draft], functions: Functions) -> None:
-        """Report ambiguous names and workers that do not exist."""
+        """Report ambiguous names, and names of workers that do not exist."""
         for other in drafts:
             if other is not self and other.name == self.name:
                 self.refuse("name", f"{other.path} is a worker called {self.name!r} as well", "Rename one.")
@@ -341,7 +341,7 @@ class Draft:
 
 
 def _over(defaults: CreationDefaults, own: CreationDefaults | None) -> CreationDefaults:
-    """Return the registry's defaults, overridden by the worker's file."""
+    """Return the defaults for created workers: the registry's, overridden by those in the worker's file."""
     if own is None:
         return defaults
     said = {
@@ -356,7 +356,7 @@ def _over(defaults: CreationDefaults, own: CreationDefaults | None) -> CreationD
 def policies_of(worker: str, given: list[Any] | None, refuse: Refuse) -> tuple[ToolPolicy, ...]:
     """Create the policies of one worker.
 
-    A policy's state is stored under the policy's name, so each name includes the worker's.
+    A policy's state is stored under the policy's name, so each name includes that of the worker.
     """
     if given is None:
         return (CapabilityPolicy(name=f"{worker}.capability"),)

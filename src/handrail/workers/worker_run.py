@@ -1,4 +1,4 @@
-"""`WorkerRun`: one run of a worker, outermost or inside a call."""
+"""`WorkerRun`: one run of a worker, either outermost or inside a call."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from handrail.workers.worker import Worker, WorkerFolder
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
-    """Settings that a worker's caller makes for it and for all workers that it calls."""
+    """Settings from a worker's caller, for the worker and for all workers that it calls."""
 
     root: str = ""
     models: Mapping[str, Model | str] = {}
-    """Models by worker name. They replace those that the files name."""
+    """Models by worker name. They take precedence over those in the files."""
     message_callback: MessageCallback | None = None
 
 
 class Reach:
-    """The workers that the calls of one run can call by name. It is the `Workers` of the run's frame."""
+    """The workers that the calls of one run can call by name. This is the `Workers` of the run's frame."""
 
     def __init__(self, registry: WorkerFolder, worker: Worker | None, given: WorkerSettings) -> None:
         self.registry = registry
@@ -75,7 +75,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerRun:
-    """One run of a worker. It provides the workers, attachments and callback of the run's frame."""
+    """One run of a worker, which provides the workers, attachments and callback of the run's frame."""
 
     registry: WorkerFolder
     worker: Worker
@@ -135,7 +135,7 @@ def tool_for(
 
 
 async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolResult[Any]:
-    """Run a worker inside a call that has passed the gate's checks."""
+    """Run a worker inside a call that the gate has allowed."""
     call = context._source  # pyright: ignore[reportPrivateUsage]  # its frame is where the run is nested
     if not isinstance(call, Attempt):
         raise NotSupported("adapter", "Call the worker through a gate.")

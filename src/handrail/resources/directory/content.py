@@ -1,8 +1,8 @@
-"""The content of a file in a directory: on disk, held in memory until written, or a link.
+"""The content of a file in a directory: on disk, in memory until it is written, or a link.
 
 A version is one integer that encodes the file's status on disk: device, inode, mode, size, mtime and ctime.
-Equal versions mean the same untouched file, so nothing has to be remembered between two looks. For a folder,
-only its identity counts, not its content.
+Equal versions mean that the file has not been changed, so no other state has to be kept. For a folder, only its
+identity counts, not its content.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from handrail.resources.layer import ABSENT, Node
 _WORD = (1 << 64) - 1
 _IDENTITY = (1 << 64 * 4) - 1
 FIRST_VERSION = 1 << 64 * 6
-"""Lowest version of a file on disk. Versions of nodes made by forks are below it."""
+"""The lowest version of a file on disk. Nodes that forks create have lower versions."""
 
 
 def version_of(found: os.stat_result) -> int:
-    """Return the version that a status on disk stands for."""
+    """Return the version that encodes a file's status on disk."""
     number = (1 << 64 | found.st_dev & _WORD) << 64 | found.st_ino
     if stat.S_ISDIR(found.st_mode):
         return (number << 64 | found.st_mode) << 192
@@ -36,7 +36,7 @@ def identity(version: int) -> int:
 
 
 class OnDisk:
-    """The content of a file on disk, and its status."""
+    """The content and status of a file on disk."""
 
     __slots__ = ("_kept", "_read", "found", "path", "staged", "version")
 
@@ -47,7 +47,7 @@ class OnDisk:
         self.found = found
         self.version = version_of(found)
         self.staged = staged
-        """The file's location if it is not in the folder itself because a command of this call wrote it."""
+        """The location of the file if a command of this call wrote it outside the folder itself; otherwise None."""
         self._read = read
         self._kept: bytes | None = None
 
@@ -62,12 +62,12 @@ class OnDisk:
         return self._read(self.path, self.version) if self._kept is None else self._kept
 
     def keep(self, data: bytes) -> None:
-        """Keep these bytes in memory from now on, whatever happens to the file."""
+        """Keep these bytes in memory from now on, even if the file changes."""
         self._kept = data
 
 
 class Held:
-    """The content of a file that a call wrote, with the mode and owner of the file it replaces."""
+    """The content of a file that a call wrote, with the mode and owner of the file that it replaces."""
 
     __slots__ = ("data", "like")
 
@@ -118,12 +118,12 @@ A_FOLDER = Node(3, None, None)
 A_LINK = Node(4, Link(""), None)
 AN_OTHER = Node(5, Other(""), None)
 UNSEEN = {"file": A_FILE, "folder": A_FOLDER, "link": A_LINK, "other": AN_OTHER}
-"""The nodes of listed names by kind, without versions."""
+"""The nodes for names in a listing, by kind. They have no versions of their own."""
 _UNSEEN_VERSIONS = frozenset(node.version for node in UNSEEN.values())
 
 
 def is_unseen(node: Node) -> bool:
-    """Return whether the node comes from a listing and so has no version."""
+    """Return whether a node comes from a listing, and therefore has no version of its own."""
     return node.version in _UNSEEN_VERSIONS
 
 
@@ -138,13 +138,13 @@ class Folder(Node, frozen=True):
 
 
 def like_of(node: Node) -> os.stat_result | None:
-    """Return the status of the file that provides this node's mode and owner."""
+    """Return the status of the file from which a node takes its mode and owner, or None."""
     data = node.data
     return data.found if isinstance(data, OnDisk) else data.like if isinstance(data, Held) else None
 
 
 def mode_of(node: Node) -> int | None:
-    """Return the mode of a file or folder, if it has one."""
+    """Return the mode of a file or folder, or None if it has no mode of its own."""
     if isinstance(node, Folder):
         return node.mode
     if node.is_folder:
@@ -154,7 +154,7 @@ def mode_of(node: Node) -> int | None:
 
 
 def node_of(path: str, found: tuple[os.stat_result, str] | None, read: Callable[[str, int], bytes]) -> Node:
-    """Create the node for what a disk has at a path."""
+    """Create the node for the file, folder or link that the disk has at a path."""
     if found is None:
         return ABSENT
     status, target = found

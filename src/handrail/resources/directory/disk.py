@@ -1,7 +1,7 @@
-"""`Disk`: every operation that changes a disk, one method each.
+"""`Disk`: every operation that changes a disk, as one method each.
 
-It makes no decisions. Tests replace it to stop a process at any point of a commit, or to drop what was never
-synced.
+It makes no decisions. Tests replace it to stop a process at any point of a commit, or to drop data that was
+never synced.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Disk:
         os.mkdir(path, mode)
 
     def write(self, path: Path, data: bytes, like: os.stat_result | None = None) -> None:
-        """Create a file with these bytes, and with the mode and owner of another."""
+        """Create a file with these bytes, and with the mode and owner of another file."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             left = memoryview(data)
@@ -69,10 +69,10 @@ class Disk:
         move_into(source, name, target, new_name)
 
     def exchange(self, source: int, name: str, target: int, other: str) -> None:
-        """Exchange two names.
+        """Exchange the files at two paths.
 
         If the disk can't do this, the existing file is linked aside and then replaced. The path is never
-        without a file, but a change between the two steps is only noticed afterwards.
+        without a file, but a change between the two steps is noticed only afterwards.
         """
         try:
             exchange(source, name, target, other)
@@ -100,7 +100,7 @@ class Disk:
                 os.close(fd)
 
     def sync_folder(self, fd: int) -> None:
-        """Sync the names in a folder."""
+        """Sync the entries of a folder."""
         os.fsync(fd)
 
     def retire(self, path: Path, new_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The process of one command: start it, feed it, read its output, end it. Runs on a thread.
+"""The process of one command: start it, write its input, read its output, and end it, all on a thread.
 
 Commands are started by the keeper, a process that is itself started on first use, shared by all shells, and
 restarted if it dies.
@@ -34,7 +34,7 @@ for name in ("handrail", "handrail.resources", "handrail.resources.shell"):
 from handrail.resources.shell.keeper import main
 main(int(sys.argv[1]))
 """
-"""Loads the keeper without loading Handrail: the packages exist only as locations to import from."""
+"""Code that loads the keeper without loading Handrail, whose packages serve only as locations to import from."""
 
 _PACKAGE = Path(__file__).parents[2]
 
@@ -47,7 +47,7 @@ class Keeper:
     def __init__(self) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         argv = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, str(os.getpid()), str(_PACKAGE)]
-        # Without this process's environment, so that a command can't find it in the keeper.
+        # The keeper does not get this process's environment, so that no command can find it there.
         environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         nothing = os.open(os.devnull, os.O_RDWR)
         try:
@@ -71,7 +71,7 @@ class Keeper:
             theirs.close()
 
     def send(self, request: Request, descriptors: list[int]) -> None:
-        """Ask for a process and pass its descriptors. Raises `OSError` if the keeper has died."""
+        """Request a process and pass its file descriptors. Raises `OSError` if the keeper has died."""
         limits = request.limits
         network = "on" if request.network else "off"
         kind = f"{request.isolation} {network} {limits.most_memory} {limits.most_processes}".encode()
@@ -89,7 +89,7 @@ _lock = threading.Lock()
 
 
 def launch(request: Request, stdin: int, output: int) -> socket.socket:
-    """Start a command. The returned socket carries its reply; shutting it down ends the command.
+    """Start a command. The returned socket receives the keeper's reply; shutting it down ends the command.
 
     The command also ends when this process does, even by `kill -9`.
     """
@@ -106,7 +106,7 @@ def launch(request: Request, stdin: int, output: int) -> socket.socket:
             _keeper = Keeper()
             _keeper.send(request, descriptors)
     data = request.encode()
-    with contextlib.suppress(ConnectionError):  # the command did not start; the reply will say why
+    with contextlib.suppress(ConnectionError):  # the command did not start, and the reply will say why
         ours.sendall(struct.pack("!I", len(data)) + data)
     return ours
 
@@ -132,14 +132,14 @@ os.register_at_fork(after_in_child=_after_fork)
 
 _CHUNK = 1 << 18
 _END_SECONDS = 10.0
-"""Seconds that the processes of a killed command may take to end."""
+"""Maximum seconds for the processes of a killed command to end."""
 
 _turns = threading.Condition()
 _busy: set[str] = set()
 
 
 class CommandStopped(Exception):
-    """Raised if the command was stopped before it ended."""
+    """Raised if a command is stopped before it ends."""
 
 
 class Stop:
@@ -177,7 +177,7 @@ class Stop:
 
 @contextlib.contextmanager
 def turn(upper: str, stop: Stop) -> Generator[None]:
-    """Run one command at a time on each upper layer: two overlay mounts on one are undefined behaviour."""
+    """Wait until no other command uses this upper layer, because two overlay mounts of one are undefined behaviour."""
     with _turns:
         _turns.wait_for(lambda: stop.requested or upper not in _busy)
         stop.check()
@@ -191,7 +191,7 @@ def turn(upper: str, stop: Stop) -> Generator[None]:
 
 
 class Output:
-    """A bounded buffer. It accepts any number of bytes and keeps at most `limit`, half from each end."""
+    """A bounded buffer that accepts any number of bytes and keeps at most `limit`, half of them from each end."""
 
     __slots__ = ("_head", "_head_limit", "_tail", "_tail_limit", "total")
 
@@ -210,11 +210,13 @@ class Output:
             self._head += data[:room]
             data = data[room:]
         self._tail += data
-        if len(self._tail) > 2 * self._tail_limit + 65536:  # rarely, so that each byte moves about once
+        if (
+            len(self._tail) > 2 * self._tail_limit + 65536
+        ):  # done rarely, so that each byte is moved about once
             del self._tail[: len(self._tail) - self._tail_limit]
 
     def read(self) -> tuple[str, int]:
-        """Return the text and the number of bytes cut from its middle.
+        """Return the text and the number of bytes that were cut from its middle.
 
         Invalid UTF-8 is shown as `\\xff`; no character is cut in half.
         """
@@ -233,7 +235,7 @@ class Output:
 
 
 class Outcome(NamedTuple):
-    """The reply and output of a process that ended, and the time it took."""
+    """The reply and the output of a process that has ended, and the time it took."""
 
     reply: Reply
     output: Output
@@ -265,7 +267,7 @@ def execute(request: Request, stdin: bytes, timeout: float, limit: int, stop: St
 
 
 class _Process:
-    """Handrail's ends of a command's streams."""
+    """Handrail's ends of the streams of a command."""
 
     def __init__(self, request: Request, stdin: bytes, limit: int, closing: contextlib.ExitStack) -> None:
         self.output = Output(limit)
@@ -300,9 +302,9 @@ class _Process:
             self._poll.register(self._writer, select.POLLOUT)
 
     def until(self, deadline: float, clock: Clock, stop: Stop | None) -> bool:
-        """Pump the streams until the command ends.
+        """Read and write the streams until the command ends.
 
-        Returns True if the deadline passed, False if it ended or was stopped.
+        Returns True if the deadline passed, and False if the command ended or was stopped.
         """
         if stop is not None:
             self._poll.register(stop.descriptor, select.POLLIN)
@@ -311,7 +313,7 @@ class _Process:
                 left = deadline - clock.monotonic()
                 if left <= 0:
                     return True
-                # At most a day, because the kernel takes milliseconds as a C int.
+                # The timeout is at most a day, because the kernel takes milliseconds as a C int.
                 ready = {
                     descriptor for descriptor, _ in self._poll.poll(math.ceil(min(left, 86400.0) * 1000))
                 }
@@ -333,7 +335,7 @@ class _Process:
             self._control.shutdown(socket.SHUT_WR)
 
     def read(self) -> bool:
-        """Read what is available now. Returns False at the end of the stream."""
+        """Read the output that is available now. Returns False at the end of the stream."""
         for _ in range(16):
             try:
                 data = os.read(self._reader, _CHUNK)

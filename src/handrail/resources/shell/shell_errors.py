@@ -25,7 +25,7 @@ class RuleError(DefinitionError):
 
 
 class ShellError(StateError, RuntimeError):
-    """Raised if a command could not be run, or not be followed to its end."""
+    """Raised if a command could not be run, or if its end could not be observed."""
 
     def __init__(self, command: str, problem: str) -> None:
         super().__init__(f"`{command}`: {problem}" if command else problem)
@@ -33,7 +33,7 @@ class ShellError(StateError, RuntimeError):
 
 
 class CommandRefused(ShellError, PermissionError):
-    """Raised if a command may not run. The message tells the model which commands may."""
+    """Raised if no rule allows a command. The message tells the model which commands are allowed."""
 
     def __init__(self, command: str, problem: str, allowed: Sequence[str] = ()) -> None:
         super().__init__(command, problem)
@@ -50,7 +50,7 @@ class CommandMissing(ShellError, FileNotFoundError):
 
 
 class ShellUnavailable(ShellError):
-    """Raised if the machine lacks what a sandbox needs. No command was run."""
+    """Raised if the machine lacks a feature that the sandbox needs. No command is run then."""
 
     def __init__(self, problem: str, hint: str) -> None:
         super().__init__("", f"{problem}. {hint}")

@@ -1,7 +1,7 @@
 """The calls and nested runs in progress in a run, for AG-UI.
 
-`CallStates` tracks the calls: their places, status, progress and cost. `Subagents` tracks the nested runs. In
-each leg, every nested run that is started is started once and closed before the leg ends.
+`CallStates` tracks the calls: their places, status, progress and cost. `Subagents` tracks the nested runs. A nested
+run is started at most once in each leg, and closed before the leg ends.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class OpenCall:
     tool: str
     run: OpenRun
     place: Place | None
-    """The call's place in the run, if it is known."""
+    """The call's place in the run; None if it is not known."""
     around: str | None
-    """For an inner call, the id of the call that made it."""
+    """The id of the call that made this one, if it is an inner call; otherwise None."""
     facts: dict[str, Any]
     progress: dict[str, Any] | None = None
     usage: Usage | None = None
@@ -51,7 +51,7 @@ class OpenCall:
 
 
 class CallStates:
-    """Tracks the calls of one run, and of the runs nested in it."""
+    """The state of the calls in one run and in the runs nested in it."""
 
     def __init__(self, root: str, clock: Clock) -> None:
         self._root = root
@@ -72,7 +72,7 @@ class CallStates:
         return self._asked_for.get(place)
 
     def inside(self, call_id: str) -> list[tuple[str, Place]]:
-        """Return the ids and places of calls that models made in the runs nested in a call."""
+        """Return the ids and places of the calls that models made in the runs nested in a call."""
         place = self._places.get(call_id)
         if place is None:
             return []
@@ -107,7 +107,7 @@ class CallStates:
         return [_call_event(call)]
 
     def _around(self, call_id: str) -> str | None:
-        """Return the id of the call that made an inner call, if it is known here."""
+        """Return the id of the call that made an inner call, or None if it is not known here."""
         for outer, attempt, number in outer_call_ids(call_id):
             place = self._places.get(outer)
             if place is not None:
@@ -116,7 +116,7 @@ class CallStates:
         return None
 
     def set_waiting(self, call_id: str, waits: bool) -> list[Event]:
-        """Mark a call as waiting for an answer or as running, and return the event for the change."""
+        """Mark a call as waiting for an answer or as running. Returns the event for the change, if there is one."""
         call = self._live.get(call_id)
         status = "waiting" if waits else "running"
         if call is None or call.facts["status"] == status:
@@ -137,7 +137,7 @@ class CallStates:
             call = OpenCall(event.call_id, event.tool, run, None, None, facts)
         call.facts |= {"status": event.status, "seconds": round(event.seconds, 6)}
         if event.status == "ok":
-            call.facts.pop("rolled_back", None)  # set by an earlier attempt
+            call.facts.pop("rolled_back", None)  # an earlier attempt was rolled back, but this one succeeded
         return [_call_event(call)]
 
     def commit(self, call_id: str, diff: str, paths: list[str]) -> Event:
@@ -145,7 +145,7 @@ class CallStates:
         return custom(CALL, {"call_id": call_id, "diff": diff, "paths": paths, "run_id": self._root})
 
     def add_usage(self, event: ModelResponded) -> None:
-        """Add a nested run's usage to the calls around it."""
+        """Add the usage of a nested run's answer to the calls around it."""
         place = Place.from_id(event.run_context.run_id, self._root)
         for call in self._live.values():
             if call.place is not None and place.attempt_at(call.place):
@@ -209,22 +209,22 @@ def _progress_event(call_id: str, content: dict[str, Any], tag: str | None) -> E
 
 
 def _finite(value: Any) -> float | None:
-    """Return the value if it is a finite number, else None."""
+    """Return a value if it is a finite number, or else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if math.isfinite(value) else None
 
 
 def usage_json(usage: Usage) -> dict[str, int]:
-    """Return token counts in the form the page reads."""
+    """Return token counts in the form that the page reads."""
     return {"input": usage.input, "output": usage.output}
 
 
 class Subagents:
-    """The nested runs of one run, as one leg shows them.
+    """The nested runs of one run, as they are shown in one leg.
 
-    A nested run is started with its first event, after the run around it. Before an interrupt it closes as
-    suspended; the next leg starts it again under the same id.
+    A nested run is started with its first event, after the run around it. Before an interrupt it is closed as
+    suspended, and the next leg starts it again under the same id.
     """
 
     def __init__(self, root: str, call_at: CallAt) -> None:
@@ -236,7 +236,7 @@ class Subagents:
         self._closed: set[str] = set()
 
     def run(self, run_id: str) -> OpenRun:
-        """Return the state of a run. It is created if the run is new."""
+        """Return the state of a run, which is created if the run is new."""
         run = self._runs.get(run_id)
         if run is None:
             run = self._runs[run_id] = OpenRun(run_id, run_id)
@@ -246,7 +246,7 @@ class Subagents:
         return iter(tuple(self._runs.values()))
 
     def enter(self, run: OpenRun) -> list[Event]:
-        """Start a nested run and those around it, unless they were started in this leg already."""
+        """Start a nested run and the runs around it, unless they were already started in this leg."""
         if run.tag is None or run.id in self._open or run.id in self._closed:
             return []
         outer = self._outer(run.id)
@@ -255,7 +255,7 @@ class Subagents:
         return [*before, self._started(run, outer)]
 
     def _outer(self, run_id: str) -> str | None:
-        """Return the nested run around this one, or None if that is the outermost run."""
+        """Return the nested run around this one, or None if the outermost run is around it."""
         found = Place.from_id(run_id, self._root).run
         return None if found.parent is None else found.id(self._root)
 
@@ -303,7 +303,7 @@ class Subagents:
         return events
 
     def abandon(self, reason: str) -> list[Event]:
-        """Close every open run with an error, inner ones first, because the run ends."""
+        """Close every open run with an error, inner ones first, because the whole run ends."""
         return [self._error(run_id, reason) for run_id in reversed(self._open)]
 
     def so_far(self) -> list[Event]:

@@ -1,13 +1,13 @@
-"""`RunInput`: the checked input of an AG-UI client, and `submit`, which starts or continues a run with it.
+"""`RunInput`: the checked input of an AG-UI client. `submit` starts or continues a run with it.
 
-Clients of protocol 1.0 and of 0.0.59 send the same shape, except for the version. A client sends the whole
+Clients of protocol 1.0 and of 0.0.59 send the same fields, except for the version. A client sends the whole
 conversation each time. Only what is new is used: user messages after the last answer, answers to interrupts,
 and results of the client's own tools.
 
 The protocol requires one input to answer every open interrupt, and allows nothing else to be sent while one
 is open. An input that breaks this rule is answered by a stream with the error, because clients show what is
-in a stream and hide the body of a refused request. A repeated input changes nothing and gets the current
-state.
+in a stream and hide the body of a refused request. A repeated input changes nothing, and the response is the
+current state.
 """
 
 from __future__ import annotations
@@ -34,45 +34,45 @@ if TYPE_CHECKING:
     from handrail.serve.thread import Thread
 
 Start = Callable[..., Awaitable[Any]]
-"""Starts a run with a text, in a leg, with tools and history."""
+"""A function that starts a run with a text, in a leg, with tools and history."""
 
 _MAX_ID = 200
 _MAX_TOOLS = 128
 
 
 class InterruptAnswer(NamedTuple):
-    """An answer to an interrupt."""
+    """A client's answer to an interrupt."""
 
     question_id: str
     digest: str
-    """A prefix of the digest of the question that was shown."""
+    """A prefix of the digest of the question that the client was shown."""
     resolved: bool
-    """Whether the interrupt was answered, rather than abandoned."""
+    """Whether the interrupt was answered; False if it was abandoned."""
     value: Any
 
 
 class RunInput(NamedTuple):
-    """A checked input."""
+    """The input of a client, after it has been checked."""
 
     thread_id: str
     run_id: str
     """The id of the leg that responds to this input."""
     said: tuple[str, ...]
-    """The user messages after the last answer."""
+    """The texts of the user messages after the last answer."""
     named: tuple[tuple[str, str], ...]
-    """All text messages of the user, with the ids the client gave them."""
+    """The id that the client gave to each text message of the user, and its text."""
     answers: tuple[InterruptAnswer, ...]
     outcomes: Mapping[str, Outcome]
     """The results of the client's own tools, by call id."""
     tools: tuple[FrontendTool, ...]
     history: tuple[OurMessage, ...]
-    """The text of the conversation so far, for a thread that starts with it."""
+    """The text messages of the conversation so far, for a thread that starts with them."""
     sees_nested: bool
     """Whether the client reads events of nested runs."""
 
 
 def parse_input(value: Any) -> RunInput:
-    """Check an input. Raises `RequestRefused`, which says what is wrong with it."""
+    """Check an input. Raises `RequestRefused` with every problem in it."""
     try:
         given = RunAgentInput.model_validate(value)
     except ValidationError as error:
@@ -126,7 +126,7 @@ def _named_texts(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
 
 
 def _text(place: str, content: Any) -> str:
-    """Return the text of plain text or of text parts. Other content is refused, because it would be lost."""
+    """Return the text of a message's content. Content other than text is refused, because it would be lost."""
     if isinstance(content, str):
         return content
     texts: list[str] = []
@@ -165,12 +165,12 @@ def _answers(resume: Sequence[ResumeEntry]) -> Iterator[InterruptAnswer]:
 
 
 def _outcomes(messages: Sequence[Message]) -> Iterator[tuple[str, Outcome]]:
-    """Yield all tool messages that contain only text. The thread knows which of them answer open calls."""
+    """Yield the tool messages that contain only text. The thread knows which of them answer open calls."""
     for at, message in enumerate(messages):
         if isinstance(message, ToolMessage):
             text = message.content
             if not isinstance(text, str) and any(part.type != "text" for part in text):
-                continue  # not text: if it answers an open call, the call stays open
+                continue  # content other than text is skipped, and a call that it would answer stays open
             yield message.tool_call_id, Outcome(_text(f"/messages/{at}/content", text), message.error)
 
 
@@ -201,10 +201,10 @@ def _refused(fields: Sequence[tuple[str, str]]) -> RequestRefused:
 
 
 class Submitted(NamedTuple):
-    """The result of submitting an input: the leg or the events to respond with."""
+    """The response to an input: either a leg to follow or a list of events."""
 
     leg: str
-    """The leg to follow; "" if there is none."""
+    """The id of the leg to follow; "" if there is none."""
     refused: list[Event]
     """The events to send if there is no leg to follow."""
 
@@ -252,7 +252,7 @@ async def _submit(thread: Thread, input: RunInput, recorded: Sequence[QuestionRe
 def _match_ids(
     messages: Sequence[tuple[str, Any]], named: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the ids that a client gave to the messages that started runs, matched by text and order."""
+    """Yield the id of each run and the id that the client gave to its first message, matched by text and order."""
     at = 0
     taken: set[str] = set()
     for run_id, message in messages:
@@ -268,7 +268,7 @@ def _match_ids(
 
 
 def _repeated(messages: Sequence[tuple[str, Any]], now: Sequence[str]) -> list[str]:
-    """Return the user messages of an input that are already recorded, for example by a run that failed."""
+    """Return those user messages at the start of an input that are already recorded, for example by a failed run."""
     last: list[str] = []
     for _, message in reversed(messages):
         if not isinstance(message, OurUserMessage):
@@ -295,7 +295,7 @@ def _answer(principal: str, given: InterruptAnswer, recorded: Sequence[QuestionR
 
 
 def _tool_answers(principal: str, input: RunInput, open: Sequence[Question]) -> list[Answer]:
-    """Return the results of the client's own tools, for the calls that wait for one."""
+    """Return the answers of the client's own tools to the calls that wait for one."""
     found: list[Answer] = []
     for question in open:
         outcome = input.outcomes.get(question.call_id)
@@ -306,14 +306,14 @@ def _tool_answers(principal: str, input: RunInput, open: Sequence[Question]) -> 
 
 
 def _check_all_answered(thread_id: str, open: Sequence[Question], answers: Sequence[Answer]) -> None:
-    """Check that interrupts are answered all at once or not at all.
+    """Raise `AnswerRefused` if only some of the open interrupts are answered.
 
-    Pending calls may be answered one by one.
+    Pending calls of the client's own tools may be answered one by one.
     """
     given = {answer.question_id for answer in answers}
     left = [each for each in open if each.id not in given and not is_pending_call(each)]
     if left and any(each.id in given and not is_pending_call(each) for each in open):
         names = ", ".join(interrupt_id(each) for each in left)
         raise AnswerRefused(
-            left[0].id, f"{names} is not answered", "One resume answers every open interrupt."
+            left[0].id, f"{names} is not answered", "Answer every open interrupt in one `resume`."
         )

@@ -1,4 +1,4 @@
-"""`MessageWriter`: streams text, reasoning and calls as models write them, each started and ended once."""
+"""`MessageWriter`: text, reasoning and calls as AG-UI events while models write them, each started and ended once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from handrail.place import split_run_id
 from handrail.serve.agui.wire_events import Event, clean, delta, wire_event
 
 MOST_CHARACTERS = 100_000
-"""Maximum number of characters of a call's result that clients are shown."""
+"""Maximum number of characters of a call's result that clients are sent."""
 _NOT_MADE = "This call was not made: the answer it was part of failed."
 
 
@@ -31,8 +31,7 @@ _NOT_MADE = "This call was not made: the answer it was part of failed."
 class Known:
     """The calls and results that clients have been sent, so that none is sent twice.
 
-    The runs of a thread may share one `Known`. After a restart it is rebuilt from the messages that were
-    shown.
+    The runs of a thread share one `Known`. After a restart it is rebuilt from the messages that were sent.
     """
 
     calls: set[str] = field(default_factory=set[str])
@@ -57,12 +56,12 @@ class PartialCall:
     name: str = ""
     arguments: str = ""
     shown: bool = False
-    """Whether clients have been sent the call's start. If so, its end must be sent too."""
+    """Whether clients have been sent the start of the call. If so, its end must be sent too."""
 
 
 @dataclass(slots=True)
 class OpenRun:
-    """A run, outermost or nested, and what its model is writing."""
+    """A run, outermost or nested, with the answer that its model is writing."""
 
     id: str
     tag: str | None
@@ -72,11 +71,11 @@ class OpenRun:
     turn: int = 0
     """Number of answers that the run's model has given."""
     calls: int = 0
-    """Number of calls in these answers."""
+    """Number of calls in the answers that the run's model has given."""
     text: str | None = None
-    """The text of the open message."""
+    """The text of the message that is open; None if none is."""
     thought: str | None = None
-    """The text of the open reasoning."""
+    """The text of the reasoning that is open; None if none is."""
     thoughts: int = 0
     writing: dict[int, PartialCall] = field(default_factory=dict[int, PartialCall])
     """The calls that the run's model is writing, by index."""
@@ -102,7 +101,7 @@ class OpenRun:
 
 
 class MessageWriter:
-    """Writes the messages of one thread's models as AG-UI events."""
+    """A writer of the messages of one thread's models as AG-UI events."""
 
     def __init__(self, known: Known) -> None:
         self._known = known
@@ -137,8 +136,8 @@ class MessageWriter:
         """Return the events for another piece of a call.
 
         A call whose id may still change is sent only when the answer is complete, because ids that a model
-        repeats are replaced at that point. Which of two concurrent nested runs keeps an id is not known
-        before, so only calls of the outermost run are sent while they are written.
+        repeats are then replaced. Which of two concurrent nested runs keeps an id is not known before that, so
+        only calls of the outermost run are sent while they are written.
         """
         writing = run.writing.get(piece.index)
         if writing is None:
@@ -160,7 +159,7 @@ class MessageWriter:
         ]
 
     def complete(self, run: OpenRun, message: AssistantMessage) -> list[Event]:
-        """Return the rest of a complete answer, and the end of everything that was started."""
+        """Return the events for the rest of a complete answer, and for the end of everything that was started."""
         events = self._end_thought(run)
         if run.text is None and message.text:
             events += self.text(run, message.text)
@@ -189,14 +188,14 @@ class MessageWriter:
     # Dropping answers, and joining in the middle of one.
 
     def drop(self, run: OpenRun) -> list[Event]:
-        """End the started parts of an answer that failed. The calls in it were not made."""
+        """Return the events that end the started parts of a failed answer. The calls in it were not made."""
         events = self._end_thought(run)
         if run.text is not None:
             events.append(self._end_text(run))
         for writing in run.writing.values():
             if writing.shown:
                 events += self._not_made(run, writing)
-        thoughts = run.thoughts  # the retry must not reuse the ids of these thoughts
+        thoughts = run.thoughts  # the retry must not reuse the ids of this reasoning
         run.clear_answer()
         run.thoughts = thoughts
         return events
@@ -235,7 +234,7 @@ class MessageWriter:
         return open
 
     def result(self, call_id: str, text: str, tag: str | None) -> Event:
-        """Return the event with a call's result, as the model gets it."""
+        """Return the event with a call's result, as the model receives it."""
         result = ToolCallResultEvent(message_id=result_id(call_id), tool_call_id=call_id, content=clean(text))
         return wire_event(result, tag)
 
@@ -282,9 +281,9 @@ def call_json(id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def shorten(text: str, run_id: str) -> str:
-    """Return the part of a call's result that clients see: its first 100,000 characters.
+    """Shorten a call's result to the part that clients are sent, its first 100,000 characters.
 
-    The model and the record have the whole result. Clients get less because many results may arrive at once,
+    The model and the record have the whole result. Clients are sent less because many results may arrive at once,
     and a reader loses its place in a feed that outgrows its limit.
     """
     left_out = len(text) - MOST_CHARACTERS

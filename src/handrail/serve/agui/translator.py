@@ -1,9 +1,10 @@
-"""`Translator`: translates the events of a Handrail run to AG-UI events.
+"""`Translator`: a translation of the events of a Handrail run to AG-UI events.
 
 A run is sent in one or more *legs*. A leg is the response to one AG-UI request: it ends when the run ends, or
 when everything in it waits for a person. The next leg continues the same run.
 
 Whatever happens in the run:
+
 - everything that is started in a leg (messages, reasoning, calls, nested runs) is ended in it;
 - every call and every result is sent once, in one of the legs;
 - what a model wrote in a request that failed is withdrawn: the messages are sent again without it.
@@ -68,11 +69,11 @@ _CUT = "The outcome of this call is unknown: the call around it ended first."
 
 
 class Translator:
-    """Translates the events of one run, in the order they were published.
+    """A translator for the events of one run, in the order in which they are published.
 
-    `known` holds what the thread has already sent, and is shared by its runs. `history` returns the thread's
-    current messages, nested ones included. For a resumed run, `said` returns the recorded messages of the
-    run or of one nested in it, and `usage` and `cost` are the amounts it had used so far.
+    `known` has what the thread has already sent, and is shared by its runs. `history` returns the thread's
+    current messages, including those of nested runs. For a resumed run, `said` returns the recorded messages of
+    the run or of one nested in it, and `usage` and `cost` are the amounts that the run had used before.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Translator:
         self._writer = MessageWriter(self._known)
         self._state: Any = None
         self._asked: dict[str, str] = {}
-        """The calls that ask the questions that were sent, by question id."""
+        """The id of the call that asked each question that was sent, by question id."""
         self._usage = usage or Usage()
         self._cost = cost
         self._spent: dict[str, Usage] = {}
@@ -127,17 +128,17 @@ class Translator:
 
     @property
     def leg(self) -> str | None:
-        """The id of the open leg."""
+        """The id of the open leg; None if no leg is open."""
         return self._leg
 
     def begin_leg(self, leg_id: str, state: Any | None = None) -> list[Event]:
-        """Start a leg."""
+        """Return the events that start a leg."""
         self._leg = leg_id
         self._legs += 1
         return [self.started(leg_id), *self._snapshot(state)]
 
     def started(self, leg_id: str) -> Event:
-        """Return the event that starts a leg, also for a reader who joins in the middle of it."""
+        """Return the event that starts a leg. It is also sent to a reader who joins in the middle of the leg."""
         begun = RunStartedEvent(
             thread_id=self.thread_id,
             run_id=leg_id,
@@ -147,26 +148,26 @@ class Translator:
         return wire_event(begun)
 
     def interrupt(self, questions: Sequence[Question], state: Any | None = None) -> list[Event]:
-        """End the leg because everything waits for answers."""
+        """Return the events that end the leg because everything in the run waits for answers."""
         events = [*self._end_writing(), *self._nested.suspend(questions), *self._snapshot(state)]
         leg_id, usage = self._leg_id(events), self._token_usage()
         return self._end_leg(events, interrupt_leg(self.thread_id, leg_id, questions, self._calls.at, usage))
 
     def finish(self, *, output: object = None) -> list[Event]:
-        """End the leg because the run has finished."""
+        """Return the events that end the leg because the run has finished."""
         events = [*self._end_writing(), *self._nested.abandon("cancelled")]
         result = None if output is None else plain_json(output)
         return self._end_leg(events, wire_event(self._finished(events, RunFinishedSuccessOutcome(), result)))
 
     def cancel(self) -> list[Event]:
-        """End the leg because the run was cancelled. Older clients have no such outcome and get an error."""
+        """Return the events that end the leg because the run was cancelled. Older clients get an error instead."""
         events = [*self._end_writing(), *self._nested.abandon("cancelled")]
         finished = self._finished(events, RunFinishedCancelledOutcome())
         older = RunErrorEvent(message=CANCELLED, code="cancelled", usage=finished.usage)
         return self._end_leg(events, Event(dump(finished), False, dump(older)))
 
     def fail(self, message: str, code: str = "failed") -> list[Event]:
-        """End the leg because the run has failed."""
+        """Return the events that end the leg because the run has failed."""
         events = [*self._end_writing(), *self._nested.abandon("failed")]
         self._leg_id(events)
         error = RunErrorEvent(message=clean(message), code=code, usage=self._token_usage())
@@ -182,7 +183,7 @@ class Translator:
         )
 
     def open(self) -> list[Event]:
-        """Return the events for a client who joins now, after the leg's start, the messages and the state."""
+        """Return the events for a client who joins now. They follow the leg's start, the messages and the state."""
         events = self._nested.so_far()
         for run in self._nested:
             events += self._writer.so_far(run)
@@ -192,7 +193,7 @@ class Translator:
         return events
 
     def _leg_id(self, events: list[Event]) -> str:
-        """Return the id of the open leg. If there is none, a new leg is started before these events."""
+        """Return the id of the open leg. If there is none, a new leg is started and its start put before these events."""
         if self._leg is None:
             events[:0] = self.begin_leg(f"{self.run_id}-{self._legs + 1}")
         assert self._leg is not None
@@ -206,7 +207,7 @@ class Translator:
         return [*events, last]
 
     def _end_writing(self) -> list[Event]:
-        """End what models were writing. Only a run that was cut off has anything to end."""
+        """Return the events that end what models were writing, which is nothing unless a run was cut off."""
         cut = [run for run in self._nested if run.is_writing]
         events = [event for run in cut for event in self._writer.drop(run)]
         return [*events, *self._messages()] if cut else events
@@ -218,13 +219,13 @@ class Translator:
         return [wire_event(StateSnapshotEvent(snapshot=state))]
 
     def _token_usage(self) -> list[TokenUsage] | None:
-        """Return the usage of this leg, by model."""
+        """Return the token usage of this leg by model, or None if there is none."""
         return [_token_usage(model, usage) for model, usage in self._spent.items()] or None
 
     # --- from outside the run --------------------------------------------------------------------
 
     def changed(self, state: Any) -> list[Event]:
-        """Return the event with the difference to the last state sent, if there is one."""
+        """Return the event with the change from the last state that was sent, if there is one."""
         before, self._state = self._state, state
         operations = state_patch(before, state)
         if not operations or self._leg is None:
@@ -234,7 +235,7 @@ class Translator:
     def ask(self, question: Question) -> list[Event]:
         """Return the events that announce an open question.
 
-        The page shows it before the run comes to rest.
+        The page shows the question even before the run is interrupted.
         """
         self._asked[question.id] = question.call_id
         return [
@@ -252,11 +253,11 @@ class Translator:
         return [*self._calls.set_waiting(call_id, waits), custom("handrail.question.closed", value)]
 
     def committed(self, call_id: str, diff: str, paths: Sequence[str]) -> list[Event]:
-        """Return the event with a finished call's file changes, if there are any."""
+        """Return the event with a finished call's file changes, if it has any."""
         return [self._calls.commit(call_id, diff, list(paths))] if diff or paths else []
 
     def recall(self, run_id: str, said: Sequence[Message]) -> None:
-        """Record that these messages of a run, outermost or nested, were sent, so that none is sent again."""
+        """Record that these messages of a run, outermost or nested, were sent, so that they are not sent again."""
         run = self._nested.run(run_id)
         run.begun, run.turn, run.calls = True, 0, 0
         for message in said:
@@ -270,7 +271,7 @@ class Translator:
     # --- events of the run -----------------------------------------------------------------------
 
     def take(self, event: object) -> list[Event]:
-        """Translate one event of the run, or of one nested in it. Others are ignored."""
+        """Return the events for one event of the run or of a run nested in it. Events of other types are ignored."""
         taken = self._takes.get(type(event))
         if taken is None:
             return []
@@ -282,11 +283,13 @@ class Translator:
         if events and run.tag is not None and type(event) is not PromptExecuted:
             events = [*self._nested.enter(run), *events]
         if self._leg is None and any(each.data["type"] != "CUSTOM" for each in events):
-            self._leg_id(events)  # the run continued by itself: a question timed out, for example
+            self._leg_id(
+                events
+            )  # the run continued without an answer, for example because a question timed out
         return events
 
     def _rendered(self, event: PromptRendered, run: OpenRun) -> list[Event]:
-        """Handle the start or the replay of a run."""
+        """Return the events for the start or the replay of a run."""
         run.name = event.prompt
         run.clear_answer()
         self.recall(run.id, () if self._said_before is None else self._said_before(run.id))
@@ -308,7 +311,7 @@ class Translator:
     def _said(self, message: UserMessage, run: OpenRun) -> list[Event]:
         """Return the event with the user's message.
 
-        The sender has it; the event is for the page's other windows.
+        The sender already has the message; the event is for the page's other windows.
         """
         id = f"{run.id}/user"
         if run.tag is not None or message.by_run:
@@ -316,7 +319,7 @@ class Translator:
         return [custom("handrail.message", {"id": id, "role": "user", "content": clean(message.text)})]
 
     def _result(self, call_id: str, text: str, run: OpenRun) -> list[Event]:
-        """Return the event with a call's result, if clients know the call and do not have its result."""
+        """Return the event with a call's result, if clients know the call but not yet its result."""
         known = self._known
         if call_id not in known.calls or call_id in known.results:
             return []
@@ -328,9 +331,9 @@ class Translator:
         return [*events, *self._result(event.call_id, event.result.render(), run)]
 
     def _close_inside(self, call_id: str) -> list[Event]:
-        """Close the calls of nested runs that were cut off.
+        """Return the events that close the calls of nested runs that were cut off.
 
-        The call around them is over, so nothing resumes them.
+        The call around them is over, so these runs are never resumed.
         """
         events: list[Event] = []
         cut: dict[str, OpenRun] = {}
@@ -373,7 +376,7 @@ class Translator:
         return [*self._writer.drop(run), *self._messages()]
 
     def _messages(self) -> list[Event]:
-        """Return a snapshot of all messages. It withdraws every message that it does not contain."""
+        """Return the event with a snapshot of all messages, which withdraws every message that is not in it."""
         if self._history is None:
             return []
         all = [*self._history(), *(each for run in self._nested for each in self._writer.messages(run))]
@@ -385,7 +388,7 @@ class Translator:
 
     def _executed(self, event: PromptExecuted, run: OpenRun) -> list[Event]:
         if run.tag is None:
-            return []  # its end is reported by `finish`, `fail` or `cancel`
+            return []  # the end of the run is reported by `finish`, `fail` or `cancel`
         events = self._writer.drop(run) if run.is_writing else []
         return [*events, *self._nested.end(run, event.stop_reason)]
 
@@ -393,7 +396,7 @@ class Translator:
 def messages_snapshot(messages: Sequence[Mapping[str, Any]]) -> Event:
     """Return the event with a snapshot of a thread's messages.
 
-    Older clients do not get those of nested runs.
+    Older clients are not sent the messages of nested runs.
     """
     event = MessagesSnapshotEvent.model_validate({"messages": messages})
     data = dump(event)

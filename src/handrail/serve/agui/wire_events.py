@@ -1,7 +1,7 @@
-"""`Event`: an AG-UI event as it is sent, to current clients and to those from before protocol 1.0.
+"""`Event`: an AG-UI event as it is sent, both to current clients and to those from before protocol 1.0.
 
 Events are built by the models of the protocol's package, which check their fields. Only deltas are built by
-hand, because there is one for each token, and building one with a model costs fifty times as much.
+hand, because there is one for each token, and building one with a model takes fifty times as long.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ import pydantic_core
 from ag_ui.core import BaseEvent, CustomEvent
 
 PROTOCOL = "1.0"
-"""The protocol version of this server."""
+"""The protocol version that this server implements."""
 
 
 class Event(NamedTuple):
-    """One event, ready to be encoded.
+    """One event that is ready to be encoded.
 
-    Clients from before protocol 1.0 do not know nested runs. They get `older`.
+    Clients from before protocol 1.0 do not know nested runs. They are sent `older`.
     """
 
     data: dict[str, Any]
     nested: bool = False
-    """Whether the event belongs to a nested run. If so, older clients do not get it."""
+    """Whether the event belongs to a nested run. Such an event is not sent to older clients."""
     plain: dict[str, Any] | None = None
-    """The event that older clients get instead, if it differs."""
+    """The event that older clients are sent instead; None if it is the same."""
 
     @property
     def older(self) -> dict[str, Any] | None:
-        """The event for a client from before protocol 1.0; None if it gets nothing."""
+        """The event for a client from before protocol 1.0; None if nothing is sent to it."""
         if self.plain is not None:
             return self.plain
         return None if self.nested else self.data
 
 
 def wire_event(event: BaseEvent, subagent: str | None = None) -> Event:
-    """Build an event of the outermost run, or of the nested run that `subagent` names."""
+    """Build an event of the outermost run, or of the nested run named `subagent`."""
     data = dump(event)
     if subagent is None:
         return Event(data)
@@ -46,7 +46,7 @@ def wire_event(event: BaseEvent, subagent: str | None = None) -> Event:
 
 
 def dump(event: BaseEvent) -> dict[str, Any]:
-    """Return an event as JSON."""
+    """Return the fields of an event as JSON."""
     return event.model_dump(mode="json", by_alias=True)
 
 
@@ -63,7 +63,7 @@ def custom(name: str, value: Any, subagent: str | None = None) -> Event:
 
 
 def plain_json(value: object) -> Any:
-    """Return any value as JSON that every client can read: secrets masked, no infinities, valid text only."""
+    """Return any value as JSON that every client can read, with secrets masked, no infinities, and only valid text."""
     try:
         written = pydantic_core.to_json(value, inf_nan_mode="null", fallback=_unknown)
     except (pydantic_core.PydanticSerializationError, ValueError, RecursionError):
@@ -72,7 +72,7 @@ def plain_json(value: object) -> Any:
 
 
 def clean(text: str) -> str:
-    """Return the text without lone surrogates, which file names may contain and no encoder accepts."""
+    """Return a text without lone surrogates, which file names may contain and no encoder accepts."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -86,7 +86,7 @@ def state_patch(before: Any, after: Any) -> list[dict[str, Any]]:
     """Return the JSON Patch between two states, each `{type name: [items]}`. It is empty if they are equal.
 
     If items were appended to a list, which is the usual change, the patch appends them. For any other change
-    it replaces the list.
+    it replaces the whole list.
     """
     if before == after:
         return []

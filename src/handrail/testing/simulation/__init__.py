@@ -1,11 +1,11 @@
-"""Deterministic simulation: crashes a run at every possible point, resumes it, and checks the laws.
+"""Deterministic simulation: crash a run at every possible point, resume it, and check the laws.
 
     report = simulate(Scenario(name="a payment", play=play))
     report.assert_kept()
 
-A scenario is played in virtual time by real processes: one dies at its crash point as after `kill -9`, and
-others continue from the state it left. `play(stage)` creates the adapter, prompt and tools from the stage,
-again in each process. From a shell: `python -m handrail.testing.simulation module:scenario`.
+A scenario is played in virtual time by real processes. One dies at its crash point as if by `kill -9`, and others
+continue from the state that it left. `play(stage)` creates the adapter, prompt and tools from the stage,
+again in each process. To run one from a shell: `python -m handrail.testing.simulation module:scenario`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 
 
 class SimulationError(HandrailError, RuntimeError):
-    """Raised if the process that runs the trials ended unexpectedly."""
+    """Raised if a process that runs the trials ends unexpectedly."""
 
     def __init__(self, status: int | None) -> None:
         super().__init__(
@@ -83,15 +83,17 @@ def simulate(
     """
     for name, every in (("write_every", write_every), ("step_every", step_every), ("jobs", jobs)):
         if every < 1:
-            raise DefinitionError(f"{name} is {every}, and counts from 1 on. Pass 1 for all there are.")
+            raise DefinitionError(f"{name} is {every}, and must be at least 1. Pass 1 to try every point.")
     if overtaken_every < 0 or parked_every < 0:
-        raise DefinitionError("overtaken_every and parked_every count from 1 on. Pass 0 for none.")
+        raise DefinitionError(
+            "overtaken_every and parked_every can't be negative. Pass 0 to leave these points out."
+        )
     began = time.perf_counter()
     parts = [
         Wanted(write_every, step_every, overtaken_every, parked_every, again, connected, at, part, jobs)
         for part in range(jobs)
     ]
-    # Each part runs in a new interpreter: this one may have threads, so forking it would not be safe.
+    # Each part runs in a new interpreter, because this one may have threads, which a fork does not copy.
     context = multiprocessing.get_context("spawn")
     running: list[tuple[BaseProcess, Connection]] = []
     for wanted in parts:

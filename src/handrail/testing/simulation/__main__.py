@@ -1,4 +1,4 @@
-"""`python -m handrail.testing.simulation module:scenario`: crash a scenario everywhere and report what broke."""
+"""`python -m handrail.testing.simulation module:scenario`: crash a scenario at every point and report what broke."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from handrail.testing.simulation import Scenario, simulate
 
 
 def scenario_named(name: str) -> Scenario:
-    """Return the scenario that `module:name` names, looked up in the current folder first."""
+    """Import and return the scenario named `module:name`. The current folder is searched first."""
     module, colon, attribute = name.partition(":")
     if not colon:
-        raise DefinitionError(f"{name!r} names no scenario. Write module:scenario.")
+        raise DefinitionError(f"{name!r} does not name a scenario. Write module:scenario.")
     sys.path.insert(0, "")
     found = getattr(importlib.import_module(module), attribute, None)
     if not isinstance(found, Scenario):
         raise DefinitionError(
-            f"{attribute!r} in {module!r} is no Scenario. Define one at the top of the module."
+            f"{attribute!r} in {module!r} is not a Scenario. Define one at the top of the module."
         )
     return found
 

@@ -1,4 +1,4 @@
-"""The laws that hold for every run, wherever its process died. Each law yields its violations as text."""
+"""The laws that hold for every run, whatever the point at which its process died. Each yields its violations as text."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Details = Mapping[str, Any]
 
 
 class History:
-    """The events of one trial, by process."""
+    """The events of all processes of one trial."""
 
     def __init__(self, happened: Sequence[Happening], peeked: int | None = None) -> None:
         self.happened = happened
         self.peeked = peeked
-        """The number of the process that only asked for the run while another owned it."""
+        """The number of the process that only tried to take the run while another owned it; None if there was none."""
         self.last = max((each.process for each in happened), default=0)
 
     def of(self, what: str, process: int | None = None) -> list[Details]:
@@ -39,25 +39,25 @@ class History:
 
     @property
     def ended(self) -> Details | None:
-        """The last process's report on the end of the run."""
+        """The last process's report on the end of the run; None if it made no report."""
         found = self.of("ended", self.last)
         return found[0] if found else None
 
     @property
     def over(self) -> Details | None:
-        """The state after the very last process, even one that had been overtaken."""
+        """The last recorded state after a process ended, even if that process had been overtaken."""
         found = self.of("over")
         return found[-1] if found else None
 
     def restarts(self) -> Iterator[tuple[int, Details]]:
-        """Yield each process that continued the run, with the state it found."""
+        """Yield the number of each process that continued the run, with the state that it found."""
         for each in self.happened:
             if each.what == "began" and each.process not in (0, self.peeked):
                 yield each.process, each.details
 
     @cached_property
     def cut(self) -> list[Details]:
-        """The interrupted calls that must not simply run again, because their outcome may be unknown."""
+        """The interrupted calls that must not run again, because their outcome may be unknown."""
         found: list[Details] = []
         entered: list[Details] = []
         steps: set[str] = set()
@@ -77,7 +77,7 @@ class History:
         return found
 
     def said(self) -> dict[tuple[int, int, str], list[Any]]:
-        """Return what was said in each conversation, each time the run was replayed."""
+        """Return the messages by process, attempt to replay the run, and conversation."""
         found: dict[tuple[int, int, str], list[Any]] = {}
         for what, process, details in self.happened:
             if what == "said":
@@ -87,7 +87,7 @@ class History:
 
     @cached_property
     def whole(self) -> dict[str, list[Any]]:
-        """Each conversation in its longest version."""
+        """The longest version of each conversation."""
         found: dict[str, list[Any]] = {}
         for (_, _, key), messages in self.said().items():
             if len(messages) > len(found.get(key, ())):
@@ -95,12 +95,12 @@ class History:
         return found
 
     def entered_at(self, attempt: str) -> Details | None:
-        """Return the call whose handler was entered in this attempt."""
+        """Return the call whose handler was entered in this attempt, or None."""
         return next((call for call in self.of("entered") if call["attempt"] == attempt), None)
 
 
 class Trial(NamedTuple):
-    """A crashed history and the uncrashed one it is compared with."""
+    """The history of a crashed run, and the uncrashed history with which it is compared."""
 
     seen: History
     uncrashed: History
@@ -108,13 +108,13 @@ class Trial(NamedTuple):
     secrets: Sequence[str]
     unrecorded: Sequence[str]
     recorded: bytes
-    """The bytes of all files of the journal."""
+    """The bytes of all journal files."""
 
     def doubtful(self) -> frozenset[str]:
         """Return the ids of the calls whose results may differ from the uncrashed run.
 
-        These are the interrupted calls, and those about to be entered: their start was recorded, or they were
-        requested with a secret, which is not recorded.
+        These are the interrupted calls, and calls that were not entered yet although their start was recorded, or
+        whose request contained a secret, which is not recorded.
         """
         found = list(self.seen.cut)
         for _, began in self.seen.restarts():
@@ -128,7 +128,7 @@ class Trial(NamedTuple):
         return frozenset(id for call in found for id in call["ids"])
 
     def _lost(self, call: Details, began: Details) -> bool:
-        """Return whether the call was requested with a secret in a recorded answer, which lost the secret."""
+        """Return whether the call's request contained a secret and is already recorded, without the secret."""
         ended = self.uncrashed.ended
         if not call["secret"] or ended is None:
             return False
@@ -189,7 +189,7 @@ def _differences(
         results, others = message.get("results"), other.get("results")
         same = results and others and [each["id"] for each in results] == [each["id"] for each in others]
         if not same:
-            if not differed:  # a model that was told something else may answer differently
+            if not differed:  # a model that was given a different result may answer differently
                 yield f"message {number} of {key!r} is {message!r}, not {other!r}"
             return
         for result, wanted in zip(results, others, strict=True):
@@ -275,7 +275,7 @@ def answers_are_taken_once(trial: Trial) -> Iterator[str]:
 
 
 def files_are_never_torn(trial: Trial) -> Iterator[str]:
-    """Check that after recovery files are as after some commit, and at the end as without a crash."""
+    """Check that the files after a recovery match some commit, and at the end match the uncrashed run."""
     uncrashed, seen = trial.uncrashed, trial.seen
     states = [each["files"] for what in ("began", "committed") for each in uncrashed.of(what)]
     for process, began in seen.restarts():
@@ -297,7 +297,7 @@ def the_state_is_the_same(trial: Trial) -> Iterator[str]:
 
 
 def ids_are_the_same(trial: Trial) -> Iterator[str]:
-    """Check that calls and nested runs have the same ids as without a crash, and each call one end."""
+    """Check that calls and nested runs have the same ids as without a crash, and that each call ends once."""
     known = set(_ids(trial.uncrashed))
     for found in dict.fromkeys(_ids(trial.seen)):
         if found not in known:
@@ -347,12 +347,12 @@ def a_run_has_one_owner(trial: Trial) -> Iterator[str]:
 
 
 def _is_inside(place: str, call: str) -> bool:
-    """Return whether a place is a call's own, or is in one of its attempts."""
+    """Return whether a place is that of the call, or is inside one of its attempts."""
     return place == call or Place.parse(place).attempt_at(Place.parse(call)) is not None
 
 
 def _ids(history: History) -> Iterator[tuple[str, str]]:
-    """Yield the ids of all calls, without compensations and probes: those after a crash are not in the uncrashed run."""
+    """Yield the ids of all calls except compensations and probes, which the uncrashed run does not have."""
     undoing = {each["id"] for each in history.of("undoing")}
     for call in history.of("entered"):
         yield call["ids"][0], call["run"]

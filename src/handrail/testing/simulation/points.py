@@ -1,4 +1,4 @@
-"""Crash points: every journal write and every step of the event loop of a process."""
+"""Crash points: every journal write and every step of the event loop in a process."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from handrail.threads import threads_at_work
 PointKind = Literal[
     "before write", "after write", "step", "overtaken before write", "overtaken at step", "parked at step"
 ]
-"""The kind of a point, which says what happens there.
+"""The kind of a point, which determines what happens there.
 
 The process dies just before a write, just after a write that nothing has reacted to yet, or before a step of
-its event loop; or it pauses there until another process has taken its run, and then continues; or it is told
-to stop there, parks its run by force, and ends.
+its event loop. If overtaken, it pauses there until another process has taken its run, and then continues. If
+parked, it is told to stop there, parks its run by force, and ends.
 """
 
 CRASHED = 137
@@ -30,9 +30,9 @@ CRASHED = 137
 
 
 class Point(NamedTuple):
-    """One moment of a run.
+    """One point of a run, at which its process dies, is overtaken, or is parked.
 
-    Give its text, such as `before write 12`, to `simulate(..., at=...)` to repeat it.
+    Pass its text, such as `before write 12`, to `simulate(..., at=...)` to repeat it.
     """
 
     kind: PointKind
@@ -51,7 +51,7 @@ class Point(NamedTuple):
 
     @property
     def moment(self) -> str:
-        """The moment without what happens there."""
+        """The kind of moment without what happens there: `before write`, `after write` or `step`."""
         return self.kind.removeprefix("overtaken ").removeprefix("parked ").removeprefix("at ")
 
     @classmethod
@@ -59,13 +59,13 @@ class Point(NamedTuple):
         kind, _, number = text.rpartition(" ")
         if kind not in get_args(PointKind) or not number.isdecimal():
             raise DefinitionError(
-                f"{text!r} is no crash point. Pass one as a report names it, such as 'before write 12' or 'step 40'."
+                f"{text!r} is not a crash point. Pass one from a report, such as 'before write 12' or 'step 40'."
             )
         return cls(kind, int(number))  # pyright: ignore[reportArgumentType]  # it is one of them
 
 
 class Points:
-    """Counts the moments of one process, and calls `reached` at one of them."""
+    """A counter of the writes and steps of one process, which calls `reached` at one of them."""
 
     def __init__(self, at: Point | None, reached: Callable[[], None]) -> None:
         self._at = None if at is None else (at.moment, at.number)
@@ -75,11 +75,11 @@ class Points:
         self.transactions = 0
         self.steps = 0
         self.writes: list[int] = []
-        """The numbers of the transactions that changed something."""
+        """The numbers of the transactions that changed the journal."""
         self.on_write: Callable[[sqlite3.Connection], None] | None = None
 
     def arm(self) -> None:
-        """Start counting. Everything before belongs to the harness."""
+        """Start counting. Writes and steps before this belong to the harness."""
         self._armed = True
 
     def disarm(self) -> None:
@@ -118,13 +118,13 @@ def crash() -> None:
 
 
 _PATIENCE = 2.0
-"""Real seconds that a thread gets to return before the loop continues without it."""
+"""Maximum real seconds to wait for a thread before the loop continues without it."""
 _PATIENCE_ASKED = 0.002
-"""Real seconds that a thread gets to return if it waits for the loop itself."""
+"""Maximum real seconds to wait for a thread that is itself waiting for the loop."""
 
 
 class SimulatedLoop(VirtualTimeLoop):
-    """A loop in virtual time that counts its callbacks, and waits for threads before anything else.
+    """An event loop in virtual time that counts its callbacks, and waits for threads before it continues.
 
     A run therefore takes the same steps each time. Only the order of concurrent threads depends on the
     machine.
@@ -155,7 +155,7 @@ class SimulatedLoop(VirtualTimeLoop):
         if threading.get_ident() == self._home:
             return super().call_soon_threadsafe(self._step, callback, args, context=context)
         if getattr(callback, "__name__", "") != "_settle":
-            self._asked = True  # the thread needs the loop; it is not done
+            self._asked = True  # the thread waits for the loop, and has not finished
         self._arrived.append((callback, args, context))
         self._arrival.set()
         return super().call_soon_threadsafe(_wake)
@@ -167,7 +167,7 @@ class SimulatedLoop(VirtualTimeLoop):
             if len(self._arrived) < at_work and not self._arrival.wait(
                 _PATIENCE_ASKED if self._asked else _PATIENCE
             ):
-                self._asked = True  # do not wait that long for the thread again
+                self._asked = True  # from now on, wait for the thread only briefly
                 break
         if not at_work:
             self._asked = False

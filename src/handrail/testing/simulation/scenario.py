@@ -29,16 +29,16 @@ from handrail.session import Session
 
 
 class Happening(NamedTuple):
-    """An event outside, and the process of the simulation that caused it."""
+    """An event outside the processes, and the number of the process that caused it."""
 
     what: str
     process: int
-    """The number of the process: 0 for the first, which crashes; one more for each restart."""
+    """The number of the process: 0 for the first, which crashes, and one more for each restart."""
     details: dict[str, Any]
 
 
 class World:
-    """Records what happened, in order, in a file that outlives every process.
+    """A record of what happened, in order, in a file that outlives every process.
 
     Each line is written with one system call, so a crash leaves either the complete line or nothing.
     """
@@ -49,7 +49,7 @@ class World:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def happened(self, what: str, /, **details: Any) -> None:
-        """Record an event that no rollback undoes: a payment, a mail, something shown to a person."""
+        """Record an event that no rollback can undo, such as a payment, a mail, or something shown to a person."""
         os.write(self._file, json.dumps([what, self.process, details], default=str).encode() + b"\n")
 
     def all(self, what: str | None = None, /, **details: Any) -> list[Happening]:
@@ -74,15 +74,15 @@ RUN = "run"
 """The id of the simulated run."""
 
 Said = Mapping[str, Sequence[Scripted]]
-"""A model's script: the answers for each prompt, in order. A prompt is found by words in its instructions."""
+"""A model's script: the answers to each prompt, in order. Its keys are words that the prompts' instructions contain."""
 
 
 @dataclass(eq=False)
 class Stage:
-    """The parts that one process of a simulation has. Everything in a scenario is created from it."""
+    """What one process of a simulation is given, and from which a scenario creates its adapter and tools."""
 
     world: World
-    """The record of what happened outside. It survives the process."""
+    """The record of events outside the process. It survives the process."""
     files: DirectoryFilesystem
     """A real folder with the scenario's initial files. It is checked after each crash."""
     folder: Path
@@ -98,12 +98,12 @@ class Stage:
         return f"id-{self.process}-{next(self._ids)}"
 
     def model(self, said: Said, *, seconds: float = 1.0) -> SimulatedModel:
-        """Create a model that says the same in each process: it answers by the length of its conversation."""
+        """Create a model that gives the same answers in each process. The length of the conversation selects the answer."""
         return SimulatedModel(self.world, said, seconds)
 
 
 class Play(NamedTuple):
-    """A scenario as one process plays it."""
+    """The parts of a scenario, created for one process."""
 
     adapter: Adapter
     prompt: Prompt[Any]
@@ -113,22 +113,22 @@ class Play(NamedTuple):
     one_at_a_time: bool = False
     """Whether only the first of several open questions is answered before the run continues."""
     session: Callable[[], Session] | None = None
-    """Creates an empty session with a fixed id, for slices that have their own rules."""
+    """A function that creates an empty session with a fixed id, for slices that have their own rules."""
 
 
 class Seen(NamedTuple):
-    """The input of a law: a crashed run, and the same run without a crash."""
+    """The arguments of a law: the record of a crashed run, and that of the same run without a crash."""
 
     point: str
     world: World
-    """Everything that happened, in the crashed run and in those that resumed it."""
+    """Everything that happened in the crashed process and in those that resumed the run."""
     uncrashed: World
     overtaken: bool
-    """Whether the first process did not die, but continued after another had taken its run."""
+    """Whether the first process was not killed, but continued after another had taken its run."""
 
 
 Law = Callable[[Seen], str | None]
-"""Returns what is broken, as text, or None if nothing is."""
+"""A function that returns a description of what is broken, or None if nothing is."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,17 +142,17 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     play: Callable[[Stage], Play]
     files: Mapping[str, str] = {}
-    """The initial content of the folder."""
+    """The initial files of the folder, by path."""
     laws: Sequence[Law] = ()
-    """The scenario's own laws, beside those that always hold."""
+    """The scenario's own laws, in addition to those that always hold."""
     secrets: Sequence[str] = ()
     """Texts that no person may be shown."""
     unrecorded: Sequence[str] = ()
-    """Texts that no journal may contain either: secrets in a model's arguments or a person's answers."""
+    """Texts that no journal may contain either, such as secrets in a model's arguments or a person's answers."""
 
 
 class SimulatedModel:
-    """Answers from the script by prompt and by the number of answers so far."""
+    """A model that takes its answer from the script, by the prompt and the number of answers so far."""
 
     name = "scripted:simulation"
     traits = Traits(native_output=True)
@@ -166,7 +166,7 @@ class SimulatedModel:
         key = next((key for key in self._said if key in request.system), None)
         if key is None:
             raise DefinitionError(
-                f"the script has nothing for the prompt {request.system[:60]!r}. Pass answers under words of it."
+                f"the script has no answers for the prompt {request.system[:60]!r}. Add them under words that the prompt contains."
             )
         answers = sum(isinstance(message, AssistantMessage) for message in request.messages)
         first = next((each.text for each in request.messages if isinstance(each, UserMessage)), "")
@@ -181,7 +181,7 @@ class SimulatedModel:
 
 
 def _with_usage(scripted: Scripted, answers: int) -> Scripted:
-    """Give each answer a different usage, so that one counted twice is noticed."""
+    """Give each answer a different usage, so that an answer that is counted twice is noticed."""
     if isinstance(scripted, Reply | Exception):
         return scripted
     usage = Usage(100 + answers, 10, requests=1)

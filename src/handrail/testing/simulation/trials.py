@@ -34,7 +34,7 @@ class Broken(NamedTuple):
 
     law: str
     at: str
-    """The point to repeat it: `simulate(scenario, at=...)`; `no crash` if the run itself went wrong."""
+    """The point at which to repeat it, with `simulate(scenario, at=...)`; `no crash` if the uncrashed run went wrong."""
     what: str
 
     def __str__(self) -> str:
@@ -42,21 +42,21 @@ class Broken(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The number of a scenario's crash points, the number tried, and what broke."""
+    """The results of a simulation: its crash points, how many were tried, and the laws that broke."""
 
     scenario: str
     writes: int
     """Number of journal writes in an uncrashed run. Each has two crash points."""
     steps: int
-    """Number of steps of its event loop. Each has one crash point."""
+    """Number of event loop steps in an uncrashed run. Each has one crash point."""
     tried: dict[str, int]
-    """The number of points tried, by kind."""
+    """Number of points tried, by kind."""
     processes: int
     seconds: float
     broken: Sequence[Broken]
 
     def assert_kept(self) -> None:
-        """Raise `AssertionError` with what is broken and where, if anything is."""
+        """Raise `AssertionError` with every broken law and its point, if there are any."""
         assert not self.broken, str(self)
 
     def __str__(self) -> str:
@@ -76,13 +76,13 @@ class Report(NamedTuple):
 
 
 _LATER = 3600.0
-"""Virtual seconds between a crash and the restart: longer than any lease."""
+"""Virtual seconds between a crash and the restart. This is longer than any lease."""
 _MOST_SECONDS = 30
-"""Real seconds after which a process of a simulation counts as hung."""
+"""Maximum real seconds that a process may take before it counts as hung."""
 
 
 class Wanted(NamedTuple):
-    """The points to try."""
+    """The selection of points to try."""
 
     write_every: int = 1
     step_every: int = 1
@@ -121,7 +121,7 @@ class Trials:
 
     def run(self) -> Found:
         gc.collect()
-        gc.freeze()  # so that children share the imported modules
+        gc.freeze()  # lets children share the memory of imported modules
         tried: Counter[str] = Counter()
         broken: list[Broken] = []
         uncrashed = self._measure(broken)
@@ -132,9 +132,9 @@ class Trials:
         return Found(len(self._writes), self._steps, dict(tried), self._processes, broken)
 
     def _measure(self, broken: list[Broken]) -> Path | None:
-        """Run the scenario without a crash: it must end, keep the laws, and take the same steps each time.
+        """Run the scenario without a crash, and check that it ends, keeps the laws, and takes the same steps each time.
 
-        If a person answers, the scenario also runs with that person connected: a run that is parked and
+        If a person answers questions, the scenario also runs with that person connected: a run that is parked and
         replayed must have the same outcome.
         """
         measured: list[tuple[Sequence[int], int]] = []
@@ -300,13 +300,13 @@ class Trials:
 
 
 def try_points(scenario: Scenario, wanted: Wanted) -> Found:
-    """Run all trials of one part in this process, which must have no threads."""
+    """Run all trials of one part in this process, which must have no other threads."""
     with tempfile.TemporaryDirectory(prefix="handrail-simulation-") as base:
         return Trials(scenario, wanted, Path(base)).run()
 
 
 def _import_all(modules: Sequence[str]) -> None:
-    """Import the modules that a child had to import, so that no other child has to."""
+    """Import the modules that a child had to import, so that later children don't have to."""
     for name in modules:
         if name not in sys.modules and not name.startswith("__"):
             with contextlib.suppress(Exception):
@@ -320,7 +320,7 @@ def _below(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_owned(journal: Path) -> bool:
-    """Return whether a process owns the run now."""
+    """Return whether some process owns the run now."""
     connection = sqlite3.connect(journal)
     row = connection.execute("SELECT owner FROM runs WHERE id = ?", (RUN,)).fetchone()
     connection.close()
