@@ -3,7 +3,8 @@
     python bench/compare.py COMMIT
 
 Each side is a process that measures with its own bench/run.py, and they take turns, so a busy machine slows
-both. The cost of a side is divided by its own floor in the same round. The bare gate may be at most 1 µs
+both. The cost of a side is divided by its own floor in the same round. Where a process happens to put its objects
+changes its figures by up to a tenth, so both sides are restarted several times. The bare gate may be at most 1 µs
 slower than at COMMIT.
 """
 
@@ -20,7 +21,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-ROUNDS = int(os.environ.get("ROUNDS", "30"))
+ROUNDS = int(os.environ.get("ROUNDS", "5"))
+"""How often each process measures."""
+PROCESSES = int(os.environ.get("PROCESSES", "12"))
+"""How many processes measure each side, one after the other."""
 MOST = 1.0
 """Microseconds by which the bare gate may be slower."""
 
@@ -46,11 +50,10 @@ def measure() -> None:
         print(json.dumps(asyncio.run(once())), flush=True)
 
 
-class Side:
-    """A checkout whose gate is measured."""
+class Process:
+    """A process that measures one side."""
 
-    def __init__(self, name: str, tree: Path) -> None:
-        self.name = name
+    def __init__(self, tree: Path) -> None:
         path = os.pathsep.join([str(tree / "src"), str(tree / "bench")])
         self._process = subprocess.Popen(
             [sys.executable, "-P", __file__, "--measure"],
@@ -59,19 +62,26 @@ class Side:
             text=True,
             env={**os.environ, "PYTHONPATH": path, "CALLS": os.environ.get("CALLS", "1000")},
         )
-        self.rounds: list[dict[str, float]] = []
 
-    def go(self) -> None:
+    def measure(self) -> dict[str, float]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print("go", file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"the side {self.name!r} ended early")
-        self.rounds.append(json.loads(line))
+            raise SystemExit("a process that measures ended early")
+        return json.loads(line)
 
     def close(self) -> None:
         self._process.communicate()
+
+
+class Side:
+    """A checkout whose gate is measured, and the figures of its rounds."""
+
+    def __init__(self, tree: Path) -> None:
+        self.tree = tree
+        self.rounds: list[dict[str, float]] = []
 
     def median(self, name: str) -> float:
         return statistics.median(each[name] for each in self.rounds)
@@ -87,21 +97,31 @@ def main(commit: str) -> int:
         tree = Path(folder) / "old"
         subprocess.run(["git", "worktree", "add", "--detach", "-q", tree, commit], cwd=ROOT, check=True)
         try:
-            sides = [Side("old", tree), Side("new", ROOT)]
-            for number in range(ROUNDS + 1):
-                for side in sides if number % 2 else sides[::-1]:
-                    side.go()
-            for side in sides:
-                del side.rounds[0]  # the first round created all objects
-                side.close()
+            sides = [Side(tree), Side(ROOT)]
+            for _ in range(PROCESSES):
+                measure_in_turn(sides)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)
     return report(commit, *sides)
 
 
+def measure_in_turn(sides: list[Side]) -> None:
+    """Start a process for each side, and let them measure in turn. The first round, which creates all objects, is dropped."""
+    processes = [(side, Process(side.tree)) for side in sides]
+    for number in range(ROUNDS + 1):
+        for side, process in processes if number % 2 else processes[::-1]:
+            figures = process.measure()
+            if number:
+                side.rounds.append(figures)
+    for _, process in processes:
+        process.close()
+
+
 def report(commit: str, old: Side, new: Side) -> int:
     floor = statistics.median([old.median("floor"), new.median("floor")])
-    print(f"Medians of CPU time over {ROUNDS} rounds. Old is {commit}. The floor is {floor:.2f} µs.\n")
+    print(
+        f"Medians of CPU time over {len(new.rounds)} rounds. Old is {commit}. The floor is {floor:.2f} µs.\n"
+    )
     print(f"{'':16} {'old':>10} {'new':>10} {'old/floor':>10} {'new/floor':>10}")
     for name in ("gate", "invoked", "timeout", "writing"):
         figures = f"{old.median(name):7.2f} µs {new.median(name):7.2f} µs"
