@@ -487,7 +487,7 @@ POLICIES: dict[str, Row] = {
         lambda: any_capability({"net": "yes"}),
         DefinitionError,
         "the verdict on 'net' is 'yes'",
-        "Use 'allow', 'ask' or 'deny'",
+        "Use 'allow', 'ask', 'deny' or ask(role=..., approvals=...)",
     ),
     "pattern that matches nothing": (
         lambda: any_capability({"fs.wri*": "deny"}),

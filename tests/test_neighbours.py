@@ -34,7 +34,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     installed = tmp_path / "installed"
     installed.mkdir()
     (installed / "some_library.py").write_text(LIBRARY)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
+    paths = [
+        path for path in sys.path if path
+    ]  # "" is the current folder, which the tests' own process may have
+    monkeypatch.setattr(sys, "path", [*paths, str(installed)])
     work = tmp_path / "work"
     work.mkdir()
     for name in ("optional_speedup", "json", "brotli", "typing_extensions", "pydantic"):

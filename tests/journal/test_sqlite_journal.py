@@ -272,7 +272,7 @@ def test_a_transaction_that_fails_leaves_nothing(journal: Opened):
     """A failed transaction leaves no changes, and the journal stays usable."""
 
     def half(connection: sqlite3.Connection) -> None:
-        connection.execute("INSERT INTO chains VALUES ('half', 0, x'')")
+        connection.execute("INSERT INTO chains (chain, links, seal) VALUES ('half', 0, x'')")
         connection.execute("INSERT INTO records (nonsense) VALUES (1)")
 
     async def main(journal: SqliteJournal) -> Any:

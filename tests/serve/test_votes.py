@@ -282,6 +282,9 @@ async def test_a_forged_vote_is_refused(tmp_path: Path):
         assert said.status >= 400
         [line] = (await client.ask("GET", "/threads", headers=by("ann"))).json["threads"]
         assert (line["id"], line["status"]) == ("t", "waiting")
+        [run] = (await client.ask("GET", "/runs", headers=by("ann"))).json["runs"]
+        assert run["status"] == "altered"
+        assert "it is not what was recorded there" in run["error"]
         await client.serves(by("ann"))  # one altered run stops nothing else
 
 

@@ -154,9 +154,9 @@ PATTERNS = {
         {"tasks": ["wash", "dry"]},
         answers={"do": {"output": "by hand"}},
         typed=(
-            ("task: wash\n  Ctrl-D declines.\n  output (text):", "rinsed\n"),
+            ("├ task  wash\n  Ctrl-D declines.\n  output (text):", "rinsed\n"),
             SEND,
-            ("task: dry\n  Ctrl-D declines.\n  output (text):", "hung up\n"),
+            ("├ task  dry\n  Ctrl-D declines.\n  output (text):", "hung up\n"),
             SEND,
         ),
         replies={"wash": {"output": "washed"}, "dry": {"output": "dried"}},

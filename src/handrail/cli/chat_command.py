@@ -171,10 +171,11 @@ class Chat:
         if files is None:
             self._view.note("This worker has no files. Give it some: --files FOLDER.", "yellow")
             return
+        journal = self._conversation.journal
         while self._done:
             run_id, call_id = self._done.pop()
             try:
-                paths = files.undo(call_id, run_id=run_id)
+                paths = files.undo(call_id, run_id=run_id, journal="" if journal is None else journal.id)
             except UndoRefused as refused:
                 if refused.places:  # somebody else has changed the files since
                     self._done.append((run_id, call_id))

@@ -27,7 +27,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 INSERT = """INSERT INTO records (chain, link, kind, key, at, session_id, body, mac, state)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-_REPLACE_HEAD = "UPDATE chains SET links = ?, seal = ? WHERE chain = ? AND links = ? AND seal = ?"
+_INSERT_HEAD = "INSERT INTO chains (chain, links, seal) VALUES (?, ?, ?)"
+_REPLACE_HEAD = "UPDATE chains SET links = ?, seal = ? WHERE number = ? AND seal = ?"
 _MOST_HEADS = 10_000
 """Maximum number of heads that a process remembers."""
 _READ = """SELECT number, link, kind, key, at, session_id, body, mac, state FROM records
@@ -94,8 +95,8 @@ class Chains:
     def __init__(self, journal: str, path: str, key: bytes) -> None:
         self._journal = journal
         self.path = path
-        self._heads: dict[str, tuple[int, bytes]] = {}
-        """The heads that this process wrote last. Each is compared with the chain's when it is replaced."""
+        self._heads: dict[str, tuple[int, int, bytes]] = {}
+        """The heads that this process wrote last: number, links and seal. The seal is compared when one is replaced."""
         self._keyed = hashlib.blake2b(key=key, digest_size=2 * MAC_BYTES, person=_PERSON)
 
     def _digest(
@@ -127,13 +128,13 @@ class Chains:
     ) -> int:
         """Add a record to a chain, in the transaction that is open. Returns its position in the chain."""
         known = self._heads.get(chain)
-        links, seal = known or self._head(connection, chain)
+        number, links, seal = known or self._head(connection, chain)
         link = links + 1
         digest = self._digest(chain, link, kind, key, at, session_id, seal, body)
         mac, new = digest[:MAC_BYTES], digest[MAC_BYTES:]
         if not links:
-            connection.execute("INSERT INTO chains VALUES (?, ?, ?)", (chain, link, new))
-        elif not connection.execute(_REPLACE_HEAD, (link, new, chain, links, seal)).rowcount:
+            number = connection.execute(_INSERT_HEAD, (chain, link, new)).lastrowid or 0
+        elif not connection.execute(_REPLACE_HEAD, (link, new, number, seal)).rowcount:
             # Another process has added to the chain, or a transaction was rolled back.
             self._heads.pop(chain, None)
             assert known is not None, "the head was read in this transaction"
@@ -141,12 +142,12 @@ class Chains:
         connection.execute(INSERT, (chain, link, kind, key, at, session_id, body, mac, state))
         if len(self._heads) >= _MOST_HEADS:
             self._heads.clear()
-        self._heads[chain] = link, new
+        self._heads[chain] = number, link, new
         return link
 
-    def _head(self, connection: sqlite3.Connection, chain: str) -> tuple[int, bytes]:
-        query = "SELECT links, seal FROM chains WHERE chain = ?"
-        return connection.execute(query, (chain,)).fetchone() or (0, b"")
+    def _head(self, connection: sqlite3.Connection, chain: str) -> tuple[int, int, bytes]:
+        query = "SELECT number, links, seal FROM chains WHERE chain = ?"
+        return connection.execute(query, (chain,)).fetchone() or (0, 0, b"")
 
     def forget(self, chain: str) -> None:
         """Forget the head of a chain that was removed."""

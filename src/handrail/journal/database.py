@@ -51,7 +51,9 @@ _TABLES: Sequence[str] = (
     "CREATE INDEX undone_calls ON records (chain, key) WHERE kind IN ('undone', 'told')",
     "CREATE INDEX units_of_a_session ON records (session_id) WHERE session_id != ''",
     "CREATE INDEX units_to_apply ON records (chain, key) WHERE state = 'committed'",
-    "CREATE TABLE chains (chain TEXT PRIMARY KEY, links INTEGER NOT NULL, seal BLOB NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE chains (
+        number INTEGER PRIMARY KEY, chain TEXT NOT NULL UNIQUE, links INTEGER NOT NULL, seal BLOB NOT NULL
+    )""",
     """CREATE TABLE questions (
         id TEXT PRIMARY KEY, question BLOB NOT NULL, answer BLOB, answered_at REAL, run_id TEXT NOT NULL,
         asked_at REAL NOT NULL, principal TEXT NOT NULL

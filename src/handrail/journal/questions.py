@@ -212,7 +212,7 @@ def _get(connection: sqlite3.Connection, chains: Chains, question_id: str) -> Qu
     query = "SELECT run_id FROM questions WHERE id = ?"
     row = connection.execute(query, (question_id,)).fetchone()
     if row is None:
-        raise AnswerRefused(question_id, "there is no such question", "Answer one that is open.")
+        raise AnswerRefused(question_id, "there is no such question", "Answer one of the open questions.")
     return _asked(verified(connection, chains, row[0]).questions[question_id])
 
 

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from handrail import runs
-from handrail.errors import RunUnknown
+from handrail.errors import JournalAltered, RunUnknown
 from handrail.question import Answer
 from handrail.runs.catalog import approval_json
 from handrail.serve import requests, snapshots
@@ -435,8 +435,13 @@ class Routes:
         )
         lines: list[dict[str, Any]] = []
         for row in found:
-            line = snapshots.run_line(row, await runs.show(self._journal, row.record.id))
-            lines.append({**line, "thread_id": row.record.session_id.rpartition("/")[2]})
+            try:
+                tree = await runs.show(self._journal, row.record.id)
+            except JournalAltered as altered:
+                tree = altered
+            lines.append(
+                {**snapshots.run_line(row, tree), "thread_id": row.record.session_id.rpartition("/")[2]}
+            )
         return JSONResponse({"runs": lines})
 
     async def files(self, request: Request) -> Response:

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from handrail.adapter.run_record import decode_begin, decode_outcome
+from handrail.errors import JournalAltered
 from handrail.journals import Journal
 from handrail.messages import AssistantMessage, Usage
 from handrail.place import RUN, Place, is_in_run
@@ -317,20 +318,22 @@ def _ids_by_place(run_id: str, said: Iterable[RunMessage]) -> Mapping[Place, str
     return {RUN.child(number): call.id for number, call in enumerate(calls, 1)}
 
 
-def run_line(row: RunRow, tree: RunTree) -> dict[str, Any]:
-    outcome = decode_outcome(row)
+def run_line(row: RunRow, found: RunTree | JournalAltered) -> dict[str, Any]:
+    """Return one line of the list of runs. A run whose records were altered is listed with the problem as its error."""
+    altered = isinstance(found, JournalAltered)
+    usage, cost = (Usage(), None) if altered else (found.usage, found.cost)
     over = row.status in OVER
     return {
         "id": row.record.id,
-        "status": row.status,
+        "status": "altered" if altered else row.status,
         "prompt": row.record.prompt,
         "model": row.record.model,
         "began_at": format_time(row.record.began_at),
         "seconds": row.changed_at - row.record.began_at if over else None,
         "questions": row.questions,
-        "usage": usage_json(tree.usage),
-        "cost": format_cost(tree.cost),
-        "error": outcome.error or None,
+        "usage": usage_json(usage),
+        "cost": format_cost(cost),
+        "error": str(found) if altered else decode_outcome(row).error or None,
     }
 
 

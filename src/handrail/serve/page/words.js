@@ -3,7 +3,7 @@
 export const STATUS = {
   writing: "writing",
   running: "running",
-  waiting: "waiting for you",
+  waiting: "waiting for an answer",
   ok: "done",
   error: "failed",
   denied: "denied",

@@ -346,6 +346,13 @@ def a_run_has_one_owner(trial: Trial) -> Iterator[str]:
         yield "the process that was overtaken did not come to an end"
 
 
+def the_journal_verifies(trial: Trial) -> Iterator[str]:
+    """Check that every process left a journal in which verification finds no alteration."""
+    for verified in trial.seen.of("verified"):
+        for altered in verified["altered"]:
+            yield f"the journal does not verify: {altered}"
+
+
 def _is_inside(place: str, call: str) -> bool:
     """Return whether a place is that of the call, or is inside one of its attempts."""
     return place == call or Place.parse(place).attempt_at(Place.parse(call)) is not None
@@ -401,4 +408,5 @@ LAWS = (
     nothing_secret_is_shown,
     usage_is_counted_once,
     a_run_has_one_owner,
+    the_journal_verifies,
 )

@@ -111,6 +111,8 @@ async def _live(
         modules=sorted(sys.modules) if points.on_write else (),
         **recorded(folder / JOURNAL),
     )
+    verification = await journal.runs.verify()
+    world.happened("verified", altered=[str(each) for each in verification.altered])
     journal.close()
     files.close()
 
