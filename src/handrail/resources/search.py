@@ -97,12 +97,17 @@ def _segments(pattern: str) -> tuple[list[_Segment], bool]:
     return segments, at.as_folder
 
 
+_MOST_SHOWN = 200
+"""Maximum number of characters of a pattern in an error message."""
+
+
 def line_pattern(pattern: str) -> Pattern:
     """Compile the regular expression that `grep` searches each line for."""
     try:
         return compile_pattern(pattern)
     except ValueError as error:
-        raise FileError(pattern, str(error)) from None
+        shown = pattern if len(pattern) <= _MOST_SHOWN else f"{pattern[:_MOST_SHOWN]}..."
+        raise FileError(shown, str(error)) from None
     except TypeError:
         problem = f"a pattern must be a str, not a {type(pattern).__name__}. Pass a str"
         raise FileError(str(pattern), problem) from None
