@@ -1,7 +1,7 @@
-"""`Event`: an AG-UI event as it is sent, both to current clients and to those from before protocol 1.0.
+"""`Event`: an AG-UI event as it is sent, for clients of protocol 1.0 and for older ones.
 
-Events are built by the models of the protocol's package, which check their fields. Only deltas are built by
-hand, because there is one for each token, and building one with a model takes fifty times as long.
+The models in the `ag_ui` package build the events and check their fields. Only deltas are built by hand: there
+is one for each token, and building one with a model takes fifty times as long.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ PROTOCOL = "1.0"
 
 
 class Event(NamedTuple):
-    """One event that is ready to be encoded.
+    """An event that is ready to be encoded.
 
-    Clients from before protocol 1.0 do not know nested runs. They are sent `older`.
+    Older clients, from before protocol 1.0, do not know nested runs. They are sent `older`.
     """
 
     data: dict[str, Any]
     nested: bool = False
     """Whether the event belongs to a nested run. Such an event is not sent to older clients."""
     plain: dict[str, Any] | None = None
-    """The event that older clients are sent instead; None if it is the same."""
+    """The event that older clients are sent instead; None if they are sent the same event."""
 
     @property
     def older(self) -> dict[str, Any] | None:
-        """The event for a client from before protocol 1.0; None if nothing is sent to it."""
+        """The event for older clients, from before protocol 1.0. None if they are sent nothing."""
         if self.plain is not None:
             return self.plain
         return None if self.nested else self.data
 
 
 def wire_event(event: BaseEvent, subagent: str | None = None) -> Event:
-    """Build an event of the outermost run, or of the nested run named `subagent`."""
+    """Build an event of the outermost run, or of the nested run `subagent`."""
     data = dump(event)
     if subagent is None:
         return Event(data)
