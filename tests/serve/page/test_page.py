@@ -565,7 +565,7 @@ def test_a_link_opens_the_page_once_and_a_token_opens_it_too(desk: Desk):
         expect(linked.get_by_label("Message", exact=True)).to_be_visible()
         assert "link" not in linked.url
         expect(linked.get_by_role("navigation", name="Threads")).to_contain_text("hello")
-        expect(desk.window(link, sign_in=None).get_by_role("alert")).to_contain_text("used already")
+        expect(desk.window(link, sign_in=None).get_by_role("alert")).to_contain_text("has already been used")
         linked.reload()
         linked.get_by_role("button", name="Sign out").click()
         expect(linked.get_by_label("Password or token")).to_be_visible()
