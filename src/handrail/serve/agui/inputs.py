@@ -154,11 +154,16 @@ def _answers(resume: Sequence[ResumeEntry]) -> Iterator[InterruptAnswer]:
     for at, entry in enumerate(resume):
         question_id, _, digest = entry.interrupt_id.rpartition("#")
         if not question_id or not digest:
-            wrong = f"{entry.interrupt_id!r} is not an interrupt of this server: send the id unchanged"
+            wrong = f"{entry.interrupt_id!r} is not the id of an interrupt: send the id that you received, unchanged"
             raise _refused([(f"/resume/{at}/interruptId", wrong)])
         if entry.interrupt_id in seen:
             raise _refused(
-                [(f"/resume/{at}/interruptId", "it is answered twice: answer each interrupt once")]
+                [
+                    (
+                        f"/resume/{at}/interruptId",
+                        "this interrupt is answered twice: answer each interrupt once",
+                    )
+                ]
             )
         seen.add(entry.interrupt_id)
         yield InterruptAnswer(question_id, digest, entry.status == "resolved", entry.payload)
@@ -180,7 +185,7 @@ def _outcomes(messages: Sequence[Message]) -> Iterator[tuple[str, Outcome]]:
 def _tools(given: RunAgentInput) -> tuple[FrontendTool, ...]:
     tools = given.tools or []
     if len(tools) > _MAX_TOOLS:
-        raise _refused([("/tools", f"at most {_MAX_TOOLS} tools")])
+        raise _refused([("/tools", f"there are more than {_MAX_TOOLS} tools: send fewer")])
     made: dict[str, FrontendTool] = {}
     for at, tool in enumerate(tools):
         if tool.name in made:
@@ -196,7 +201,7 @@ def _refused(fields: Sequence[tuple[str, str]]) -> RequestRefused:
     where, what = fields[0]
     more = f" (and {len(fields) - 1} more)" if len(fields) > 1 else ""
     return RequestRefused(
-        422, "InputUnfit", f"the body is not a valid RunAgentInput: at {where}: {what}{more}", fields=fields
+        422, "InputUnfit", f"the body is not a valid RunAgentInput. At {where}: {what}{more}", fields=fields
     )
 
 
@@ -244,7 +249,7 @@ async def _submit(thread: Thread, input: RunInput, recorded: Sequence[QuestionRe
             422,
             "NothingSaid",
             "this input contains nothing new. Add a user message, or answer an interrupt with `resume`.",
-            fields=[("/messages", "a user message after the last answer")],
+            fields=[("/messages", "there is no user message after the last answer")],
         )
     if open:
         raise QuestionsOpen(thread.id, len(open))
@@ -291,7 +296,9 @@ def _answer(principal: str, given: InterruptAnswer, recorded: Sequence[QuestionR
     found = next((each for each in recorded if each.question.id == given.question_id), None)
     if found is None or not found.question.digest.startswith(given.digest) or len(given.digest) < 16:
         raise AnswerRefused(
-            given.question_id, "this thread has no such question", "Load the thread again: it may be closed."
+            given.question_id,
+            "this thread has no such question",
+            "Load the thread again: the question may be closed.",
         )
     question = found.question
     return Answer(
@@ -324,5 +331,7 @@ def _check_all_answered(thread_id: str, open: Sequence[Question], answers: Seque
     if left and any(each.id in given and not is_pending_call(each) for each in open):
         names = ", ".join(interrupt_id(each) for each in left)
         raise AnswerRefused(
-            left[0].id, f"{names} is not answered", "Answer every open interrupt in one `resume`."
+            left[0].id,
+            f"these interrupts are not answered: {names}",
+            "Answer every open interrupt in one `resume`.",
         )

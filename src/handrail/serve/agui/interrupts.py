@@ -153,7 +153,7 @@ class FrontendTool(Tool[Any, Any]):
             except ValueError as error:
                 raise ToolValidationError(f"the arguments are not valid JSON: {error}") from None
         if not isinstance(value, dict):
-            raise ToolValidationError("the arguments are not a JSON object. Send one: {...}.")
+            raise ToolValidationError("the arguments are not a JSON object. Send an object: {...}.")
         secret = asks_for_secrets(self.json_schema, self.json_schema)
         wrong = misfits(self.json_schema, cast("object", value), secret=secret)
         if wrong:
@@ -171,11 +171,13 @@ def frontend_tool(name: str, description: str, parameters: Any = None) -> Fronte
     """Build the tool that a client describes. Raises `DefinitionError` if the tool can't be offered to a model."""
     if not _NAME.fullmatch(name):
         raise DefinitionError(
-            f"the tool {name!r} can't be offered to a model. A name has 1 to 64 letters, digits, - and _."
+            f"the tool {name!r} can't be offered to a model. Use a name of 1 to 64 letters, digits, - and _."
         )
     schema = _OPEN if parameters is None or parameters == {} else parameters
     if not isinstance(schema, dict) or cast("dict[str, Any]", schema).get("type", "object") != "object":
-        raise DefinitionError(f"the parameters of the tool {name!r} are not a JSON Schema of an object.")
+        raise DefinitionError(
+            f'the parameters of the tool {name!r} must be a JSON Schema with "type": "object".'
+        )
     check_foreign(cast("object", schema), f"the tool {name!r}")
 
     async def ask(params: None, *, context: UserContext) -> ToolResult[Any]:

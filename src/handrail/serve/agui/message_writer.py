@@ -24,7 +24,7 @@ from handrail.serve.agui.wire_events import Event, clean, delta, wire_event
 
 MOST_CHARACTERS = 100_000
 """Maximum number of characters of a call's result that is sent to clients."""
-_NOT_MADE = "This call was not made: the answer it was part of failed."
+_NOT_MADE = "This call was not made, because the model's answer that contained it failed."
 
 
 @dataclass(slots=True)
@@ -292,5 +292,5 @@ def shorten(text: str, run_id: str) -> str:
     root, _ = split_run_id(run_id)
     return (
         f"{text[:MOST_CHARACTERS]}\n\n[{left_out:,} of {len(text):,} characters are not shown. "
-        f"All of it: GET /threads/THREAD/runs/{root}]"
+        f"To read the whole result: GET /threads/THREAD/runs/{root}]"
     )

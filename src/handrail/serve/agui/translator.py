@@ -65,7 +65,7 @@ from handrail.serve.agui.wire_events import (
 )
 
 CANCELLED = "The run was cancelled."
-_CUT = "The outcome of this call is unknown: the call around it ended first."
+_CUT = "The outcome of this call is unknown, because the call that contained it ended first."
 
 
 class Translator:
