@@ -575,7 +575,7 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path):
     ("given", "words"),
     [
         (["nothing"], "neither a folder, a worker's file nor a module"),
-        (["nothing.py"], "there is no module"),
+        (["nothing.py"], "there is no file 'nothing.py'"),
         (["desk:none"], "no Agent or Prompt called 'none'"),
         (["desk.py", "--token", "a-long-token-in-arguments"], "No such option: --token"),
         (["desk.py", "--token-file", "desk.py"], "others may read it. Run: chmod 600 desk.py"),

@@ -95,5 +95,5 @@ def test_a_file_that_can_not_be_loaded_leaves_nothing(folder: Path, name: str):
     with pytest.raises(DefinitionError, match="not today"):
         app_of(path)
     assert (dict(sys.modules), sys.path) == (modules, places)
-    with pytest.raises(DefinitionError, match="there is no module"):
+    with pytest.raises(DefinitionError, match="there is no file"):
         app_of(folder / f"no_{name}.py")
