@@ -188,9 +188,9 @@ def test_what_is_undone_or_can_not_be(shown: Widgets):
     page = shown.page
     shown.show("files", changes=[change(undone=True, undoable=False)])
     expect(page.get_by_text("Undone", exact=True)).to_be_visible()
-    expect(page.get_by_text("Its changes were undone.")).to_be_visible()
+    expect(page.get_by_text("The changes were undone.")).to_be_visible()
     shown.show("files", changes=[change(undoable=False)])
-    expect(page.get_by_text("It can’t be undone")).to_be_visible()
+    expect(page.get_by_text("This can’t be undone")).to_be_visible()
     expect(page.get_by_role("button", name="Undo")).to_have_count(0)
     shown.show("files", changes=[change()], busy=True)
     expect(page.get_by_role("button", name="Undo write_file")).to_be_disabled()

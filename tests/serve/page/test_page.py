@@ -330,7 +330,7 @@ def test_a_change_is_denied_by_keys_with_a_reason(page: Page, desk: Desk):
     page.keyboard.press("Enter")  # the message can't be sent now, so the page keeps the text and says so
     expect(page.get_by_label("Message", exact=True)).to_have_value("a")
     expect(page.get_by_label("Message", exact=True)).to_have_accessible_description(
-        re.compile("answer the open question, then send it")
+        re.compile("Answer the open question, then send it")
     )
     page.keyboard.press("Alt+q")
     expect(question(page, "Approval of edit_file")).to_be_focused()

@@ -116,7 +116,7 @@ def test_two_people_and_an_approver_in_three_browsers(browser: Browser, tmp_path
         expect(inbox).to_contain_text("amount")
         shoot(bob, "inbox")
         inbox.get_by_role("button", name="Allow once").click()
-        expect(inbox).to_contain_text("Nothing waits for you.")
+        expect(inbox).to_contain_text("Nothing is waiting for you.")
         expect(waiting).to_contain_text("Allowed by bob.")
         shoot(ann, "waiting")
         inbox = read(fay)

@@ -199,7 +199,7 @@ def test_errors_stand_beside_their_fields(shown: Widgets):
     expect(page.get_by_label("Price")).to_have_value("cheap")
     expect(page.get_by_label("Price")).to_have_accessible_description("A number, such as 2.5")
     expect(group(page, "Gift")).to_have_accessible_description("A value is required")
-    expect(page.get_by_role("alert")).to_contain_text("fields need another look")
+    expect(page.get_by_role("alert")).to_contain_text("fields need to be corrected")
     item.fill("tea")
     expect(item).not_to_have_attribute("aria-invalid", "true")
 
@@ -276,7 +276,7 @@ def test_what_has_no_fields_is_asked_for_as_json(shown: Widgets):
     odd.fill("{half")
     shown.page.get_by_role("button", name="Send").click()
     expect(odd).to_have_attribute("aria-invalid", "true")
-    expect(shown.page.locator("form")).to_contain_text("This is not JSON")
+    expect(shown.page.locator("form")).to_contain_text("This is not valid JSON")
     odd.fill("[1, null]")
     assert sent(shown) == {"odd": [1, None]}
 
@@ -352,7 +352,7 @@ def test_declining_with_a_reason(shown: Widgets):
     shown.show("question", question=question("unknown"), errors=[])
     page = shown.page
     page.get_by_role("button", name="Decline…").click()
-    expect(page.get_by_label("Reason, if you like")).to_be_focused()
+    expect(page.get_by_label("Reason (optional)")).to_be_focused()
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Decline…").click()
     page.keyboard.type("none of your business")

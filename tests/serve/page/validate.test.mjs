@@ -11,7 +11,7 @@ test("each keyword has its words", () => {
     [{ type: "string", minLength: 3 }, "te", "at least 3 characters, this has 2"],
     [{ type: "string", minLength: 1 }, "", "at least 1 character, this has 0"],
     [{ type: "string", maxLength: 1 }, "😀😀", "at most 1 character, this has 2"],
-    [{ type: "string", pattern: "^a+$" }, "b", "it must match ^a+$"],
+    [{ type: "string", pattern: "^a+$" }, "b", "this must match ^a+$"],
     [{ type: "integer" }, 1.5, "a whole number, such as 3"],
     [{ type: "integer" }, "x", "a whole number, such as 3"],
     [{ type: "number" }, "cheap", "a number, such as 2.5"],
@@ -27,7 +27,7 @@ test("each keyword has its words", () => {
     [{ type: "array", items: {}, maxItems: 1 }, [1, 2], "at most 1 entry, this has 2"],
     [{ type: "array", items: {}, uniqueItems: true }, [{ a: 1, b: 2 }, { b: 2, a: 1 }], "each entry may occur only once"],
     [{ type: "null" }, 1, "no value is allowed here"],
-    [{ anyOf: [{ type: "integer" }, { type: "string" }] }, true, "it matches none of the allowed types"],
+    [{ anyOf: [{ type: "integer" }, { type: "string" }] }, true, "this matches none of the allowed types"],
     [{ type: "string" }, undefined, "a value is required"],
   ];
   for (const [schema, value, words] of table) assert.deepEqual(said(schema, value), [`: ${words}`]);
