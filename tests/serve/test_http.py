@@ -1,4 +1,4 @@
-"""The server's routes over real connections: bodies, headers, health, readers, options, and the command."""
+"""The server's routes over real connections: bodies, headers, health, readers, options and the command."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ async def test_a_server_that_stops_says_so_parks_and_ends_its_streams(tmp_path: 
 
 
 async def test_a_reader_that_stalls_holds_nobody_up_and_is_let_go(tmp_path: Path):
-    """A reader that stalls is disconnected once its buffers are full; its run and all other runs continue."""
+    """A reader that stalls is disconnected once its buffers are full, while its run and all other runs continue."""
     async with serving(tmp_path, limits=Limits(write_seconds=0.5)) as client:
         await client.say("a", "hello")
         await client.idle("a")
@@ -348,7 +348,7 @@ async def test_a_reader_that_goes_is_noticed_at_once_and_is_no_cancel(tmp_path: 
 
 
 async def test_many_runs_stream_at_once(tmp_path: Path):
-    """Sixty concurrent runs all complete, under a smaller version of the load in `bench/serving.py`."""
+    """Sixty concurrent runs all complete. This is a smaller version of the load in `bench/serving.py`."""
     limits = Limits(streams=200, runs_per_principal=200, burst=1000)
     async with serving(tmp_path, limits=limits) as client:
 
@@ -363,7 +363,7 @@ async def test_many_runs_stream_at_once(tmp_path: Path):
 
 
 async def test_viewers_that_only_look_wake_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """While nothing happens, sixty viewers cause fewer than sixty turns of the event loop in two seconds."""
+    """While nothing happens, sixty viewers cause fewer than sixty iterations of the event loop in two seconds."""
     async with serving(tmp_path) as client, contextlib.AsyncExitStack() as stack:
         await client.say("a", "hello")
         await client.idle("a")
@@ -497,7 +497,7 @@ def command(folder: Path, *given: str, **env: str) -> Program:
 
 @contextlib.contextmanager
 def started(folder: Path, *given: str, **env: str) -> Generator[tuple[Program, str]]:
-    """Start the command, and return the first line it prints."""
+    """Start the command and return the first line that it prints."""
     process = command(folder, *given, "--port", "0", **env)
     assert process.stdout is not None
     assert process.stderr is not None

@@ -1,4 +1,4 @@
-"""Shutdown while clients are connected: the server stops promptly, completes its streams and logs no error."""
+"""Shutdown while clients are connected: the server stops promptly, completes its streams, and logs no error."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_another_server_stops_though_somebody_looks(tmp_path: Path, number
 
 
 async def test_a_server_that_cancels_a_stream_ends_it(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """A server that is stopped without a signal gives its streams a second, then cancels them."""
+    """A server that is stopped without a signal waits a second for its streams, then cancels them."""
     journal = SqliteJournal(tmp_path / "runs.db")
     app = asgi(source(), journal=journal, token=TOKEN)
     config = uvicorn.Config(

@@ -1,4 +1,4 @@
-"""Stress on a server by tools, models and people: races, overload, and invalid text."""
+"""Tools, models and people that stress a server: races, overload and invalid text."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_cancelled_in_the_moment_of_the_end(tmp_path: Path, monkeypatch: p
 
 
 async def test_answered_in_the_moment_of_parking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a run is parked while an answer's question is looked up, the answer resumes the run."""
+    """If a run is parked while the question of an answer is looked up, the answer resumes the run."""
     async with served(tmp_path, park_after=None) as app:
         thread = app.thread()
         await thread.say(plan([["choose", {}]]))
@@ -207,7 +207,7 @@ async def test_who_looks_while_a_tool_floods_sees_the_thread(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("leg", "ends"), [("mine", ["RUN_STARTED", "RUN_ERROR"]), ("", ["RUN_STARTED"])])
 async def test_a_reader_of_a_leg_that_takes_too_long_is_told_so(leg: str, ends: list[str]) -> None:
-    """A client of one AG-UI leg that falls behind receives an error, since it would not reconnect as the page does."""
+    """A client that falls behind in an AG-UI leg gets an error, because it would not reconnect as the page does."""
     feed = Feed("boot", most_items=10)
     feed.append([Event({"type": "RUN_STARTED", "runId": "mine"})])
     reading = follow(feed, 0, leg=leg)
@@ -240,7 +240,7 @@ async def test_numbers_that_are_none_are_shown_as_nothing(tmp_path: Path) -> Non
 
 
 class Playing:
-    """A model that gives its answers in order, and raises those that are exceptions."""
+    """A model that gives its answers in order. An answer that is an exception is raised."""
 
     name = "played"
     traits = Traits()

@@ -29,7 +29,7 @@ def said(text: str, **more: Any) -> dict[str, Any]:
 
 
 def sent(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Return an input in the form in which a client of version 0.0.59 sends it."""
+    """Return an input as a client of version 0.0.59 sends it."""
     given = {
         "threadId": "t",
         "runId": "r",
@@ -42,7 +42,7 @@ def sent(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def test_new_is_what_was_said_after_everything_that_was_answered() -> None:
-    """Only messages after the last answer are new; in a new thread, the earlier messages become its history."""
+    """Only messages after the last answer are new. In a new thread, the earlier messages become its history."""
     asked = parse_input(sent(user("one"), said("two"), user("three", "u3"), user("four", "u4")))
     assert asked.said == ("three", "four")
     assert asked.history == (UserMessage("one"), AssistantMessage("two"))
@@ -60,7 +60,7 @@ def test_parts_of_text_are_taken_together() -> None:
 
 
 def test_answers_and_outcomes_are_found() -> None:
-    """Each answer names its question and the digest the person saw; each tool message names its call."""
+    """Each answer names its question and the digest that the person saw, and each tool message names its call."""
     call = {"id": "c1", "type": "function", "function": {"name": "show", "arguments": "{}"}}
     result = {"id": "m", "role": "tool", "toolCallId": "c1", "content": "seen", "error": "badly"}
     entries = [
@@ -126,7 +126,7 @@ JSON = st.recursive(
     )
 )
 def test_whatever_comes_is_taken_or_refused(value: Any) -> None:
-    """Any input, however broken, is accepted or refused with a helpful error."""
+    """Any input, however broken, is either accepted or refused with a helpful error."""
     with contextlib.suppress(RequestRefused):
         parse_input({"threadId": "t", "runId": "r", "messages": [], **value})
 
@@ -135,7 +135,7 @@ def test_whatever_comes_is_taken_or_refused(value: Any) -> None:
 
 
 async def test_a_frontend_tool_is_a_question_that_the_client_answers() -> None:
-    """A client tool reaches the model with its own description and schema, and the client's answer is the result."""
+    """A client's tool reaches the model with its own description and schema, and the client's answer is the result."""
 
     def answers(payload: Any) -> Any:
         return {"content": f"shown: {payload['arguments']['place']}"}

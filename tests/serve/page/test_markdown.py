@@ -75,7 +75,7 @@ def test_the_page_works_after_deeply_nested_marks(name: str, context: BrowserCon
 
 
 def test_an_entry_that_fails_leaves_the_others(context: BrowserContext, server: Served):
-    """A component that throws is replaced by a note; what comes before and after it is shown."""
+    """A component that throws is replaced by a note, and everything before and after it is still shown."""
     broken = (
         'import { html } from "./vendor/standalone.js";\n'
         "export const safe = (text) => text;\n"
