@@ -444,7 +444,7 @@ def test_two_questions_are_answered_one_by_one(page: Page):
 
 
 def test_a_question_answered_elsewhere_closes_with_a_word(page: Page, desk: Desk):
-    """When a question is answered in one window, the other window shows who answered it."""
+    """When a question is answered in one window, the other window shows the outcome."""
     say(page, "pay")
     expect(question(page, "Approval of pay")).to_be_visible()
     other = desk.window(page.url.partition("/#")[2] and "#" + page.url.partition("#")[2])
