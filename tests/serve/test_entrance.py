@@ -72,7 +72,7 @@ async def test_a_link_works_once_and_the_next_one_is_offered(tmp_path: Path):
         await client.serves(other)
 
 
-async def test_a_refused_link_is_no_more_use_than_a_wrong_token(tmp_path: Path):
+async def test_a_wrong_link_token_or_password_is_refused(tmp_path: Path):
     async with serving(tmp_path, token=None) as client:
         for given in (
             {"link": "x" * 43},
@@ -108,7 +108,7 @@ async def test_an_app_under_another_server_logs_its_link(tmp_path: Path, caplog:
     assert re.search(r"/#link=[\w-]{43}$", caplog.records[0].getMessage())
 
 
-def test_the_browser_is_led_by_a_private_file_not_by_an_argument(monkeypatch: pytest.MonkeyPatch):
+def test_the_browser_gets_the_link_from_a_private_file_not_from_an_argument(monkeypatch: pytest.MonkeyPatch):
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     file = BrowserFile()

@@ -94,7 +94,7 @@ async def test_a_reader_that_sleeps_falls_out_and_holds_nothing() -> None:
         "boot-" + "9" * 400,
     ],
 )
-def test_ids_of_another_feed_and_rubbish_name_no_place(id: str) -> None:
+def test_invalid_ids_and_ids_of_another_feed_have_no_position(id: str) -> None:
     feed = Feed("boot")
     feed.append([token("a"), token("b")])
     assert feed.number_of(id) is None

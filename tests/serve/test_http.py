@@ -207,7 +207,7 @@ async def test_it_serves_over_ipv6(tmp_path: Path):
         await client.serves()
 
 
-async def test_a_defect_is_told_without_its_inside(
+async def test_an_internal_error_is_reported_without_details(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ):
     async with serving(tmp_path) as client:
@@ -307,7 +307,7 @@ async def test_a_server_that_stops_says_so_parks_and_ends_its_streams(tmp_path: 
 # --- readers ---
 
 
-async def test_a_reader_that_stalls_holds_nobody_up_and_is_let_go(tmp_path: Path):
+async def test_a_reader_that_stalls_blocks_nobody_and_is_disconnected(tmp_path: Path):
     """A reader that stalls is disconnected once its buffers are full, while its run and all other runs continue."""
     async with serving(tmp_path, limits=Limits(write_seconds=0.5)) as client:
         await client.say("a", "hello")
@@ -333,7 +333,7 @@ async def test_a_reader_that_stalls_holds_nobody_up_and_is_let_go(tmp_path: Path
         await client.serves()
 
 
-async def test_a_reader_that_goes_is_noticed_at_once_and_is_no_cancel(tmp_path: Path):
+async def test_a_reader_that_leaves_is_noticed_at_once_and_cancels_nothing(tmp_path: Path):
     async with serving(tmp_path) as client:
         await client.say("a", "call order")
         await client.asked("a")
@@ -362,7 +362,7 @@ async def test_many_runs_stream_at_once(tmp_path: Path):
         assert client.app.streams.count == 0
 
 
-async def test_viewers_that_only_look_wake_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_idle_viewers_do_not_wake_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """While nothing happens, sixty viewers cause fewer than sixty iterations of the event loop in two seconds."""
     async with serving(tmp_path) as client, contextlib.AsyncExitStack() as stack:
         await client.say("a", "hello")
@@ -383,7 +383,7 @@ async def test_viewers_that_only_look_wake_nobody(tmp_path: Path, monkeypatch: p
 # --- options of the app ---
 
 
-def test_a_rate_gives_so_many_and_fills_again():
+def test_a_rate_limit_allows_a_burst_and_refills():
     class Clock:
         at = 0.0
 

@@ -156,14 +156,14 @@ async def test_a_sign_in_is_finished_once_by_the_browser_that_began_it(tmp_path:
         assert (said.status, said.kind) == (401, "SignInWrong")
 
 
-async def test_sign_ins_without_end_are_slowed(tmp_path: Path, issuer: str):
+async def test_too_many_sign_ins_are_slowed_down(tmp_path: Path, issuer: str):
     users_in(tmp_path)
     async with serving(tmp_path, oidc=OidcProvider(issuer, "handrail", "secret", clock=Still())) as client:
         said = [await client.ask("GET", "/oidc/login") for _ in range(21)]
         assert [each.status for each in said] == [303] * 20 + [429]
 
 
-async def test_an_unreachable_or_false_provider_is_said(
+async def test_an_unreachable_or_false_provider_is_reported(
     tmp_path: Path, issuer: str, monkeypatch: pytest.MonkeyPatch
 ):
     users_in(tmp_path)

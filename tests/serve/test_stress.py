@@ -180,12 +180,12 @@ async def test_nothing_of_a_forgotten_thread_is_told_again(tmp_path: Path) -> No
 # --- overload ---
 
 
-async def test_who_looks_while_a_tool_floods_sees_the_thread(tmp_path: Path) -> None:
+async def test_a_viewer_sees_the_thread_while_a_tool_floods_it(tmp_path: Path) -> None:
     enough = asyncio.Event()
 
     @tool(effect="read")
     async def flood(context: ToolContext) -> str:
-        """Say more at once than is kept."""
+        """Report more progress at once than the feed keeps."""
         number = 0
         while not enough.is_set():
             for _ in range(4200):
@@ -222,10 +222,10 @@ async def test_a_reader_of_a_leg_that_takes_too_long_is_told_so(leg: str, ends: 
 # --- invalid text and numbers ---
 
 
-async def test_numbers_that_are_none_are_shown_as_nothing(tmp_path: Path) -> None:
+async def test_numbers_that_are_not_finite_are_shown_as_nothing(tmp_path: Path) -> None:
     @tool(effect="staged")
     async def measure(context: ToolContext) -> str:
-        """Report measurements endlessly, and ask about them."""
+        """Report numbers that are not finite, and ask about them."""
         assert context.wait_for
         context.session.dispatch(Level(float("inf")))
         return await context.wait_for("level", {"at": float("nan")}, str)
@@ -253,7 +253,7 @@ class Playing:
             yield part
 
 
-async def test_a_failure_told_in_half_characters_ends_the_run(
+async def test_an_error_message_with_lone_surrogates_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("handrail.serve"), "disabled", True)  # this text can't be logged
@@ -279,7 +279,7 @@ async def test_a_call_is_undone_whatever_its_id_has_in_it(tmp_path: Path) -> Non
         assert not (tmp_path / "work" / "a.txt").exists()
 
 
-async def test_an_event_that_can_not_be_encoded_moves_no_other() -> None:
+async def test_an_event_that_can_not_be_encoded_takes_no_position() -> None:
     feed = Feed("boot")
     feed.append([Event({"type": "CUSTOM", "name": "one"})])
     with pytest.raises(UnicodeEncodeError):

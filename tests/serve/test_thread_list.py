@@ -99,7 +99,7 @@ async def test_one_request_does_not_look_through_everything(monkeypatch: pytest.
     assert ([each["id"] for each in page], next) == (["t0"], None)
 
 
-async def test_a_search_for_one_thread_asks_the_journal_no_oftener_than_one_for_many():
+async def test_a_search_for_one_thread_queries_the_journal_no_more_often_than_one_for_many():
     """A search with `limit=1` makes only a few large journal queries, because each query sorts all threads."""
     made = await listing([(float(at), "local/t{}", "red" if at == 0 else "blue") for at in range(300)])
     asked: list[int] = []

@@ -56,7 +56,7 @@ async def test_readers_that_stall_or_leave_change_nothing(tmp_path: Path) -> Non
 # --- messages ----------------------------------------------------------------------------------------
 
 
-async def test_of_two_that_speak_at_once_one_is_heard(tmp_path: Path) -> None:
+async def test_of_two_concurrent_messages_one_is_accepted(tmp_path: Path) -> None:
     async with served(tmp_path) as app:
         thread = app.thread()
         both = await asyncio.gather(thread.say(plan("one")), thread.say(plan("two")), return_exceptions=True)
@@ -65,7 +65,7 @@ async def test_of_two_that_speak_at_once_one_is_heard(tmp_path: Path) -> None:
         assert len(await thread.rows()) == 1
 
 
-async def test_somebody_can_speak_as_soon_as_the_end_is_told(tmp_path: Path) -> None:
+async def test_a_message_is_accepted_as_soon_as_the_end_is_reported(tmp_path: Path) -> None:
     async with served(tmp_path) as app:
         thread = app.thread()
         for number in range(20):
@@ -80,7 +80,7 @@ async def test_somebody_can_speak_as_soon_as_the_end_is_told(tmp_path: Path) -> 
         ]
 
 
-async def test_nobody_speaks_over_an_open_question(tmp_path: Path) -> None:
+async def test_a_message_is_refused_while_a_question_is_open(tmp_path: Path) -> None:
     async with served(tmp_path) as app:
         thread = app.thread()
         await thread.say(plan([["choose", {}]]))
@@ -416,7 +416,7 @@ async def test_undone_in_memory_and_after_a_restart(tmp_path: Path, restarted: b
             await app.thread("t", "eve").undo(wrote)
 
 
-async def test_undo_is_refused_while_a_run_goes(tmp_path: Path) -> None:
+async def test_undo_is_refused_while_a_run_is_active(tmp_path: Path) -> None:
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         thread = app.thread()
@@ -434,7 +434,7 @@ async def test_undo_is_refused_while_a_run_goes(tmp_path: Path) -> None:
 # --- approvals ------------------------------------------------------------------------------------------
 
 
-async def test_an_approval_is_revoked_while_the_run_goes(tmp_path: Path) -> None:
+async def test_an_approval_is_revoked_while_the_run_is_active(tmp_path: Path) -> None:
     """An approval that was remembered for one exact call also allows the same call again, until it is revoked."""
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
@@ -469,7 +469,7 @@ async def test_an_approval_is_revoked_while_the_run_goes(tmp_path: Path) -> None
         *((principal, "t") for principal in ("", "a\nb", "\ud800", "x" * 257, "a\0")),
     ],
 )
-async def test_names_that_are_none_are_refused(tmp_path: Path, principal: str, id: str) -> None:
+async def test_invalid_names_are_refused(tmp_path: Path, principal: str, id: str) -> None:
     async with served(tmp_path) as app:
         with pytest.raises(ThreadNameRefused, match=r"Use|must return"):
             app.threads.thread(principal, id)
@@ -500,7 +500,7 @@ async def test_a_principal_with_a_slash_reaches_nobody_else(tmp_path: Path) -> N
 # --- threads dropped from memory ------------------------------------------------------------------------
 
 
-async def test_a_thread_is_forgotten_when_nothing_goes(tmp_path: Path) -> None:
+async def test_a_thread_is_deleted_only_while_no_run_is_active(tmp_path: Path) -> None:
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         thread = app.thread()

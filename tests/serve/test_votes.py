@@ -394,7 +394,7 @@ def test_votes_are_counted_by_person(votes: list[Vote], decided: bool | None):
                 check_answer(question, answer, question.asked_at)
 
 
-def test_what_is_no_quorum_is_refused_where_it_is_written():
+def test_an_invalid_quorum_is_refused_where_it_is_written():
     for given in ({"approvals": 0}, {"approvals": True}, {"approvals": 1.5}, {"role": ""}, {"role": 5}):
         with pytest.raises(DefinitionError):
             ask(**given)  # type: ignore[arg-type]

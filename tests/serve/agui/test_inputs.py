@@ -41,7 +41,7 @@ def sent(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {**given, "forwardedProps": {}, **more}
 
 
-def test_new_is_what_was_said_after_everything_that_was_answered() -> None:
+def test_only_messages_after_the_last_answer_are_new() -> None:
     """Only messages after the last answer are new. In a new thread, the earlier messages become its history."""
     asked = parse_input(sent(user("one"), said("two"), user("three", "u3"), user("four", "u4")))
     assert asked.said == ("three", "four")
@@ -101,7 +101,7 @@ def test_answers_and_outcomes_are_found() -> None:
         (sent(user("x"), tools=[{"name": f"a{n}", "description": "x"} for n in range(129)]), "/tools"),
     ],
 )
-def test_what_is_wrong_is_named_by_its_place(wrong: Any, where: str) -> None:
+def test_a_problem_is_reported_with_its_place(wrong: Any, where: str) -> None:
     """Invalid input is refused with an error that says where the problem is and what is expected."""
     with pytest.raises(RequestRefused) as refused:
         parse_input(wrong)
@@ -125,7 +125,7 @@ JSON = st.recursive(
         },
     )
 )
-def test_whatever_comes_is_taken_or_refused(value: Any) -> None:
+def test_any_input_is_accepted_or_refused(value: Any) -> None:
     """Any input, however broken, is either accepted or refused with a helpful error."""
     with contextlib.suppress(RequestRefused):
         parse_input({"threadId": "t", "runId": "r", "messages": [], **value})

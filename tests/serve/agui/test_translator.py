@@ -505,7 +505,7 @@ async def test_a_call_that_ends_beside_a_question_is_told_before_the_rest(other:
     assert small.windows[0].checker.outcomes == ["interrupt", "success"]
 
 
-async def test_somebody_who_joins_in_the_middle_reads_a_right_stream() -> None:
+async def test_a_client_that_joins_in_the_middle_reads_a_valid_stream() -> None:
     """A client that joins in the middle first receives everything that is open, so its stream is well-formed."""
     small = Small(Stage())
     joined: list[Checker] = []
@@ -550,7 +550,7 @@ async def test_the_state_is_told_by_what_changed() -> None:
     assert told.changed(states[-1]) == []
 
 
-def test_a_stream_that_is_right_passes_the_grammar() -> None:
+def test_a_valid_stream_passes_the_grammar() -> None:
     checker = Checker()
     for event in Translator("t", "r").begin_leg("leg"):
         checker.take(event.data)

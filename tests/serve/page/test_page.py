@@ -136,7 +136,7 @@ def plan(desk: Desk) -> str:
 # --- the chat -----------------------------------------------------------------------------------------
 
 
-def test_what_is_said_is_answered(page: Page):
+def test_a_message_is_answered(page: Page):
     """Enter sends a message and Shift+Enter starts a new line. The log shows the message and the answer."""
     field = page.get_by_label("Message", exact=True)
     expect(field).to_be_focused()
@@ -245,7 +245,7 @@ def test_progress_without_an_end_is_shown_too(page: Page):
     expect(card(page, "wait_at")).to_contain_text("waiting at the gate")
 
 
-def test_what_was_rolled_back_is_told(page: Page, desk: Desk):
+def test_what_was_rolled_back_is_shown(page: Page, desk: Desk):
     """The card of a call that failed halfway says which changes were rolled back."""
     begin(page)
     say(page, "break")
@@ -577,7 +577,7 @@ def test_a_link_opens_the_page_once_and_a_token_opens_it_too(desk: Desk):
         desk.close()
 
 
-def test_a_server_that_does_not_answer_is_said_and_tried_again(page: Page):
+def test_a_server_that_does_not_answer_is_reported_and_tried_again(page: Page):
     """While the server does not answer, the page says so. When the server answers again, the page continues."""
     page.route("**/about", lambda route: route.abort())
     page.reload()
@@ -645,7 +645,7 @@ def test_what_is_only_read_aloud_does_not_lengthen_the_page(desk: Desk):
         desk.close()
 
 
-def test_an_address_that_can_not_be_read_is_a_new_thread(desk: Desk):
+def test_a_malformed_address_opens_a_new_thread(desk: Desk):
     """A malformed address, which a model may have written, opens a new thread."""
     with desk.served():
         for address in ("#/t/%E0%A4", "#link=%E0%A4"):

@@ -136,7 +136,7 @@ def test_every_kind_of_field(shown: Widgets):
         (Cash, {}, {"kind": "cash"}),
     ],
 )
-def test_answers_that_are_no_objects(shown: Widgets, kind: Any, fill: dict[str, Any], value: Any):
+def test_answers_that_are_not_objects(shown: Widgets, kind: Any, fill: dict[str, Any], value: Any):
     """A form can ask for a boolean, a number, a choice or a list that is not inside an object."""
     schema = form(shown, kind)
     for label, text in fill.items():
