@@ -160,7 +160,7 @@ def on_stop_signal(stop: Callable[[], object]) -> Generator[None]:
 
     A server tells its app to shut down only when all connections are closed, and a stream closes only when
     the app ends it, so each would wait for the other. If no handler was installed, the signal still ends the
-    process. Outside the main thread, which alone receives signals, this does nothing.
+    process. Outside the main thread this does nothing, because only the main thread receives signals.
     """
     loop = asyncio.get_running_loop()
     handlers: dict[int, Callable[[int, Any], Any]] = {}

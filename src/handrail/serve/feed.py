@@ -23,7 +23,7 @@ __all__ = ["Event", "Feed", "FellBehind", "Item"]
 _MOST_ITEMS = 4096
 _MOST_BYTES = 4 * 2**20
 _AT_ONCE = 256
-"""Maximum number of events that a reader gets at a time, so that a slow reader never holds a copy of all."""
+"""Maximum number of events that a reader gets at a time, so that a slow reader never holds a copy of them all."""
 _STARTED = b'"RUN_STARTED"'
 _PAUSE = 0.02
 """Minimum seconds between wake-ups. Waking every reader for every token would be too expensive."""
@@ -266,7 +266,7 @@ async def follow(
 
 
 async def send_all(events: Sequence[Event], *, nested: bool = True) -> AsyncGenerator[bytes]:
-    """Yield the events, encoded in one piece."""
+    """Yield all events at once, encoded."""
     yield _encode_all(events, nested)
 
 

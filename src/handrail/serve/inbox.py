@@ -25,7 +25,7 @@ class Waiting(NamedTuple):
 
 
 class Inbox:
-    """The questions that wait for each person's vote. People see these questions, but nothing else of the threads."""
+    """The questions that wait for each person's vote. People see these questions and nothing else from the threads."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
@@ -70,7 +70,7 @@ class Inbox:
         return await self._count(thread, question, await self._journal.votes.cast(question.run_id, vote))
 
     async def count_all(self) -> None:
-        """Count the votes on every open question, since an earlier process may have ended before it counted the last one."""
+        """Count the votes on every open question. An earlier process may have ended before it counted the last vote."""
         for question in await self._journal.questions.open():
             if question.quorums:
                 try:

@@ -56,7 +56,7 @@ class Limits:
 
 
 def network_of(address: str) -> str:
-    """Return the address to count a client by: for IPv6 its /64 network, since one client usually has all of it."""
+    """Return the key to count a client by: its address, or for IPv6 its /64 network, which one client usually has."""
     try:
         found = ipaddress.IPv6Address(address.partition("%")[0])
     except ValueError:
@@ -67,7 +67,7 @@ def network_of(address: str) -> str:
 
 
 class Rate:
-    """Rate limits: a token bucket for each key. When there are too many buckets, the least recently used is dropped."""
+    """Rate limits, with a token bucket for each key. If there are too many buckets, the least recently used is dropped."""
 
     def __init__(
         self, per_second: float, burst: int, *, clock: Clock = SYSTEM_CLOCK, most: int = 10_000
@@ -99,7 +99,7 @@ class Rate:
 
 
 class Quota:
-    """Limits how many of something each principal may hold at once, and how many all of them may hold together."""
+    """Limits how many of something each principal may hold at once, and how many all principals may hold together."""
 
     def __init__(self, each: int, kind: str, message: str, total: float = math.inf) -> None:
         self._each, self._most = each, total

@@ -28,13 +28,13 @@ log = logging.getLogger("handrail.serve")
 
 _STOPPING = "The server is stopping. The run resumes when the server is back: follow the thread again."
 Voters = Callable[[str | None, str], Sequence[str]]
-"""Returns the names of the people who may vote, given a role (None for any) and the one person to leave out."""
+"""Returns the names of the people who may vote, given a role (None for any role) and a person to leave out."""
 _MIN_CUT_SECONDS = 1.0
 """Minimum seconds that a run gets to end after it is cut off, even if the grace period is shorter."""
 
 
 class BrowserEnvironment(Environment):
-    """The environment of a served run, whose questions are answered in the browser, now or later.
+    """The environment of a served run, whose questions people answer in the browser, now or later.
 
     Answers reach the run through the journal. A waiting run stays in memory for `park_after` seconds, because
     somebody may answer soon. Then it is parked, and an answer resumes it. If `park_after` is None, the run is parked
@@ -74,7 +74,7 @@ class BrowserEnvironment(Environment):
         return None
 
     def voters(self, quorum: Quorum, principal: str, /) -> Sequence[str]:
-        """Return the names of the server's users who may vote in a quorum, without the principal."""
+        """Return the names of the users who may vote in a quorum, except the principal."""
         return self._voters(quorum.role, principal)
 
     def run_started(self, parking: Parking) -> None:
@@ -104,7 +104,7 @@ class BrowserEnvironment(Environment):
             self._timer = None
 
     def leave(self) -> None:
-        """Park the run as soon as everything in it waits for an answer, which may be now."""
+        """Park the run as soon as everything in it waits for an answer. If that is so already, park it now."""
         self._leaving = True
         if self._at_rest and self.parking is not None:
             self._leave(self.parking)
@@ -217,11 +217,11 @@ class LiveRun:
             self._notify()
 
     def open(self) -> Sequence[Event]:
-        """Return the events that bring a client that joins now up to date."""
+        """Return the events that bring a newly joined client up to date."""
         return self._translator.open()
 
     async def wait_for_question(self, question_id: str) -> bool:
-        """Wait until the run asks this question. Returns False if it waits for something else, or ends."""
+        """Wait until the run asks this question. Returns False if the run ends or waits without asking it."""
         while question_id not in self.questions and not self._is_over and (self.leg or not self.has_started):
             if self._changed is None:
                 self._changed = self._loop.create_future()
@@ -277,7 +277,7 @@ class LiveRun:
     async def _outcome(self, stream: RunStream[Any]) -> Callable[[], Sequence[Event]] | None:
         """Wait for the run's end.
 
-        Returns a function that makes the final events, or None if the run was parked and its leg has ended.
+        Returns a function that builds the final events, or None if the run was parked and its leg has ended.
         """
         translator = self._translator
         try:
@@ -332,7 +332,7 @@ class LiveRun:
         starts = isinstance(event, PromptRendered) and event.run_context.run_id == self.run_id
         if not self.has_started:
             if not starts:
-                return  # this is history that a client brought, added before the run is recorded
+                return  # this is history that a client sent, added before the run is recorded
             self.go_on(self._first_leg)
             self._mark_started()
         if starts and self._is_resumed:

@@ -29,7 +29,7 @@ PRINCIPAL, PERSON, STARTED = "handrail.principal", "handrail.person", "handrail.
 """The keys in a request's scope for the sender's name, the sender as a `Person`, and the time of arrival."""
 
 CALLBACK = "/oidc/callback"
-"""The path to which a sign-in provider sends a browser back. Other sites may not link to any other path."""
+"""The path to which a sign-in provider sends a browser back. Besides the page, other sites may link only to this."""
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

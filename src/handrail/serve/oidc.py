@@ -82,7 +82,7 @@ class OidcProvider:
         self._pending: OrderedDict[str, _Pending] = OrderedDict()
 
     def routes(self, principals: Principals) -> Sequence[BaseRoute]:
-        """Return the routes that begin a sign-in and finish it when the provider sends the browser back."""
+        """Return two routes: one begins a sign-in, the other finishes it when the provider sends the browser back."""
 
         async def begin(request: Request) -> Response:
             wait = self._rate.take(network_of(address_of(request)))
@@ -147,7 +147,7 @@ class OidcProvider:
             claims = await self._exchange(metadata, pending, code)
         except RequestRefused:
             raise
-        except Exception as error:  # the provider can answer anything
+        except Exception as error:  # the provider's response can be anything
             raise _refused(f"the provider's response is invalid ({type(error).__name__})") from error
         if self._claim == "email" and claims.get("email_verified") is not True:
             raise _refused("the provider has not verified your email address")
@@ -180,7 +180,7 @@ class OidcProvider:
         return claims
 
     def _client(self, redirect: str) -> Any:
-        """Return a client of authlib, which has no type annotations."""
+        """Return an OAuth client from authlib, which has no type annotations."""
         from authlib.integrations.httpx_client import AsyncOAuth2Client
 
         return AsyncOAuth2Client(

@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS audit (
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """The sender of a request: a name, and the current roles."""
+    """A person who sent a request: their name and current roles."""
 
     name: str
     roles: frozenset[str]
@@ -60,7 +60,7 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A signed-in session, as it is listed. It contains no secret."""
+    """A signed-in session as it appears in lists. It contains no secret."""
 
     id: str
     name: str
@@ -72,7 +72,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The secrets of a new session: one for the cookie, and a key that the page sends along with the cookie."""
+    """A new session's id and secrets: one secret for the cookie, and a key that the page sends along with the cookie."""
 
     id: str
     secret: str
@@ -82,8 +82,8 @@ class Credentials:
 class People:
     """A server's users, their sessions, and the audit log. Thread-safe. Several processes may share the file.
 
-    Without a path, everything is kept in memory. Only the file's owner may have permission to read or write it;
-    otherwise `DefinitionError` is raised.
+    Without a path, everything is kept in memory. Raises `DefinitionError` if anyone but the file's owner may read or
+    write it.
     """
 
     def __init__(self, path: Path | None = None, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -110,11 +110,11 @@ class People:
     # Users.
 
     def add(self, name: str, roles: Iterable[str] = (), secret: str | None = None) -> str:
-        """Add a user and return their secret for signing in. The secret is not stored, so it can't be shown again.
+        """Add a user and return the secret that they sign in with. It is not stored, so it can't be shown again.
 
-        Without a secret, a random one is generated. A user without any of the four built-in roles also gets *approver*
-        if they have a role of your own, and *user* otherwise. Raises `DefinitionError` for an invalid name, role or
-        secret.
+        Without a secret, a random one is generated. Every user has one of the four built-in roles: if none is given,
+        *approver* is added for a user with custom roles, and *user* otherwise. Raises `DefinitionError` for an invalid
+        name, role or secret.
         """
         if not _NAME.fullmatch(name) or name == _RESERVED:
             raise DefinitionError(
@@ -192,7 +192,7 @@ class People:
     def sign_in(self, name: str, *, host: str, issuer: str, address: str) -> Credentials:
         """Begin a session and return its secrets.
 
-        `host` is the host and port that it is valid for. `issuer` says what kind of credential it was exchanged for.
+        `host` is the host and port for which the session is valid. `issuer` identifies what it was exchanged for.
         """
         made = Credentials(secrets.token_hex(8), secrets.token_urlsafe(32), secrets.token_urlsafe(32))
         now = self._now()
@@ -213,7 +213,7 @@ class People:
         return made
 
     def session_of(self, secret: str, key: str | None, *, host: str, issuer: str) -> Session | None:
-        """Return the session with this cookie. None if it has ended, or was made for another host or issuer.
+        """Return the session with this cookie, or None if it has ended or was made for another host or issuer.
 
         If `key` is None, the key is not checked.
         """
@@ -303,7 +303,7 @@ class People:
 
 
 def people_path(journal: Path) -> Path:
-    """Return the path of the users file of a server with this journal. It is beside the journal."""
+    """Return the path of the users file that belongs to a journal, which is in the same folder."""
     return journal.with_name(f"{journal.stem}.people.db")
 
 

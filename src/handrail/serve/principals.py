@@ -151,7 +151,7 @@ class Principals:
     # Signing in and out.
 
     async def sign_in(self, request: Request, body: LoginBody) -> Cookie:
-        """Exchange a link, a token, or a name and its password for a session. Raises `RequestRefused` if it is wrong."""
+        """Exchange a link, a token, or a name and password for a session. Raises `RequestRefused` if they are wrong."""
         if self._authenticate is not None:
             raise RequestRefused(
                 404, "NotFound", "this server has no sign-in of its own: the app authenticates requests"
@@ -161,7 +161,11 @@ class Principals:
         if body.link:
             name = self._take_link(request, body.link)
             if self.has_people and self.people.find(name) is None:
-                raise self._wrong_secret(request, "SignInWrong", "you are no longer a user of this server")
+                raise self._wrong_secret(
+                    request,
+                    "SignInWrong",
+                    "you are no longer a user of this server. Ask its operator to add you.",
+                )
             person = self._person(name)
         elif self.has_people:
             person = await self._check_secret(request, body.name, body.password or body.token)
@@ -185,7 +189,7 @@ class Principals:
     def watch(self, person: Person) -> Callable[[], bool]:
         """Return a function that tells whether a person may continue to read an open stream.
 
-        The function is cheap: it reads users and sessions again only after one of them has changed.
+        Calling it is cheap: users and sessions are read again only after one of them has changed.
         """
         checked = self.people.generation()
         current = True
@@ -227,7 +231,7 @@ class Principals:
         return self._person(found.name, found.id)
 
     def _is_own_origin(self, request: Request) -> bool:
-        """Return whether a request comes from this server's own page, or from a client other than a page."""
+        """Return whether a request comes from this server's own page, or not from a page at all."""
         origin = request.headers.get("origin")
         return origin is None or origin.lower() == f"{request.url.scheme}://{_host(request)}"
 

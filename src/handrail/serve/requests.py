@@ -82,7 +82,7 @@ def parse(data: bytes, kind: type[T]) -> T:
 
 
 def parse_json(data: bytes) -> Any:
-    """Parse JSON that can be stored and shown unchanged. Raises `RequestRefused` if the JSON can't be.
+    """Parse JSON that can be stored and shown unchanged. Raises `RequestRefused` for all other JSON.
 
     Duplicate names in an object, infinite numbers, NaN, integers of more than 64 bits, lone surrogates, and more than
     64 levels of nesting are refused.
@@ -120,13 +120,13 @@ def _refuse_constant(word: str) -> Any:
 def _parse_float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError("a number is too large")
+        raise ValueError("a number is too large for a 64-bit float")
     return value
 
 
 def _parse_int(text: str) -> int:
     if len(text) > 20 or not -(2**63) <= (value := int(text)) < 2**64:
-        raise ValueError("an integer has more than 64 bits")
+        raise ValueError("an integer needs more than 64 bits")
     return value
 
 

@@ -1,4 +1,4 @@
-"""`may`: tells what each role allows. The table `ALLOWED` is the only place that defines this."""
+"""`may`: tells whether a role allows an action. The table `ALLOWED` is the only place that defines this."""
 
 from __future__ import annotations
 

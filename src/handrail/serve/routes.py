@@ -212,7 +212,7 @@ class Routes:
         return response
 
     async def health(self, request: Request) -> Response:
-        """Report whether the server is up. Only authenticated clients get the version and the numbers of runs."""
+        """Report whether the server is up. Only authenticated clients also get the version and the numbers of runs."""
         stopping = self._threads.stopping
         health: dict[str, Any] = {"status": "stopping" if stopping else "ok"}
         if self._has_oidc:
@@ -270,7 +270,7 @@ class Routes:
         return await self._stream(request, chunks)
 
     async def events(self, request: Request) -> Any:
-        """Stream a thread's events after a position. If that position is no longer kept, send a snapshot first."""
+        """Stream a thread's events after a position. If the feed no longer keeps that position, send a snapshot first."""
         thread = self._thread(request)
         query = request.query_params
         nested = query.get("v") != "0"
@@ -370,7 +370,7 @@ class Routes:
         if self._threads.unfinished(thread.principal) >= self._limits.runs_per_principal:
             await self._threads.poll()  # some of the runs may have been answered or cancelled just now
         with self._run_slot(thread.principal):
-            # Shielded, so that the run is recorded completely even if the client disconnects.
+            # Shielded, so that the run is fully recorded even if the client disconnects.
             run_id = await asyncio.shield(thread.say(text, **options))
         self._metrics.add(RUNS_STARTED)
         return run_id

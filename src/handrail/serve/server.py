@@ -1,4 +1,4 @@
-"""`run`: serves an app in a process of its own, with a listening socket, a uvicorn server and an orderly shutdown."""
+"""`run`: serves an app in its own process, with a listening socket, a uvicorn server and an orderly shutdown."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def server_for(
 
 
 class Connections:
-    """A server's open connections. Adds two timeouts to uvicorn's and limits the idle connections of each address.
+    """A server's open connections, with two timeouts that uvicorn lacks and a limit on idle connections.
 
     A client that does not finish a request's headers in time gets a 408 and is disconnected. A client that stops
     reading while data is waiting for it is also disconnected. uvicorn has no option for either, so its protocol is

@@ -69,7 +69,7 @@ class _State(NamedTuple):
     questions: Sequence[Question]
     live: LiveRun | None
     open: Sequence[Event]
-    """The events that bring a client that joins now up to date with the active run."""
+    """The events that bring a newly joined client up to date with the active run."""
     since: Sequence[Item]
     """The events that arrived while the journal was being read."""
     last: int

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """What a server's threads talk to: a prompt or a worker."""
+    """A prompt or a worker that a server's threads talk to."""
 
     @property
     def name(self) -> str: ...
@@ -44,7 +44,7 @@ class Source(Protocol):
 
     @property
     def files(self) -> Any:
-        """The filesystem that the source's runs change: a filesystem, a `PrincipalFiles`, or None."""
+        """The files that the source's runs change: a filesystem, a `PrincipalFiles`, or None if there are none."""
         ...
 
     def files_of(self, principal: str) -> Any:

@@ -132,9 +132,9 @@ class Thread:
     async def answer(self, answers: Sequence[Answer], *, leg: str = "") -> str:
         """Accept answers to this thread's questions, continue the run, and return the id of its leg.
 
-        Raises `AnswerRefused` if an answer is invalid. Then no answer is accepted, except that some errors can only be
-        detected by the tool that asked. Repeating an answer is harmless, even after the run has ended. A repeated answer
-        opens no leg, and the returned id is "".
+        Raises `AnswerRefused` if an answer is invalid. Then no answer is accepted, unless only the tool that asked can
+        detect the error. Repeating an answer is harmless, even after the run has ended: it opens no leg, and the
+        returned id is "".
         """
         async with self._lock:
             asked = await self._asked([each.question_id for each in answers])
@@ -159,7 +159,7 @@ class Thread:
             if live is not None or not taken:
                 return leg if taken else ""
             if self._setup.stopping or self._is_elsewhere(await self._journal.runs.get(taken)):
-                return ""  # the answer is recorded, and the process that next takes the run will read it
+                return ""  # the answer is recorded, and the next process to take the run will read it
             return await self._go_on(taken, leg)
 
     async def cancel(self) -> None:
@@ -168,11 +168,11 @@ class Thread:
             live = await self._settled()
             if live is not None:
                 await live.cancel()
-            row = await self.newest()  # always, because the run may have been parked just now
+            row = await self.newest()  # do this always, because the run may have been parked just now
             if row is None or row.status in OVER:
                 return
             ended = await runs.cancel(self._journal, row.record.id)
-            self._session = None  # it is outdated, because the cancellation is in the journal only
+            self._session = None  # the session is outdated, because only the journal has the cancellation
             if ended.status in OVER and (live is None or live.parked):
                 told = Translator(self.id, row.record.id)
                 self.feed.append([*told.begin_leg(self._setup.new_id()), *told.cancel()])
@@ -213,7 +213,7 @@ class Thread:
         return approvals_of(await self._session_as_decided()).list()
 
     async def revoke(self, approval_id: str) -> None:
-        """Revoke a remembered decision, also in the active run. Raises `SessionError` if there is no such decision."""
+        """Revoke a remembered decision, also for the active run. Raises `SessionError` if there is no such decision."""
         approvals_of(await self._session_as_decided()).revoke(approval_id, self.principal)
 
     async def forget(self) -> None:

@@ -204,7 +204,7 @@ def _render_message(
 
 
 def render_open(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """Render messages that are still being written, from the events that are sent to a client that joins now."""
+    """Render messages that are still being written, from the events for a newly joined client."""
     out: dict[str, dict[str, Any]] = {}
     calls: dict[str, dict[str, Any]] = {}
     for event in events:

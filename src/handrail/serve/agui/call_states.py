@@ -1,4 +1,4 @@
-"""`CallStates` and `Subagents`: the calls and nested runs that are in progress, as AG-UI clients are shown them.
+"""`CallStates` and `Subagents`: the calls and nested runs in progress, as AG-UI clients see them.
 
 `CallStates` tracks each call's place, status, progress and cost. `Subagents` tracks the nested runs. A nested run
 is started at most once in each leg and closed before the leg ends.
@@ -107,7 +107,7 @@ class CallStates:
         return [_call_event(call)]
 
     def _around(self, call_id: str) -> str | None:
-        """Return the id of the nearest known call around an inner call, or None. Records the inner call's place."""
+        """Return the id of the call that contains an inner call, or None if it is unknown. Record the inner call's place."""
         for outer, attempt, number in outer_call_ids(call_id):
             place = self._places.get(outer)
             if place is not None:
@@ -116,7 +116,7 @@ class CallStates:
         return None
 
     def set_waiting(self, call_id: str, waits: bool) -> list[Event]:
-        """Mark a call as waiting for an answer or as running. Return the event for the change, or nothing."""
+        """Mark a call as waiting or running. Return the event for the change, or no event if nothing changed."""
         call = self._live.get(call_id)
         status = "waiting" if waits else "running"
         if call is None or call.facts["status"] == status:
@@ -221,7 +221,7 @@ def usage_json(usage: Usage) -> dict[str, int]:
 
 
 class Subagents:
-    """The runs nested in one run, as clients are shown them in the current leg.
+    """The runs nested in one run, as clients see them in the current leg.
 
     A nested run is started by its first event, after the run that contains it. Before an interrupt, it is closed as
     suspended. The next leg starts it again under the same id.
@@ -236,7 +236,7 @@ class Subagents:
         self._closed: set[str] = set()
 
     def run(self, run_id: str) -> OpenRun:
-        """Return the state of a run. A new run's state is created."""
+        """Return a run's state. Create it if the run is new."""
         run = self._runs.get(run_id)
         if run is None:
             run = self._runs[run_id] = OpenRun(run_id, run_id)

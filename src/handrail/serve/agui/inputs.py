@@ -248,7 +248,7 @@ async def _submit(thread: Thread, input: RunInput, recorded: Sequence[QuestionRe
         raise RequestRefused(
             422,
             "NothingSaid",
-            "this input contains nothing new. Add a user message, or answer an interrupt with `resume`.",
+            "this input contains no new message. Add a user message, or answer an interrupt with `resume`.",
             fields=[("/messages", "there is no user message after the last answer")],
         )
     if open:

@@ -36,7 +36,7 @@ FRONTEND_TOOL = "frontend_tool"
 
 
 def question_json(question: Question) -> dict[str, Any]:
-    """Return a question in the JSON form that the page reads. `rows` holds the payload as people are shown it."""
+    """Return a question in the JSON form that the page reads. `rows` holds the payload as people see it."""
     shown: dict[str, Any] = plain_json(msgspec.to_builtins(question))
     shown["rows"] = msgspec.to_builtins(question.rows)
     del shown["principal"], shown["decision_keys"]
@@ -44,12 +44,12 @@ def question_json(question: Question) -> dict[str, Any]:
 
 
 def interrupt_id(question: Question) -> str:
-    """Return the id that answers to a question use: the question's id and a prefix of its digest."""
+    """Return the id that an answer refers to: the question's id and a prefix of its digest."""
     return f"{question.id}#{question.digest[:16]}"
 
 
 def is_pending_call(question: Question) -> bool:
-    """Return whether a question is a call of one of the client's own tools, which a tool message answers."""
+    """Return whether a question is a call to one of the client's own tools, which a tool message answers."""
     return question.kind == "input" and question.name == FRONTEND_TOOL
 
 
@@ -58,7 +58,7 @@ def interrupt_leg(
 ) -> Event:
     """Return the event that ends a leg because everything in the run waits for an answer.
 
-    Waiting for nothing but the client's own tools is not an interrupt: the event lists their calls as pending.
+    If the run waits only for the client's own tools, the event is not an interrupt, but lists the pending calls.
     """
     asked = [question for question in questions if not is_pending_call(question)]
     pending = [question.call_id for question in questions if is_pending_call(question)]
@@ -74,7 +74,7 @@ def interrupt_leg(
 
 
 def interrupt(question: Question, call_at: CallAt, older: bool = False) -> Interrupt:
-    """Return a question as an interrupt that is attached to a call that the client knows."""
+    """Return a question as an interrupt, attached to a call that the client knows."""
     place = place_of_question(question)
     found = (outermost if older else holder)(place, question.run_id, call_at)
     nested = found is not None and found.run_id != question.run_id

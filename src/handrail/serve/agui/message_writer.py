@@ -23,7 +23,7 @@ from handrail.place import split_run_id
 from handrail.serve.agui.wire_events import Event, clean, delta, wire_event
 
 MOST_CHARACTERS = 100_000
-"""Maximum number of characters of a call's result that is sent to clients."""
+"""Maximum number of characters of a call's result that are sent to clients."""
 _NOT_MADE = "This call was not made, because the model's answer that contained it failed."
 
 
@@ -101,7 +101,7 @@ class OpenRun:
 
 
 class MessageWriter:
-    """Turns what the models of one thread write into AG-UI events. Everything is started once and ended once."""
+    """Turns what a thread's models write into AG-UI events. Everything is started once and ended once."""
 
     def __init__(self, known: Known) -> None:
         self._known = known
@@ -185,7 +185,7 @@ class MessageWriter:
             rest = rest[len(begun.arguments) :] if rest.startswith(begun.arguments) else ""
         return [*events, *self._arguments(run, asked.id, rest), self._end_call(run, asked.id)]
 
-    # Dropping answers, and clients that join in the middle of one.
+    # Failed answers, and clients that join in the middle of an answer.
 
     def drop(self, run: OpenRun) -> list[Event]:
         """Return the events that end the started parts of a failed answer, whose calls were not made."""
@@ -205,7 +205,7 @@ class MessageWriter:
         return [self._end_call(run, writing.id), self.result(writing.id, _NOT_MADE, run.tag)]
 
     def so_far(self, run: OpenRun) -> list[Event]:
-        """Return the events that a client needs if it joins in the middle of an answer."""
+        """Return the events for a client that joins in the middle of an answer."""
         events: list[Event] = []
         if run.thought is not None:
             events += self._start_thought(run)
@@ -234,7 +234,7 @@ class MessageWriter:
         return open
 
     def result(self, call_id: str, text: str, tag: str | None) -> Event:
-        """Return the event with a call's result, in the text that the model receives."""
+        """Return the event with a call's result, which is the text that the model receives."""
         result = ToolCallResultEvent(message_id=result_id(call_id), tool_call_id=call_id, content=clean(text))
         return wire_event(result, tag)
 
@@ -281,7 +281,7 @@ def call_json(id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def shorten(text: str, run_id: str) -> str:
-    """Shorten a call's result to its first 100,000 characters, the part that clients are sent.
+    """Shorten a call's result to its first 100,000 characters, which is all that clients are sent.
 
     The model and the journal have the whole result. Clients are sent less because many results may arrive at once,
     and a reader that falls too far behind in a feed loses its place.

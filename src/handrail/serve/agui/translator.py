@@ -183,7 +183,7 @@ class Translator:
         )
 
     def open(self) -> list[Event]:
-        """Return the events that bring a client that joins now up to date.
+        """Return the events that bring a newly joined client up to date.
 
         They are sent after the leg's start, the messages and the state.
         """
@@ -228,7 +228,7 @@ class Translator:
     # --- reports from outside the run --------------------------------------------------------------
 
     def changed(self, state: Any) -> list[Event]:
-        """Return the event for the difference from the last state that was sent, or nothing if they are equal."""
+        """Return the event for the difference from the last state that was sent, or no event if there is none."""
         before, self._state = self._state, state
         operations = state_patch(before, state)
         if not operations or self._leg is None:
@@ -247,7 +247,7 @@ class Translator:
         ]
 
     def close(self, question_id: str, outcome: str, by: str = "") -> list[Event]:
-        """Return the events that announce that a question was closed, or nothing if it was not open."""
+        """Return the events that announce that a question was closed, or none if it was not open."""
         call_id = self._asked.pop(question_id, None)
         if call_id is None:
             return []
@@ -256,7 +256,7 @@ class Translator:
         return [*self._calls.set_waiting(call_id, waits), custom("handrail.question.closed", value)]
 
     def committed(self, call_id: str, diff: str, paths: Sequence[str]) -> list[Event]:
-        """Return the event that reports the files that a finished call changed, or nothing if it changed none."""
+        """Return the event that reports the files that a finished call changed, or no event if it changed none."""
         return [self._calls.commit(call_id, diff, list(paths))] if diff or paths else []
 
     def recall(self, run_id: str, said: Sequence[Message]) -> None:
@@ -314,14 +314,14 @@ class Translator:
         return self._said(message, run)
 
     def _said(self, message: UserMessage, run: OpenRun) -> list[Event]:
-        """Return the event that shows the user's message in the page's other windows. Its sender already has it."""
+        """Return the event that shows the user's message in the page's other windows. The sender already has it."""
         id = f"{run.id}/user"
         if run.tag is not None or message.by_run:
             return []
         return [custom("handrail.message", {"id": id, "role": "user", "content": clean(message.text)})]
 
     def _result(self, call_id: str, text: str, run: OpenRun) -> list[Event]:
-        """Return the event with a call's result, or nothing if the call is unknown to clients or its result was sent."""
+        """Return the event with a call's result. There is none if clients don't know the call or already have its result."""
         known = self._known
         if call_id not in known.calls or call_id in known.results:
             return []

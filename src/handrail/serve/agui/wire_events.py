@@ -63,7 +63,10 @@ def custom(name: str, value: Any, subagent: str | None = None) -> Event:
 
 
 def plain_json(value: object) -> Any:
-    """Return any value as JSON that every client can read, with secrets masked, no infinities, and only valid text."""
+    """Return any value as JSON that every client can read.
+
+    Secrets are masked, infinite numbers become null, and lone surrogates are replaced.
+    """
     try:
         written = pydantic_core.to_json(value, inf_nan_mode="null", fallback=_unknown)
     except (pydantic_core.PydanticSerializationError, ValueError, RecursionError):
@@ -72,7 +75,7 @@ def plain_json(value: object) -> Any:
 
 
 def clean(text: str) -> str:
-    """Return a text without lone surrogates, which file names may contain and no encoder accepts."""
+    """Return the text with lone surrogates replaced. File names may contain them, but no encoder accepts them."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -83,10 +86,10 @@ def _unknown(value: object) -> Any:
 
 
 def state_patch(before: Any, after: Any) -> list[dict[str, Any]]:
-    """Return the JSON Patch between two states, each `{type name: [items]}`. It is empty if they are equal.
+    """Return the JSON Patch from one state to another. It is empty if they are equal.
 
-    If items were appended to a list, which is the usual change, the patch appends them. For any other change
-    it replaces the whole list.
+    A state is `{type name: [items]}`. If items were appended to a list, which is the usual change, the patch appends
+    them. For any other change it replaces the whole list.
     """
     if before == after:
         return []
