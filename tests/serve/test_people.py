@@ -173,9 +173,8 @@ async def test_wrong_passwords_are_slowed_by_address_and_by_name_and_logged():
     assert await refusal(principals, "2.2.2.2", "ann", SECRET) == "", "others are not locked out"
     clock.seconds += 6
     assert await refusal(principals, "1.1.1.1", "ann", SECRET) == ""
-    for number in range(
-        17
-    ):  # ann has 3 wrong attempts so far, and more from other addresses slow down the name
+    # ann has 3 wrong attempts so far, and more from other addresses slow down the name
+    for number in range(17):
         await refusal(principals, f"3.3.3.{number}", "ann", "x")
     assert await refusal(principals, "4.4.4.4", "ann", "x") == "SignInWrong"
     assert await refusal(principals, "5.5.5.5", "ann", "x") == "SignInWrong"

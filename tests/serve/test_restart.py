@@ -428,9 +428,8 @@ async def test_killed_while_a_question_is_open(tmp_path: Path) -> None:
     assert await asyncio.to_thread(killed, tmp_path, plan([WRITE], [["choose", {}]], "ok")) == "asked"
     async with served(tmp_path, tools=[Held().tool]) as app:
         thread = app.thread()
-        await settle(
-            thread
-        )  # the killed process did not park the run, so the new one resumes it until it waits again
+        # the killed process did not park the run, so the new one resumes it until it waits again
+        await settle(thread)
         [question] = await thread.questions()
         await give(thread, question, {"n": 6})
         await over(thread)

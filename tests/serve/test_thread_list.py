@@ -23,8 +23,8 @@ from support.serving import serving, source
 
 SESSIONS = st.lists(
     st.tuples(
-        st.floats(0, 2e9)
-        | st.integers(0, 2).map(float),  # the time of the last change, which many threads share
+        # the time of the last change, which many threads share
+        st.floats(0, 2e9) | st.integers(0, 2).map(float),
         st.sampled_from(["local/t{}", "t{}", "local/no thread {}", "local/a/t{}", "/local/t{}"]),
         st.sampled_from(["", "red", "Red and BLUE", "blue\nred"]),
     ),

@@ -138,9 +138,8 @@ class Thread:
         """
         async with self._lock:
             asked = await self._asked([each.question_id for each in answers])
-            live = (
-                await self._settled()
-            )  # after reading, because the run may have been parked in the meantime
+            # after reading the questions, because the run may have been parked in the meantime
+            live = await self._settled()
             now = self._setup.clock.now()
             for each in answers:
                 if asked[each.question_id].answer is None:

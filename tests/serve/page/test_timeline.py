@@ -1,4 +1,4 @@
-"""The page's timeline in a real browser, with elements found by role and label, under the real policy."""
+"""The page's timeline in a real browser, found by role and label, under the page's content security policy."""
 
 from __future__ import annotations
 
@@ -143,9 +143,8 @@ def test_zoom_and_fit(shown: Widgets):
     """Each zoom step doubles the width, and Fit shows the whole timeline again."""
     shown.show("timeline", tree=RUN)
     page = shown.page
-    expect(page.get_by_role("img")).to_have_attribute(
-        "width", re.compile(r"\d{3}")
-    )  # the layout has finished
+    # wait until the layout has finished
+    expect(page.get_by_role("img")).to_have_attribute("width", re.compile(r"\d{3}"))
     before = bars(shown)[0]["width"]
     page.get_by_role("button", name="Zoom in").click()
     page.get_by_role("button", name="Zoom in").click()

@@ -1,4 +1,4 @@
-"""The page's forms and renderers in a real browser, with elements found by role and label, under the real policy."""
+"""The page's forms and renderers in a real browser, found by role and label, under the page's content security policy."""
 
 from __future__ import annotations
 
