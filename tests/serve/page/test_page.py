@@ -325,7 +325,7 @@ def test_a_change_is_denied_by_keys_with_a_reason(page: Page, desk: Desk):
     """Alt+Q focuses the question, R asks for a reason, and Enter sends the denial. The model receives the reason."""
     say(page, "edit")
     expect(question(page, "Approval of edit_file")).to_be_visible()
-    page.keyboard.press("a")  # in the message field, R is just a letter
+    page.keyboard.press("a")  # in the message field, A is just a letter
     expect(page.get_by_label("Message", exact=True)).to_have_value("a")
     page.keyboard.press("Enter")  # the message can't be sent now, so the page keeps the text and says so
     expect(page.get_by_label("Message", exact=True)).to_have_value("a")
