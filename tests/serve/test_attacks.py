@@ -1,4 +1,4 @@
-"""The attack table: requests by strangers, other principals and broken clients, and the server's responses.
+"""The attack table: requests from strangers, other principals and broken clients, and how the server responds.
 
 After every attack the server still works. `python tests/serve/test_attacks.py` prints the table.
 """
@@ -25,7 +25,7 @@ SAY = {"text": "hello"}
 
 @dataclass(frozen=True)
 class Attack:
-    """One row of the table: an attack, the server's options, and what to check afterwards."""
+    """One row of the table: an attack, and the options of the server that it needs."""
 
     name: str
     do: Callable[[Client], Awaitable[str]]
@@ -44,7 +44,7 @@ ATTACKS: list[Attack] = []
 def attack(
     name: str, *, files: bool = False, alone: bool = False, **options: Any
 ) -> Callable[[Callable[[Client], Any]], None]:
-    """Add a row to the table. The decorated function makes the attack and returns a description of the response."""
+    """Add a row to the table. The decorated function makes the attack and returns a short description of the response."""
 
     def add(do: Callable[[Client], Any]) -> None:
         ATTACKS.append(Attack(name, do, options, files, alone))
@@ -60,7 +60,7 @@ def refused(said: Said, status: int, kind: str) -> str:
 
 
 def malformed(said: Said) -> str:
-    """Check that uvicorn refused an unparsable request with its own message, before the app was called."""
+    """Check that uvicorn refused a malformed request with its own message, before the app was called."""
     assert (said.status, said.body) == (400, b"Invalid HTTP request received."), said
     return "400, by uvicorn"
 
@@ -291,7 +291,7 @@ async def _(client: Client) -> str:
 
 
 def hook_with_defects(request: Any) -> Any:
-    """Return the principal named by the header, even an invalid one; raise KeyError without the header."""
+    """Return the principal that the header names, even if it is invalid. Raises KeyError if there is no header."""
     return {"nobody": None, "number": 7, "line": "a\nb", "long": "x" * 300}.get(
         request.headers["x-who"], "zoe"
     )
@@ -431,7 +431,7 @@ async def _(client: Client) -> str:
             stream = await stack.enter_async_context(client.stream("GET", "/threads/a/events?follow=1"))
             assert stream.status == 200
         said = await client.ask("GET", "/threads/a/events?follow=1")
-    for _ in range(100):  # a stream's place is free as soon as its client disconnects
+    for _ in range(100):  # a stream's slot is free as soon as its client disconnects
         if not client.app.streams.count:
             break
         await asyncio.sleep(0.02)
@@ -462,7 +462,7 @@ async def _(client: Client) -> str:
         if client.app.threads.parked == 2:
             break
         await asyncio.sleep(0.01)
-    refused(await client.ask("POST", "/threads/c/messages", SAY), 429, "TooManyRuns")  # parked ones count too
+    refused(await client.ask("POST", "/threads/c/messages", SAY), 429, "TooManyRuns")  # parked runs count too
     assert (await client.ask("POST", "/threads/a/cancel", {})).status == 202
     return refused(said, 429, "TooManyRuns")
 
@@ -551,7 +551,7 @@ async def _(client: Client) -> str:
     assert (await client.asked("a"))["id"] == asked["id"]
     assert (await client.ask("POST", path, good)).status == 200
     await client.idle("a")
-    assert (await client.ask("POST", path, good)).status == 200  # a repeated answer is harmless
+    assert (await client.ask("POST", path, good)).status == 200  # sending the answer again is harmless
     over = await client.ask("POST", path, {**good, "value": {"seats": 3, "name": "Eve"}})
     return "422 BodyUnfit, 422 AnswerRefused, " + refused(over, 409, "AnswerRefused")
 
@@ -718,7 +718,7 @@ async def _(client: Client) -> str:
 
 @attack("a broken chunk while the answer is being sent", limits=Limits(body_bytes=1000))
 async def _(client: Client) -> str:
-    """A broken chunk during the response closes the connection, since uvicorn can't send a 400 in the middle of it."""
+    """A malformed chunk closes the connection, because uvicorn can't send a 400 in the middle of a response."""
     reader, writer = await client.connect()
     writer.write(
         client.head("POST", "/threads/a/messages", {"Content-Length": "-", "Transfer-Encoding": "chunked"})

@@ -1,4 +1,4 @@
-"""How people and programs get in: the link that works once, the token, and what commands of tools can find of them."""
+"""How people and programs get in: the one-time link, the token, and what a tool's commands can find of either."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_a_link_works_once_and_the_next_one_is_offered(tmp_path: Path):
         await client.serves(other)
 
 
-async def test_a_refused_link_is_no_more_use_than_a_wrong_token(tmp_path: Path):
+async def test_a_wrong_link_token_or_password_is_refused(tmp_path: Path):
     async with serving(tmp_path, token=None) as client:
         for given in (
             {"link": "x" * 43},
@@ -108,7 +108,7 @@ async def test_an_app_under_another_server_logs_its_link(tmp_path: Path, caplog:
     assert re.search(r"/#link=[\w-]{43}$", caplog.records[0].getMessage())
 
 
-def test_the_browser_is_led_by_a_private_file_not_by_an_argument(monkeypatch: pytest.MonkeyPatch):
+def test_the_browser_gets_the_link_from_a_private_file_not_from_an_argument(monkeypatch: pytest.MonkeyPatch):
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     file = BrowserFile()
@@ -122,7 +122,7 @@ def test_the_browser_is_led_by_a_private_file_not_by_an_argument(monkeypatch: py
     assert not path.parent.exists()
 
 
-# --- what a command can find --------------------------------------------------------------------------
+# --- what a tool's command can find --------------------------------------------------------------------
 
 SPYING = '''"""A desk whose tool runs a command with nothing around it, as the same user, with the network."""
 import subprocess, sys
@@ -158,7 +158,7 @@ print(json.dumps({"found": found, "answer": answer}))
 
 @contextmanager
 def real_server(folder: Path, *given: str, **env: str) -> Generator[tuple[Client, str]]:
-    """Run `handrail serve` in a real process, which has the environment it was started with."""
+    """Run `handrail serve` in a real process with its own environment."""
     kept = {name: value for name, value in os.environ.items() if name != "HANDRAIL_TOKEN"}
     program = [
         sys.executable,
@@ -187,7 +187,7 @@ def real_server(folder: Path, *given: str, **env: str) -> Generator[tuple[Client
 
 @pytest.mark.parametrize("how", ["environment", "link"])
 def test_a_command_of_a_tool_finds_no_token_and_can_not_approve(tmp_path: Path, how: str):
-    """Not in its environment, not in the server's as the kernel shows it, not in arguments or files."""
+    """A tool's command finds the secret in no environment, not even the server's, and in no arguments or files."""
     (tmp_path / "desk.py").write_text(SPYING)
     (tmp_path / "spy.py").write_text(SPY)
     env = {"HANDRAIL_TOKEN": TOKEN} if how == "environment" else {}

@@ -1,4 +1,4 @@
-"""Serving without its extra: whichever package is missing, the error names the extra to install."""
+"""Serving without the `serve` extra: whichever package is missing, the error says what to install."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def without(name: str, code: str, folder: Path) -> subprocess.CompletedProcess[s
 
 @pytest.mark.parametrize("name", ["starlette", "ag_ui"])
 def test_an_app_can_not_be_made_without_it(tmp_path: Path, name: str):
-    """An app can't be made if any of the extra's packages is missing, and the error says how to install it."""
+    """If any of the extra's packages is missing, an app can't be made, and the error says how to install the extra."""
     ended = without(name, MADE, tmp_path)
     assert ended.returncode == 0, ended.stderr
     said = f"serving needs {name}, which is not installed. Install it with: pip install 'handrail[serve]'\n"

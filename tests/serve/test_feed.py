@@ -1,4 +1,4 @@
-"""Feeds: writers never wait for a reader, storage is bounded, and a position belongs to one feed."""
+"""Feeds: writers never wait for a reader, memory is bounded, and a position belongs to one feed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def numbers(items: Any) -> list[int]:
 
 
 async def read_all(feed: Feed, number: int, until: int) -> list[int]:
-    """Return the numbers of the events a reader receives after `number`, up to the last one."""
+    """Return the numbers of the events that a reader receives after `number`, up to the last one."""
     seen: list[int] = []
     while number < until:
         for item in await feed.after(number):
@@ -50,7 +50,7 @@ async def test_each_event_is_encoded_once_and_read_by_all() -> None:
     most_bytes=st.integers(1, 600),
 )
 def test_what_is_kept_is_bounded_and_the_newest(lengths: list[int], most_items: int, most_bytes: int) -> None:
-    """Whatever is appended, in any portions, the bounds hold and the newest event is kept."""
+    """Whatever is appended, and in whatever portions, the limits hold and the newest event is kept."""
     feed = Feed("boot", most_items=most_items, most_bytes=most_bytes)
     for length in lengths:
         feed.append([token("x" * length)])
@@ -94,7 +94,7 @@ async def test_a_reader_that_sleeps_falls_out_and_holds_nothing() -> None:
         "boot-" + "9" * 400,
     ],
 )
-def test_ids_of_another_feed_and_rubbish_name_no_place(id: str) -> None:
+def test_invalid_ids_and_ids_of_another_feed_have_no_position(id: str) -> None:
     feed = Feed("boot")
     feed.append([token("a"), token("b")])
     assert feed.number_of(id) is None
@@ -102,7 +102,7 @@ def test_ids_of_another_feed_and_rubbish_name_no_place(id: str) -> None:
 
 
 def test_the_first_event_is_told_at_once_and_the_next_together() -> None:
-    """The first event wakes a reader at once, later events wake it in batches every 20 ms, and no event is lost."""
+    """The first event wakes a reader at once. Later events wake it in batches every 20 ms, and no event is lost."""
 
     async def main() -> None:
         feed = Feed("boot", pause=0.02)
@@ -131,7 +131,7 @@ def test_the_first_event_is_told_at_once_and_the_next_together() -> None:
 
 
 def test_many_readers_are_woken_a_batch_and_not_a_token() -> None:
-    """With 200 viewers of one stream, each batch causes 200 wake-ups, however many tokens it has."""
+    """With 200 readers of one stream, each batch causes 200 wake-ups, however many tokens it contains."""
 
     async def main() -> None:
         feed = Feed("boot", pause=0.02)
@@ -161,7 +161,7 @@ async def test_waiting_ends_after_the_given_time_with_nothing() -> None:
 
 
 async def test_a_reader_that_leaves_is_forgotten() -> None:
-    """A feed keeps nothing about readers that left while they waited."""
+    """A feed keeps nothing about readers that left while they were waiting."""
     feed = Feed("boot")
     readers = [asyncio.ensure_future(feed.after(0)) for _ in range(50)]
     await asyncio.sleep(0)
@@ -196,12 +196,12 @@ async def test_legs_end_where_their_run_finishes_or_fails() -> None:
 
 @pytest.mark.parametrize("large", [1, 3])
 async def test_a_reader_that_waits_gets_what_comes_however_large(large: int) -> None:
-    """A reader that keeps up receives a batch larger than the limit, which the feed then no longer stores."""
+    """A reader that keeps up receives a batch that is larger than the limit. The feed does not keep it afterwards."""
     feed = Feed("boot", most_bytes=1000)
     feed.append([token("before")])
     readers = [asyncio.ensure_future(read_all(feed, 1, 4 + large)) for _ in range(3)]
     await asyncio.sleep(0)
-    feed.append([token("a")])  # wakes the readers at once, although they read only at their next turn
+    feed.append([token("a")])  # this wakes the readers at once, but they only read in their next turn
     feed.append([*[token("x" * 5000)] * large, token("b"), token("c")])
     assert await asyncio.gather(*readers) == [list(range(2, 5 + large))] * 3
     feed.append([token("d")])

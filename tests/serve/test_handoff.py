@@ -1,4 +1,4 @@
-"""One handoff object, answered in the page, at a terminal, and by a model."""
+"""One handoff object, which is answered in the page, at a terminal, and by a model."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ PATTERN = PATTERNS["flexible"]
 SAID = plan([[PATTERN.handoff, dict(PATTERN.arguments)]])
 
 Page = Callable[[str, str, dict[str, Any]], Awaitable[str]]
-"""A way to use the page: sends a message and the form's values, and returns the model's last text."""
+"""A way to use the page. It sends a message and the form's values, and returns the model's last text."""
 
 
 async def in_the_page(address: str, said: str, filled: dict[str, Any]) -> str:
-    """Use the page by making its requests directly."""
+    """Send the requests that the page would send."""
     async with aiohttp.ClientSession(address, headers=BEARER) as page:
         await post(page, "/threads/t/messages", {"text": said})
         while not (shown := await get(page, "/threads/t"))["questions"]:
@@ -61,7 +61,7 @@ async def in_a_browser(address: str, said: str, filled: dict[str, Any]) -> str:
         await page.get_by_role("button", name="Send", exact=True).last.click()
         await page.get_by_placeholder(
             "Write a message"
-        ).wait_for()  # the run is over, and the page accepts another message
+        ).wait_for()  # the run is over, so the page accepts another message
         said_last = await page.get_by_role("log").locator(".assistant").last.inner_text()
         await browser.close()
         return said_last
@@ -79,7 +79,7 @@ async def post(page: aiohttp.ClientSession, path: str, body: Any) -> None:
 
 @asynccontextmanager
 async def running(app: Any) -> AsyncGenerator[str]:
-    """Start the server on its own port, and yield its address."""
+    """Start the server on a port of its own, and yield its address."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
@@ -95,7 +95,7 @@ async def running(app: Any) -> AsyncGenerator[str]:
 
 
 def charged(request: ModelRequest) -> Any:
-    """Answer as a model that calls the handoff, and then reports its result."""
+    """Answer like a model that calls the handoff and then reports its result."""
     last = request.messages[-1]
     if isinstance(last, ToolMessage):
         return last.results[0].text

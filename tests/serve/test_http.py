@@ -1,4 +1,4 @@
-"""The server's routes over real connections: bodies, headers, health, readers, options, and the command."""
+"""The server's routes over real connections: bodies, headers, health, readers, options and the command."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ async def test_it_serves_over_ipv6(tmp_path: Path):
         await client.serves()
 
 
-async def test_a_defect_is_told_without_its_inside(
+async def test_an_internal_error_is_reported_without_details(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ):
     async with serving(tmp_path) as client:
@@ -307,8 +307,8 @@ async def test_a_server_that_stops_says_so_parks_and_ends_its_streams(tmp_path: 
 # --- readers ---
 
 
-async def test_a_reader_that_stalls_holds_nobody_up_and_is_let_go(tmp_path: Path):
-    """A reader that stalls is disconnected once its buffers are full; its run and all other runs continue."""
+async def test_a_reader_that_stalls_blocks_nobody_and_is_disconnected(tmp_path: Path):
+    """A reader that stalls is disconnected once its buffers are full, while its run and all other runs continue."""
     async with serving(tmp_path, limits=Limits(write_seconds=0.5)) as client:
         await client.say("a", "hello")
         await client.idle("a")
@@ -333,7 +333,7 @@ async def test_a_reader_that_stalls_holds_nobody_up_and_is_let_go(tmp_path: Path
         await client.serves()
 
 
-async def test_a_reader_that_goes_is_noticed_at_once_and_is_no_cancel(tmp_path: Path):
+async def test_a_reader_that_leaves_is_noticed_at_once_and_cancels_nothing(tmp_path: Path):
     async with serving(tmp_path) as client:
         await client.say("a", "call order")
         await client.asked("a")
@@ -348,7 +348,7 @@ async def test_a_reader_that_goes_is_noticed_at_once_and_is_no_cancel(tmp_path: 
 
 
 async def test_many_runs_stream_at_once(tmp_path: Path):
-    """Sixty concurrent runs all complete, under a smaller version of the load in `bench/serving.py`."""
+    """Sixty concurrent runs all complete. This is a smaller version of the load in `bench/serving.py`."""
     limits = Limits(streams=200, runs_per_principal=200, burst=1000)
     async with serving(tmp_path, limits=limits) as client:
 
@@ -362,8 +362,8 @@ async def test_many_runs_stream_at_once(tmp_path: Path):
         assert client.app.streams.count == 0
 
 
-async def test_viewers_that_only_look_wake_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """While nothing happens, sixty viewers cause fewer than sixty turns of the event loop in two seconds."""
+async def test_idle_viewers_do_not_wake_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """While nothing happens, sixty viewers cause fewer than sixty iterations of the event loop in two seconds."""
     async with serving(tmp_path) as client, contextlib.AsyncExitStack() as stack:
         await client.say("a", "hello")
         await client.idle("a")
@@ -383,7 +383,7 @@ async def test_viewers_that_only_look_wake_nobody(tmp_path: Path, monkeypatch: p
 # --- options of the app ---
 
 
-def test_a_rate_gives_so_many_and_fills_again():
+def test_a_rate_limit_allows_a_burst_and_refills():
     class Clock:
         at = 0.0
 
@@ -497,7 +497,7 @@ def command(folder: Path, *given: str, **env: str) -> Program:
 
 @contextlib.contextmanager
 def started(folder: Path, *given: str, **env: str) -> Generator[tuple[Program, str]]:
-    """Start the command, and return the first line it prints."""
+    """Start the command and return the first line that it prints."""
     process = command(folder, *given, "--port", "0", **env)
     assert process.stdout is not None
     assert process.stderr is not None
@@ -575,7 +575,7 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path):
     ("given", "words"),
     [
         (["nothing"], "neither a folder, a worker's file nor a module"),
-        (["nothing.py"], "there is no module"),
+        (["nothing.py"], "there is no file 'nothing.py'"),
         (["desk:none"], "no Agent or Prompt called 'none'"),
         (["desk.py", "--token", "a-long-token-in-arguments"], "No such option: --token"),
         (["desk.py", "--token-file", "desk.py"], "others may read it. Run: chmod 600 desk.py"),

@@ -1,4 +1,4 @@
-"""Results too large to display: they end no stream, and the complete result remains available."""
+"""Results that are too large to show: they end no stream, and the whole result stays available."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from support.serving import serving
 
 @tool(effect="read")
 async def dump(pages: int) -> str:
-    """Return this many pages of a million characters."""
+    """Return this many pages of a million characters each."""
     return "é" * 1_000_000 * pages
 
 
 def told(asked: list[int]) -> PromptSource:
-    """Make an app whose model makes these calls concurrently, then replies with the sizes of their results."""
+    """Return an app whose model makes these calls concurrently and then replies with the sizes of their results."""
 
     def play(request: ModelRequest) -> Any:
         last = request.messages[-1]

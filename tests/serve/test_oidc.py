@@ -1,4 +1,4 @@
-"""Signing in with an OpenID Connect provider: the mock from PyPI, in a process of its own."""
+"""Signing in with an OpenID Connect provider, which is a mock from PyPI in its own process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 
 
 def fetch(address: str, form: dict[str, str] | None = None) -> tuple[int, str]:
-    """Return the status of an address and where it leads, without going there."""
+    """Return the status of an address and where it redirects to, without following the redirect."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stay())
     data = None if form is None else urllib.parse.urlencode(form).encode()
     try:
@@ -89,14 +89,14 @@ def issuer() -> Generator[str]:
 
 
 async def begun(client: Client) -> tuple[str, dict[str, str]]:
-    """Begin a sign-in, and return where the provider wants the browser, and the browser's cookie."""
+    """Begin a sign-in, and return the provider's address and the browser's cookie."""
     said = await client.ask("GET", "/oidc/login")
     assert said.status == 303, said.body
     return said.headers["location"], {"Cookie": said.headers["set-cookie"].partition(";")[0]}
 
 
 async def came_back(client: Client, where: str, cookie: dict[str, str], sub: str) -> Said:
-    """Let somebody allow the sign-in at the provider, and return what the server says to the browser."""
+    """Allow the sign-in at the provider, and return the server's response to the browser."""
     status, back = await asyncio.to_thread(fetch, where, {"sub": sub})
     assert status == 302
     return await client.ask(
@@ -134,7 +134,7 @@ async def test_somebody_whom_the_provider_names_gets_in_with_the_roles_they_have
     [("2", 403, "UserUnknown"), ("3", 401, "SignInWrong"), ("4", 401, "SignInWrong")],
 )
 async def test_others_do_not_get_in(tmp_path: Path, issuer: str, sub: str, status: int, kind: str):
-    """Somebody who is no user here, an address that was not verified, and somebody without one."""
+    """People who are not users, whose email is not verified, or who have no email, can't sign in."""
     users_in(tmp_path)
     async with serving(tmp_path, oidc=OidcProvider(issuer, "handrail", "secret")) as client:
         said = await came_back(client, *await begun(client), sub)
@@ -156,14 +156,14 @@ async def test_a_sign_in_is_finished_once_by_the_browser_that_began_it(tmp_path:
         assert (said.status, said.kind) == (401, "SignInWrong")
 
 
-async def test_sign_ins_without_end_are_slowed(tmp_path: Path, issuer: str):
+async def test_too_many_sign_ins_are_slowed_down(tmp_path: Path, issuer: str):
     users_in(tmp_path)
     async with serving(tmp_path, oidc=OidcProvider(issuer, "handrail", "secret", clock=Still())) as client:
         said = [await client.ask("GET", "/oidc/login") for _ in range(21)]
         assert [each.status for each in said] == [303] * 20 + [429]
 
 
-async def test_an_unreachable_or_false_provider_is_said(
+async def test_an_unreachable_or_false_provider_is_reported(
     tmp_path: Path, issuer: str, monkeypatch: pytest.MonkeyPatch
 ):
     users_in(tmp_path)

@@ -1,4 +1,4 @@
-"""The people of a server: what is kept of them, what each role may do, and how they are slowed down and sent away."""
+"""A server's users: how they are stored, what each role allows, and how wrong passwords are slowed down."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_secret_opens_its_own_name_only_and_not_after_removal():
     people = People()
     people.add("ann", secret=SECRET)
     people.add("bob", secret=SECRET + "!")
-    for _ in range(2):  # the second time it is recognised without scrypt
+    for _ in range(2):  # the second time, the pair is recognised without scrypt
         assert people.verify("ann", SECRET) is not None
     assert people.verify("bob", SECRET) is None
     assert people.verify("eve", SECRET) is None
@@ -173,7 +173,8 @@ async def test_wrong_passwords_are_slowed_by_address_and_by_name_and_logged():
     assert await refusal(principals, "2.2.2.2", "ann", SECRET) == "", "others are not locked out"
     clock.seconds += 6
     assert await refusal(principals, "1.1.1.1", "ann", SECRET) == ""
-    for number in range(17):  # 3 wrong ones for ann so far; from ever other addresses, the name is slowed
+    # ann has 3 wrong attempts so far, and more from other addresses slow down the name
+    for number in range(17):
         await refusal(principals, f"3.3.3.{number}", "ann", "x")
     assert await refusal(principals, "4.4.4.4", "ann", "x") == "SignInWrong"
     assert await refusal(principals, "5.5.5.5", "ann", "x") == "SignInWrong"
@@ -210,7 +211,7 @@ def path_of(path: str) -> str:
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("role", ROLES)
 async def test_each_role_may_do_what_the_table_says_and_no_more(tmp_path: Path, role: str, action: Action):
-    """Every endpoint of an action is tried by every role, over HTTP."""
+    """Over HTTP, each role is allowed every endpoint of the actions in its row of the table, and no other endpoint."""
     people = People(tmp_path / "people.db")
     people.add("somebody", [role], SECRET)
     people.close()
@@ -267,7 +268,7 @@ async def test_people_sign_in_see_their_own_and_sign_out(tmp_path: Path):
 
 
 async def test_a_revoked_session_ends_its_open_stream_before_anything_more_is_sent(tmp_path: Path):
-    people = People(tmp_path / "people.db")  # another process, as of `handrail users revoke`
+    people = People(tmp_path / "people.db")  # another process, as with `handrail users revoke`
     people.add("ann", secret=SECRET)
     async with serving(tmp_path) as client:
         page = await signed_in(client, name="ann", password=SECRET)

@@ -1,4 +1,4 @@
-"""Remembered decisions that outlive a server: after a kill, in parked threads, and revoked by the command line."""
+"""Remembered decisions outlive a server: after a kill, in parked threads, and when the command line revokes them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ALWAYS = {"approved": True, "remember": "scope"}
 
 @contextmanager
 def started(folder: Path, *given: str) -> Generator[Client]:
-    """Run `handrail serve` for the length of the block, then kill it."""
+    """Run `handrail serve` while the block runs, then kill it."""
     program = ["-m", "handrail", "serve", "desk.py", "--port", "0", "--journal", "runs.db"]
     process = warm_python.start([*program, *given], cwd=folder, env={**os.environ, "HANDRAIL_TOKEN": TOKEN})
     assert process.stdout is not None
@@ -72,11 +72,11 @@ def started(folder: Path, *given: str) -> Generator[Client]:
         assert found is not None
         yield Client(found[0], None, BEARER)  # type: ignore[arg-type]
     finally:
-        process.close()  # closing the process kills it with SIGKILL
+        process.close()  # this sends SIGKILL to the process
 
 
 async def answered(client: Client, thread: str, said: str, value: Any) -> str:
-    """Send a message, answer its only question, and return the result."""
+    """Send a message, answer the only question that it leads to, and return the result."""
     await client.say(thread, said)
     asked = await client.asked(thread)
     given = {"question_id": asked["id"], "digest": asked["digest"], "value": value}
@@ -97,7 +97,7 @@ async def listed(client: Client, thread: str) -> list[tuple[str, bool]]:
 
 
 def test_decisions_outlive_a_server_that_was_killed(tmp_path: Path) -> None:
-    """After a server was killed, its decisions still hold, even under `--approve all`, and can be revoked."""
+    """After a server was killed, its decisions still hold, even with `--approve all`, and can be revoked."""
     (tmp_path / "desk.py").write_text(APP)
     both = [("pay (any arguments)", False), ("send (any arguments)", True)]
 
@@ -136,7 +136,7 @@ def test_decisions_outlive_a_server_that_was_killed(tmp_path: Path) -> None:
         async def revoke() -> None:
             assert await unasked(client, "a", SEND) == "sent to ann"
             assert await answered(client, "deep", '[["delegate", {}]]', ALWAYS) == "sent to ann"
-            for thread in ("a", "deep"):  # the question in `deep` came from an agent inside a call
+            for thread in ("a", "deep"):  # an agent inside a call asked the question in `deep`
                 [kept] = (await client.ask("GET", f"/threads/{thread}/approvals")).json["approvals"]
                 at = f"/threads/{thread}/approvals/{quote(kept['id'], safe='')}"
                 assert (await client.ask("DELETE", at)).status == 200

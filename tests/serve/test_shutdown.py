@@ -1,4 +1,4 @@
-"""Shutdown while clients are connected: the server stops promptly, completes its streams and logs no error."""
+"""Shutdown while clients are connected: the server stops promptly, completes its streams, and logs no error."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def _until_served(client: Client) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_another_server_stops_though_somebody_looks(tmp_path: Path, number: signal.Signals):
+async def test_another_server_stops_although_a_client_is_connected(tmp_path: Path, number: signal.Signals):
     """Under uvicorn's own command, an app stops on a signal and completes the stream that a client follows."""
     (tmp_path / "desk.py").write_text(APP)
     with socket.socket() as free:
@@ -76,7 +76,7 @@ async def test_another_server_stops_though_somebody_looks(tmp_path: Path, number
 
 
 async def test_a_server_that_cancels_a_stream_ends_it(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """A server that is stopped without a signal gives its streams a second, then cancels them."""
+    """A server that is stopped without a signal waits a second for its streams, then cancels them."""
     journal = SqliteJournal(tmp_path / "runs.db")
     app = asgi(source(), journal=journal, token=TOKEN)
     config = uvicorn.Config(
@@ -98,7 +98,7 @@ async def test_a_server_that_cancels_a_stream_ends_it(tmp_path: Path, caplog: py
     assert [each for each in errors(caplog) if "exceeded" not in each] == []
 
 
-async def test_a_reader_that_takes_nothing_does_not_hold_the_end_up(
+async def test_a_reader_that_reads_nothing_does_not_delay_the_shutdown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     raw = socket.socket()
@@ -121,7 +121,7 @@ async def test_a_reader_that_takes_nothing_does_not_hold_the_end_up(
     raw.close()
 
 
-async def test_a_stream_that_comes_while_all_are_ended_is_ended_too():
+async def test_a_stream_that_opens_during_shutdown_is_ended_too():
     streams = Streams(Limits(), PrometheusMetrics())
     stream = EventStream(streams, streams.take("anna"), follow(Feed("boot"), 0))
     streams.close()

@@ -1,4 +1,4 @@
-"""Stress on a server by tools, models and people: races, overload, and invalid text."""
+"""Tools, models and people that stress a server: races, overload and invalid text."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_cancelled_in_the_moment_of_the_end(tmp_path: Path, monkeypatch: p
 
 
 async def test_answered_in_the_moment_of_parking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a run is parked while an answer's question is looked up, the answer resumes the run."""
+    """If a run is parked while the question of an answer is looked up, the answer resumes the run."""
     async with served(tmp_path, park_after=None) as app:
         thread = app.thread()
         await thread.say(plan([["choose", {}]]))
@@ -180,12 +180,12 @@ async def test_nothing_of_a_forgotten_thread_is_told_again(tmp_path: Path) -> No
 # --- overload ---
 
 
-async def test_who_looks_while_a_tool_floods_sees_the_thread(tmp_path: Path) -> None:
+async def test_a_viewer_sees_the_thread_while_a_tool_floods_it(tmp_path: Path) -> None:
     enough = asyncio.Event()
 
     @tool(effect="read")
     async def flood(context: ToolContext) -> str:
-        """Say more at once than is kept."""
+        """Report more progress at once than the feed keeps."""
         number = 0
         while not enough.is_set():
             for _ in range(4200):
@@ -207,7 +207,7 @@ async def test_who_looks_while_a_tool_floods_sees_the_thread(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("leg", "ends"), [("mine", ["RUN_STARTED", "RUN_ERROR"]), ("", ["RUN_STARTED"])])
 async def test_a_reader_of_a_leg_that_takes_too_long_is_told_so(leg: str, ends: list[str]) -> None:
-    """A client of one AG-UI leg that falls behind receives an error, since it would not reconnect as the page does."""
+    """A client that falls behind in an AG-UI leg gets an error, because it would not reconnect as the page does."""
     feed = Feed("boot", most_items=10)
     feed.append([Event({"type": "RUN_STARTED", "runId": "mine"})])
     reading = follow(feed, 0, leg=leg)
@@ -222,10 +222,10 @@ async def test_a_reader_of_a_leg_that_takes_too_long_is_told_so(leg: str, ends: 
 # --- invalid text and numbers ---
 
 
-async def test_numbers_that_are_none_are_shown_as_nothing(tmp_path: Path) -> None:
+async def test_numbers_that_are_not_finite_are_shown_as_nothing(tmp_path: Path) -> None:
     @tool(effect="staged")
     async def measure(context: ToolContext) -> str:
-        """Report measurements endlessly, and ask about them."""
+        """Report numbers that are not finite, and ask about them."""
         assert context.wait_for
         context.session.dispatch(Level(float("inf")))
         return await context.wait_for("level", {"at": float("nan")}, str)
@@ -240,7 +240,7 @@ async def test_numbers_that_are_none_are_shown_as_nothing(tmp_path: Path) -> Non
 
 
 class Playing:
-    """A model that gives its answers in order, and raises those that are exceptions."""
+    """A model that gives its answers in order. An answer that is an exception is raised."""
 
     name = "played"
     traits = Traits()
@@ -253,7 +253,7 @@ class Playing:
             yield part
 
 
-async def test_a_failure_told_in_half_characters_ends_the_run(
+async def test_an_error_message_with_lone_surrogates_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("handrail.serve"), "disabled", True)  # this text can't be logged
@@ -279,7 +279,7 @@ async def test_a_call_is_undone_whatever_its_id_has_in_it(tmp_path: Path) -> Non
         assert not (tmp_path / "work" / "a.txt").exists()
 
 
-async def test_an_event_that_can_not_be_encoded_moves_no_other() -> None:
+async def test_an_event_that_can_not_be_encoded_takes_no_position() -> None:
     feed = Feed("boot")
     feed.append([Event({"type": "CUSTOM", "name": "one"})])
     with pytest.raises(UnicodeEncodeError):

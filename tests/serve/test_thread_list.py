@@ -1,4 +1,4 @@
-"""The list of threads: paginated, with each thread listed once, and searchable by its first words."""
+"""The list of threads: it has pages, contains each thread once, and can be searched by the first message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from support.serving import serving, source
 
 SESSIONS = st.lists(
     st.tuples(
-        st.floats(0, 2e9) | st.integers(0, 2).map(float),  # time of the last change, shared by many
+        # the time of the last change, which many threads share
+        st.floats(0, 2e9) | st.integers(0, 2).map(float),
         st.sampled_from(["local/t{}", "t{}", "local/no thread {}", "local/a/t{}", "/local/t{}"]),
         st.sampled_from(["", "red", "Red and BLUE", "blue\nred"]),
     ),
@@ -48,7 +49,7 @@ async def listing(sessions: list[tuple[float, str, str]]) -> ThreadList:
 
 
 def by_wire(mark: Mark) -> Mark | None:
-    """Return a mark as the server reads it after a client has sent it back."""
+    """Return a mark as the server reads it when a client sends it back."""
     scope = {"type": "http", "headers": [], "query_string": b"", PRINCIPAL: "local"}
     text = format_mark(Request(scope), mark)
     return before_of(Request({**scope, "query_string": f"before={quote(text, safe='')}".encode()}))
@@ -88,7 +89,7 @@ def test_pages_have_every_thread_once_in_order(
 
 
 async def test_one_request_does_not_look_through_everything(monkeypatch: pytest.MonkeyPatch):
-    """A search request looks at a limited number of threads, and the next request continues from there."""
+    """One search request reads a limited number of threads, and the next request continues from there."""
     monkeypatch.setattr(threads_module, "_MOST_SEARCHED", 4)
     made = await listing([(float(at), "local/t{}", "red" if at == 0 else "blue") for at in range(10)])
     page, next = await made.page("local", limit=2, words="red")
@@ -98,8 +99,8 @@ async def test_one_request_does_not_look_through_everything(monkeypatch: pytest.
     assert ([each["id"] for each in page], next) == (["t0"], None)
 
 
-async def test_a_search_for_one_thread_asks_the_journal_no_oftener_than_one_for_many():
-    """A search with `limit=1` makes at most a few large journal queries, since each query sorts all threads."""
+async def test_a_search_for_one_thread_queries_the_journal_no_more_often_than_one_for_many():
+    """A search with `limit=1` makes only a few large journal queries, because each query sorts all threads."""
     made = await listing([(float(at), "local/t{}", "red" if at == 0 else "blue") for at in range(300)])
     asked: list[int] = []
     sessions = made._journal.runs.sessions

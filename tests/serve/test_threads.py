@@ -1,4 +1,4 @@
-"""Threads of the server: messages, answers, cancellation, undo, and snapshots."""
+"""The server's threads: messages, answers, cancellation, undo and snapshots."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_what_was_said_is_recorded_when_saying_returns(tmp_path: Path) -> 
 
 
 async def test_readers_that_stall_or_leave_change_nothing(tmp_path: Path) -> None:
-    """A reader that disconnects or stalls neither cancels nor blocks the run."""
+    """A reader that disconnects or stalls neither cancels the run nor blocks it."""
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         thread = app.thread()
@@ -56,7 +56,7 @@ async def test_readers_that_stall_or_leave_change_nothing(tmp_path: Path) -> Non
 # --- messages ----------------------------------------------------------------------------------------
 
 
-async def test_of_two_that_speak_at_once_one_is_heard(tmp_path: Path) -> None:
+async def test_of_two_concurrent_messages_one_is_accepted(tmp_path: Path) -> None:
     async with served(tmp_path) as app:
         thread = app.thread()
         both = await asyncio.gather(thread.say(plan("one")), thread.say(plan("two")), return_exceptions=True)
@@ -65,7 +65,7 @@ async def test_of_two_that_speak_at_once_one_is_heard(tmp_path: Path) -> None:
         assert len(await thread.rows()) == 1
 
 
-async def test_somebody_can_speak_as_soon_as_the_end_is_told(tmp_path: Path) -> None:
+async def test_a_message_is_accepted_as_soon_as_the_end_is_reported(tmp_path: Path) -> None:
     async with served(tmp_path) as app:
         thread = app.thread()
         for number in range(20):
@@ -80,7 +80,7 @@ async def test_somebody_can_speak_as_soon_as_the_end_is_told(tmp_path: Path) -> 
         ]
 
 
-async def test_nobody_speaks_over_an_open_question(tmp_path: Path) -> None:
+async def test_a_message_is_refused_while_a_question_is_open(tmp_path: Path) -> None:
     async with served(tmp_path) as app:
         thread = app.thread()
         await thread.say(plan([["choose", {}]]))
@@ -167,7 +167,7 @@ async def test_the_same_answer_again_is_harmless_and_another_is_refused(tmp_path
         [second] = await thread.questions()
         await give(thread, second, {"n": 2})
         await over(thread)
-        assert await give(thread, second, {"n": 2}) == ""  # harmless after the run has ended too
+        assert await give(thread, second, {"n": 2}) == ""  # it is harmless even after the run has ended
         assert texts(await thread.messages())[2] == "pick_two: 1 and 2"
 
 
@@ -221,7 +221,7 @@ async def test_a_question_can_be_declined_or_withdrawn(tmp_path: Path, outcome: 
 
 
 async def test_a_question_is_shown_while_another_call_works(tmp_path: Path) -> None:
-    """While another call works, a question is shown and the leg continues; the leg ends once that call has ended."""
+    """A question is shown while another call works. The leg ends once that call has ended."""
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         thread = app.thread()
@@ -309,7 +309,7 @@ async def test_one_of_two_answers_resumes_a_parked_run_which_rests_again(tmp_pat
 
 
 async def test_an_answer_that_comes_while_the_run_is_parked_is_not_lost(tmp_path: Path) -> None:
-    """An answer given at any moment between the decision to park a run and the run's end is not lost."""
+    """An answer is not lost at any moment between the decision to park a run and the run's end."""
     async with served(tmp_path) as app:
         for steps in range(12):
             thread = app.thread(f"t{steps}")
@@ -360,7 +360,7 @@ async def test_cancelled_while_it_waits(tmp_path: Path, parked: bool) -> None:
         assert kinds(thread.feed) == ["started", "interrupt", "started", "cancelled"]
         with pytest.raises(AnswerRefused):
             await give(thread, question, {"n": 1})
-        await thread.cancel()  # a repeated cancel is harmless
+        await thread.cancel()  # cancelling again is harmless
         await thread.say(plan("again"))
         await over(thread)
         assert texts(await thread.messages())[-1] == "again"
@@ -416,7 +416,7 @@ async def test_undone_in_memory_and_after_a_restart(tmp_path: Path, restarted: b
             await app.thread("t", "eve").undo(wrote)
 
 
-async def test_undo_is_refused_while_a_run_goes(tmp_path: Path) -> None:
+async def test_undo_is_refused_while_a_run_is_active(tmp_path: Path) -> None:
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         thread = app.thread()
@@ -434,8 +434,8 @@ async def test_undo_is_refused_while_a_run_goes(tmp_path: Path) -> None:
 # --- approvals ------------------------------------------------------------------------------------------
 
 
-async def test_an_approval_is_revoked_while_the_run_goes(tmp_path: Path) -> None:
-    """An approval remembered for exactly one call also allows its repetition, until the approval is revoked."""
+async def test_an_approval_is_revoked_while_the_run_is_active(tmp_path: Path) -> None:
+    """An approval that was remembered for one exact call also allows the same call again, until it is revoked."""
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         thread = app.thread()
@@ -469,7 +469,7 @@ async def test_an_approval_is_revoked_while_the_run_goes(tmp_path: Path) -> None
         *((principal, "t") for principal in ("", "a\nb", "\ud800", "x" * 257, "a\0")),
     ],
 )
-async def test_names_that_are_none_are_refused(tmp_path: Path, principal: str, id: str) -> None:
+async def test_invalid_names_are_refused(tmp_path: Path, principal: str, id: str) -> None:
     async with served(tmp_path) as app:
         with pytest.raises(ThreadNameRefused, match=r"Use|must return"):
             app.threads.thread(principal, id)
@@ -500,7 +500,7 @@ async def test_a_principal_with_a_slash_reaches_nobody_else(tmp_path: Path) -> N
 # --- threads dropped from memory ------------------------------------------------------------------------
 
 
-async def test_a_thread_is_forgotten_when_nothing_goes(tmp_path: Path) -> None:
+async def test_a_thread_is_deleted_only_while_no_run_is_active(tmp_path: Path) -> None:
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         thread = app.thread()

@@ -1,4 +1,4 @@
-"""Approvals by other people: who is asked, whose vote counts, and what becomes of votes over a restart."""
+"""Approvals by other people: who is asked, whose vote counts, and how votes survive a restart."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def ending(client: Client, name: str = "ann") -> str:
     return said_by((await client.idle("t", by(name)))["messages"])[-1]
 
 
-# --- whom a question is put to ------------------------------------------------------------------------
+# --- who is asked --------------------------------------------------------------------------------------
 
 
 async def test_two_others_approve_and_each_sees_that_question_only(tmp_path: Path):
@@ -154,7 +154,7 @@ async def test_the_owner_never_counts_whatever_roles_they_have(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["lea", "vic", "ann"])
 async def test_others_than_those_asked_neither_see_nor_decide(tmp_path: Path, name: str):
-    """Without the role; with the role, but not allowed to approve; and the person themselves."""
+    """People without the role, people who may not approve, and the one who asks neither see nor decide the question."""
     people_in(tmp_path, *TEAM)
     async with serving(tmp_path, desk(money=FINANCE)) as client:
         question = await asked(client)
@@ -205,7 +205,7 @@ async def test_where_too_few_such_people_exist_it_is_denied_at_once(
 
 @pytest.mark.parametrize("approvals", [None, "approve_all", "strict"])
 async def test_nothing_stands_in_for_the_people_who_are_asked(tmp_path: Path, approvals: Any):
-    """A server without people denies, and so does a run that approves everything."""
+    """If nobody can vote, the call is denied, even if the run approves everything."""
     source = desk(money=FINANCE)
     source._approvals = approvals  # pyright: ignore[reportPrivateUsage]
     async with serving(tmp_path, source) as client:
@@ -245,7 +245,7 @@ async def test_votes_outlive_parking_and_a_restart(tmp_path: Path):
 
 
 async def test_a_vote_that_was_recorded_but_not_counted_is_counted_at_the_start(tmp_path: Path):
-    """The process ended between the last vote's record and the answer."""
+    """If the process ended after the last vote was recorded and before it was counted, the next process counts it."""
     people_in(tmp_path, *TEAM)
     async with serving(tmp_path, desk(money=TWO)) as client:
         question = await asked(client)
@@ -261,7 +261,7 @@ async def test_a_vote_that_was_recorded_but_not_counted_is_counted_at_the_start(
 
 
 async def test_a_forged_vote_is_refused(tmp_path: Path):
-    """A program that can write to the journal's file adds the vote that is missing."""
+    """A vote that was written directly to the journal's file is refused, and the run keeps waiting."""
     people_in(tmp_path, *TEAM)
     async with serving(tmp_path, desk(money=TWO)) as client:
         question = await asked(client)
@@ -285,11 +285,11 @@ async def test_a_forged_vote_is_refused(tmp_path: Path):
         [run] = (await client.ask("GET", "/runs", headers=by("ann"))).json["runs"]
         assert run["status"] == "altered"
         assert "it is not what was recorded there" in run["error"]
-        await client.serves(by("ann"))  # one altered run stops nothing else
+        await client.serves(by("ann"))  # one altered run does not stop the others
 
 
 async def test_other_policies_after_a_restart_ask_anew(tmp_path: Path):
-    """Votes are for exactly what was asked, and for whom: those of a weaker rule do not count for a stronger one."""
+    """Votes count only for the exact question and rule: votes under a weaker rule do not count for a stronger one."""
     people_in(tmp_path, *TEAM)
     async with serving(tmp_path, desk(money=TWO)) as client:
         question = await asked(client)
@@ -326,7 +326,7 @@ adapter = Adapter(ScriptedModel(play))
 
 @contextmanager
 def killed(folder: Path) -> Generator[Client]:
-    """Run `handrail serve` for the length of the block, then kill it."""
+    """Run `handrail serve` while the block runs, then kill it."""
     program = ["-m", "handrail", "serve", "desk.py", "--port", "0", "--journal", "runs.db"]
     kept = {name: value for name, value in os.environ.items() if name != "HANDRAIL_TOKEN"}
     process = warm_python.start(program, cwd=folder, env=kept)
@@ -338,7 +338,7 @@ def killed(folder: Path) -> Generator[Client]:
         assert "link" not in line, "people sign in by name"
         yield Client(found[0], None)  # type: ignore[arg-type]
     finally:
-        process.close()  # kills the process with SIGKILL
+        process.close()  # this sends SIGKILL to the process
 
 
 async def test_votes_outlive_kill_9(tmp_path: Path):
@@ -397,7 +397,7 @@ def test_votes_are_counted_by_person(votes: list[Vote], decided: bool | None):
                 check_answer(question, answer, question.asked_at)
 
 
-def test_what_is_no_quorum_is_refused_where_it_is_written():
+def test_an_invalid_quorum_is_refused_where_it_is_written():
     for given in ({"approvals": 0}, {"approvals": True}, {"approvals": 1.5}, {"role": ""}, {"role": 5}):
         with pytest.raises(DefinitionError):
             ask(**given)  # type: ignore[arg-type]
@@ -411,7 +411,7 @@ def test_a_call_that_could_be_previewed_does_not_run_where_nobody_can_decide_abo
 
     @tool(effect="staged", capabilities={"money"})
     async def book(context: ToolContext) -> str:
-        """Book something, in a fork until it is approved."""
+        """Book something, in a fork until the booking is approved."""
         ran.append("book")
         return "booked"
 
@@ -427,7 +427,7 @@ def test_a_call_that_could_be_previewed_does_not_run_where_nobody_can_decide_abo
 
 @pytest.mark.parametrize("approvals", [None, "interactive", "approve_all"])
 def test_a_person_at_a_terminal_can_not_approve_for_others(approvals: Any):
-    """Wherever there are no people to vote, the call is denied at once, and the person who is there is not asked."""
+    """If there are no people to vote, the call is denied at once, and the person at the terminal is not asked."""
     there = Person(approve=True)
     gate = open_gate(
         [pay], policies=[CapabilityPolicy({"money": FINANCE})], environment=there, approvals=approvals
@@ -438,7 +438,7 @@ def test_a_person_at_a_terminal_can_not_approve_for_others(approvals: Any):
 
 
 def test_a_rule_that_asks_for_more_people_at_a_second_look_is_not_passed_with_the_first_approval():
-    """The policies are asked again after the approval. What they ask for then was not approved by these people."""
+    """Policies are checked again after an approval. If they then ask for more people, the first approval is not enough."""
 
     class Moody:
         name = "moody"

@@ -1,9 +1,9 @@
-"""Serves an app: AG-UI over SSE for any client, with its own page.
+"""Serve an app to any AG-UI client over SSE, together with Handrail's own web page.
 
     from handrail.serve import PromptSource, asgi
     app = asgi(PromptSource(prompt, adapter), journal=SqliteJournal("runs.db"))
 
-`handrail serve APP` does this for a module, a worker's file or a folder. Needs `pip install 'handrail[serve]'`.
+`handrail serve APP` does the same for a module, a worker file or a folder. Needs `pip install 'handrail[serve]'`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 REQUIRED = ("starlette", "uvicorn", "ag_ui")
-"""The packages that the `serve` extra installs."""
+"""The packages that serving needs. The `serve` extra installs them."""
 _HOMES = {
     "Limits": "limits",
     "OidcProvider": "oidc",
@@ -51,7 +51,7 @@ _HOMES = {
 
 
 def missing_extra(name: str, extra: str = "serve") -> DefinitionError:
-    """Return the error for a package of an extra that is not installed."""
+    """Return the error to raise when `name`, a package that `extra` installs, is missing."""
     return DefinitionError(
         f"serving needs {name}, which is not installed. Install it with: pip install 'handrail[{extra}]'"
     )

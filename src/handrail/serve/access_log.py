@@ -1,4 +1,4 @@
-"""`AccessLog`: every request in a file, one line of JSON each."""
+"""`AccessLog`: a file with one line of JSON for every request."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from handrail.errors import DefinitionError
 
 
 class AccessLog:
-    """Appends requests to a file that only its owner can read.
+    """Appends one line for each request to a file that only its owner can read.
 
-    A line names the route, never the path, the query or a body that was sent. Lines are written whole, so that
+    A line contains the route, but never the path, the query or the body. Each line is written in one piece, so
     several processes can share the file.
     """
 

@@ -1,4 +1,4 @@
-"""`asgi`: the server as an ASGI app. Its URLs are defined in `routes`."""
+"""`ServedApp`, also called `asgi`: the server as an ASGI app. `routes` defines its URLs."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ log = logging.getLogger("handrail.serve")
 class ServedApp:
     """An ASGI app that serves `source`: AG-UI at `/agent`, the page at `/`. Exported as `asgi`.
 
-    Runs are recorded in `journal`. On startup, runs that an earlier process left are resumed; on shutdown,
-    every run is parked. `hosts` are additional host names the app answers to, `origins` additional origins
-    whose pages may use it. Every request is written to `access_log`, if there is one, as a line of JSON.
+    Runs are recorded in `journal`. On startup, the app resumes the runs that an earlier process left unfinished. On
+    shutdown, it parks every run. `hosts` are additional host names that the app answers to, and `origins` are
+    additional origins whose pages may use it. If `access_log` is given, every request is written to it as a line of
+    JSON.
 
-    Every request is authenticated: by `authenticate`, by the users in `people`, or by `token`. Without any of
-    them the page is entered by a link that works once, which the app logs when it starts under an ASGI server.
+    Every request is authenticated: by `authenticate`, by the users in `people`, or by `token`. Without any of these,
+    the page is opened with a link that works once. The app logs that link when an ASGI server starts it.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class ServedApp:
         self._logs_link = token is None
         if oidc is not None and not principals.has_people:
             raise DefinitionError(
-                "people sign in with OpenID Connect, but the server has no users. Add one: handrail users add NAME."
+                "OpenID Connect sign-in needs users, but the server has none. Add one: handrail users add NAME."
             )
         self.routes = routes = Routes(
             self.threads,
@@ -115,17 +116,18 @@ class ServedApp:
         await self._guard(scope, receive, send)
 
     async def start(self) -> None:
-        """Recover what an earlier process left: its runs, and votes that it did not count."""
+        """Resume the runs that an earlier process left unfinished, and count the votes that it did not count."""
         await self.threads.start()
         await self.inbox.count_all()
 
     async def stop(self) -> None:
-        """Accept no new work, park every run, and end every stream. Calling it again is harmless."""
+        """Accept no new work, park every run, and end every stream. Calling it again has no further effect."""
         await asyncio.shield(self._start_stopping())
 
     def _log_link(self) -> None:
         log.warning(
-            "to open the page once, add this to the server's address: /#link=%s", self.principals.new_link()
+            "to open the page, append this to the server's address (it works once): /#link=%s",
+            self.principals.new_link(),
         )
 
     def _start_stopping(self) -> asyncio.Task[None]:
@@ -135,7 +137,7 @@ class ServedApp:
 
     async def _stop(self) -> None:
         await self.threads.stop(self._grace)
-        await asyncio.sleep(0.05)  # feeds wake their readers in batches: let the last batch through
+        await asyncio.sleep(0.05)  # feeds wake their readers in batches, so let the last batch through
         self.streams.close()
 
     @asynccontextmanager
@@ -154,11 +156,11 @@ asgi = ServedApp
 
 @contextmanager
 def on_stop_signal(stop: Callable[[], object]) -> Generator[None]:
-    """Call `stop` in the event loop on SIGINT or SIGTERM, before the handler that was installed.
+    """Call `stop` in the event loop on SIGINT or SIGTERM, and then the handler that was installed before.
 
     A server tells its app to shut down only when all connections are closed, and a stream closes only when
-    the app ends it: each would wait for the other. A signal without a handler still ends the process. Outside
-    the main thread, where signals never arrive, this does nothing.
+    the app ends it, so each would wait for the other. If no handler was installed, the signal still ends the
+    process. Outside the main thread this does nothing, because only the main thread receives signals.
     """
     loop = asyncio.get_running_loop()
     handlers: dict[int, Callable[[int, Any], Any]] = {}

@@ -1,7 +1,4 @@
-"""`Feed`: the events of one thread, each encoded once.
-
-`EventStream`: sends them to a reader as server-sent events.
-"""
+"""`Feed`: the events of one thread, each encoded once. `EventStream` sends them as server-sent events."""
 
 from __future__ import annotations
 
@@ -26,10 +23,10 @@ __all__ = ["Event", "Feed", "FellBehind", "Item"]
 _MOST_ITEMS = 4096
 _MOST_BYTES = 4 * 2**20
 _AT_ONCE = 256
-"""Maximum number of events a reader gets at a time, so that a slow one does not hold a copy of all."""
+"""Maximum number of events that a reader gets at a time, so that a slow reader never holds a copy of them all."""
 _STARTED = b'"RUN_STARTED"'
 _PAUSE = 0.02
-"""Seconds between wake-ups of readers. Waking every viewer for every token would be too expensive."""
+"""Minimum seconds between wake-ups. Waking every reader for every token would be too expensive."""
 
 
 class Item(NamedTuple):
@@ -39,29 +36,30 @@ class Item(NamedTuple):
     data: bytes
     nested: bool
     ends: str
-    """The id of the leg that ends with this event; "" for none, `*` for any."""
+    """The id of the leg that this event ends; "" if it ends none, "*" if it ends whichever leg is open."""
     plain: bytes | None = None
-    """The data that clients from before protocol 1.0 get instead, if it differs."""
+    """The data that older clients, from before protocol 1.0, are sent instead; None if it is the same."""
 
     @property
     def older(self) -> bytes | None:
-        """The event for a client from before protocol 1.0; None if it gets nothing."""
+        """The data for older clients, from before protocol 1.0. None if they are sent nothing."""
         if self.plain is not None:
             return self.plain
         return None if self.nested else self.data
 
 
 class FellBehind(Exception):
-    """Raised if a reader asks for events that are no longer kept. It needs a snapshot."""
+    """Raised when a reader asks for events that the feed no longer keeps. The reader needs a snapshot."""
 
 
 class Feed:
-    """The events of a thread, oldest first, as far back as they are kept.
+    """The most recent events of a thread, oldest first.
 
-    Each reader has its own position, and nothing waits for a reader: one that falls behind what is kept gets
-    `FellBehind`. A reader that is waiting gets everything that arrives, however much. The first event after a
-    pause is delivered at once, those that follow closely in batches. `boot` distinguishes the ids of this
-    feed from those of any other, in this process or an earlier one.
+    Each reader has its own position, and nothing waits for a reader. A reader whose next event is no longer kept
+    gets `FellBehind`. A reader that is already waiting gets every event that arrives, however many. The first event
+    after a pause is delivered at once, and events that closely follow it are delivered in batches. `boot` is part of
+    every event id, and distinguishes the ids of this feed from those of any other feed, in this process or an
+    earlier one.
     """
 
     def __init__(
@@ -82,11 +80,11 @@ class Feed:
         self._ended = ended  # called with every event that ends a leg
         self._changed: asyncio.Future[None] | None = None
         self._waiting: dict[object, int] = {}
-        """The positions of waiting readers. Events after them are kept until the readers have been woken."""
+        """The positions of waiting readers. Later events are kept until these readers have been woken."""
         self._timer: asyncio.TimerHandle | None = None
         self._woken_at = float("-inf")
         self.owner: object = None
-        """The thread of this feed. A reader of the feed keeps the thread in memory through this reference."""
+        """The thread of this feed. Through this reference, a reader of the feed keeps the thread in memory."""
 
     @property
     def last(self) -> int:
@@ -95,14 +93,14 @@ class Feed:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Number of events that are kept, and their size in bytes."""
+        """The number of events that are kept, and their total size in bytes."""
         return len(self._items), self._bytes
 
     def id_of(self, number: int) -> str:
         return f"{self._boot}-{number}"
 
     def number_of(self, id: str) -> int | None:
-        """Return the position of an event id, or None if it is not from this feed or no longer kept."""
+        """Return the position of the event with this id, or None if the event is from another feed or no longer kept."""
         boot, _, number = id.rpartition("-")
         if boot != self._boot or not (number.isascii() and number.isdecimal()) or len(number) > 18:
             return None
@@ -110,7 +108,7 @@ class Feed:
         return found if self._oldest() - 1 <= found <= self._last else None
 
     def append(self, events: Iterable[Event]) -> None:
-        """Add events, and wake waiting readers."""
+        """Add events and wake the waiting readers."""
         before = self._last
         for event in events:
             data = event.data
@@ -121,7 +119,7 @@ class Feed:
                 self._ended(data)
             plain = None if event.plain is None else msgspec.json.encode(event.plain)
             item = Item(self._last + 1, msgspec.json.encode(data), event.nested, ends, plain)
-            self._last += 1  # only now, so that an event that can't be encoded takes no position
+            self._last += 1  # counted only now, so that an event that can't be encoded takes no position
             self._items.append(item)
             self._bytes += _size(item)
         while self._is_too_much() and self._items[0].number <= min(
@@ -132,7 +130,7 @@ class Feed:
             self._wake_soon()
 
     def forget(self) -> None:
-        """Drop all events. Readers fall behind, and earlier ids become invalid."""
+        """Drop all events. Readers get `FellBehind`, and earlier ids become invalid."""
         self._items.clear()
         self._bytes = 0
         self._last += 1
@@ -140,7 +138,10 @@ class Feed:
             self._wake_soon()
 
     def since(self, number: int, most: int | None = None) -> Sequence[Item]:
-        """Return the events after a position that are available now, at most `most`."""
+        """Return at most `most` of the events after a position, without waiting for more.
+
+        Raises `FellBehind` if the next event is no longer kept.
+        """
         skip = number - self._oldest() + 1
         if skip < 0:
             raise FellBehind
@@ -148,7 +149,7 @@ class Feed:
         return [self._items[at] for at in range(skip, end)]
 
     def before_leg(self, leg: str, number: int) -> int:
-        """Return the position just before a leg starts after `number`, or `number` if none is found."""
+        """Return the position just before the start of a leg. If the leg does not start after `number`, return `number`."""
         oldest = self._oldest()
         for at in range(len(self._items) - 1, max(number - oldest, -1), -1):
             data = self._items[at].data
@@ -161,7 +162,7 @@ class Feed:
     async def after(self, number: int, seconds: float | None = None) -> Sequence[Item]:
         """Return the next events after a position.
 
-        Waits up to `seconds` for one; returns an empty list if none comes.
+        If there are none yet, waits up to `seconds` for one. Returns an empty list if none arrives in that time.
         """
         if number >= self._last:
             if self._changed is None:
@@ -218,7 +219,7 @@ _HEADERS = [
 
 
 def encode(data: bytes, id: str = "") -> bytes:
-    """Encode one server-sent event. Lines end in a bare newline: AG-UI clients can't read anything else."""
+    """Encode one server-sent event. Lines end in a bare newline, because AG-UI clients can't read other line ends."""
     head = f"id: {id}\n".encode() if id else b""
     return b"%sdata: %s\n\n" % (head, data)
 
@@ -233,11 +234,11 @@ async def follow(
     nested: bool = True,
     ping: float = PING_SECONDS,
 ) -> AsyncGenerator[bytes]:
-    """Yield the events after a position in a feed, until a leg ends, up to a position, or without end.
+    """Yield the events after a position in a feed: until `leg` ends, up to position `until`, or without end.
 
-    A reader that fell behind what the feed keeps is disconnected; when it returns it gets a snapshot. A
-    reader of one leg gets an error event first, because an AG-UI client does not return by itself and would
-    otherwise take this for the end.
+    A reader whose next event is no longer kept is disconnected, and gets a snapshot when it returns. If the reader
+    follows one leg, it is sent an error event first: an AG-UI client does not return by itself, and would take the
+    disconnection for the end of the leg.
     """
     first = _encode_all(before, nested)
     if first:
@@ -265,22 +266,24 @@ async def follow(
 
 
 async def send_all(events: Sequence[Event], *, nested: bool = True) -> AsyncGenerator[bytes]:
-    """Yield these events, then end."""
+    """Yield all events at once, encoded."""
     yield _encode_all(events, nested)
 
 
 def _encode_all(events: Sequence[Event], nested: bool) -> bytes:
-    """Encode events for a client. Clients from before protocol 1.0 see no nested runs."""
+    """Encode events for a client. With `nested` False, encode them for clients from before protocol 1.0."""
     data = (each.data if nested else each.older for each in events)
     return b"".join(encode(msgspec.json.encode(each)) for each in data if each is not None)
 
 
 class Streams:
-    """The open streams of a server. Enforces each principal's quota, and can close all streams."""
+    """A server's open streams. Enforces each principal's quota, and can close all streams."""
 
     def __init__(self, limits: Limits, metrics: Metrics, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._quota = Quota(
-            limits.streams, "TooManyStreams", "you have as many open streams as allowed. Close one first."
+            limits.streams,
+            "TooManyStreams",
+            "you have as many open streams as the server allows. Close one first.",
         )
         self._open: set[EventStream] = set()
         self._closed = False
@@ -300,21 +303,21 @@ class Streams:
 
     def add(self, stream: EventStream) -> None:
         self._open.add(stream)
-        if self._closed:  # it was closed after this stream took its slot
+        if self._closed:  # `close` was called after this stream took its slot
             stream.end()
 
     def discard(self, stream: EventStream) -> None:
         self._open.discard(stream)
 
     def close(self) -> None:
-        """End every stream. Readers can request the events they did not get."""
+        """End every stream. Readers can request the events that they did not receive."""
         self._closed = True
         for stream in list(self._open):
             stream.end()
 
 
 class Slot:
-    """The slot of one stream in its principal's quota. Releasing it twice has no further effect."""
+    """One stream's slot in its principal's quota. Giving it back twice has no further effect."""
 
     def __init__(self, quota: Quota, principal: str) -> None:
         self._quota: Quota | None = quota
@@ -327,10 +330,10 @@ class Slot:
 
 
 class EventStream:
-    """A response that streams events until they end, the reader leaves, or `end` is called.
+    """A response that streams events until they end, the reader disconnects, or `end` is called.
 
-    If the server cancels it, it ends without raising an error, because nothing is lost. It also ends, and
-    sends nothing more, once `is_allowed` returns False: the reader's session was revoked.
+    When the server cancels the response, it ends without raising an error, because no event is lost. It also ends,
+    without sending anything more, once `is_allowed` returns False because the reader's session was revoked.
     """
 
     def __init__(
@@ -382,9 +385,8 @@ class EventStream:
                 return
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
             if chunk != PING:
-                metrics.add(
-                    EVENTS_SENT, chunk.count(b"\n\n")
-                )  # JSON contains no empty lines, so each one ends an event
+                # JSON contains no empty lines, so each one ends an event
+                metrics.add(EVENTS_SENT, chunk.count(b"\n\n"))
                 if first:
                     first = False
                     metrics.record(FIRST_EVENT, self._streams.clock.monotonic() - scope[STARTED])

@@ -1,4 +1,4 @@
-"""`Inbox`: the questions of other people's runs that are put to somebody, and their votes on them."""
+"""`Inbox`: the questions in other people's runs that a person is asked to vote on."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Waiting(NamedTuple):
 
 
 class Inbox:
-    """What waits for each person. Somebody sees the questions that are put to them, and nothing around those."""
+    """The questions that wait for each person's vote. People see these questions and nothing else from the threads."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
         self._journal = threads.journal
 
     async def list(self, person: Person) -> Sequence[Waiting]:
-        """Return the open questions that are put to this person, oldest first."""
+        """Return the open questions that this person may vote on, oldest first."""
         found: list[Waiting] = []
         for question in await self._journal.questions.open():
             if await self._thread_for(question, person) is not None:
@@ -40,10 +40,10 @@ class Inbox:
         return found
 
     async def vote(self, person: Person, given: Answer, approved: bool) -> bool | None:
-        """Record somebody's vote, and return what the votes decide. The vote that decides continues the run.
+        """Record a person's vote and return the decision, or None if more votes are needed.
 
-        Raises `AnswerRefused` for a question that is not put to this person, in the same words as for one that
-        does not exist.
+        The deciding vote continues the run. Raises `AnswerRefused` for a question that this person may not vote on,
+        with the same message as for a question that does not exist.
         """
         for question in await self._journal.questions.open():
             thread = await self._thread_for(question, person) if question.id == given.question_id else None
@@ -51,7 +51,9 @@ class Inbox:
                 break
         else:
             raise AnswerRefused(
-                given.question_id, "you have no such question, or it was decided", "Load your inbox again."
+                given.question_id,
+                "you have no such question, or it has been decided",
+                "Load your inbox again.",
             )
         now = self._threads.clock.now()
         check_digest(question, given)
@@ -68,7 +70,7 @@ class Inbox:
         return await self._count(thread, question, await self._journal.votes.cast(question.run_id, vote))
 
     async def count_all(self) -> None:
-        """Count the votes on every open question: a process may have ended just before it counted the last one."""
+        """Count the votes on every open question. An earlier process may have ended before it counted the last vote."""
         for question in await self._journal.questions.open():
             if question.quorums:
                 try:
@@ -100,12 +102,12 @@ class Inbox:
         return await self._journal.votes.on(question.run_id, question.id, question.digest)
 
     async def _thread_for(self, question: Question, person: Person) -> Thread | None:
-        """Return the thread that puts a question to this person, or None."""
+        """Return the thread of a question that this person may vote on; otherwise None."""
         if not person.may("vote") or not question.may_vote(person.name, person.roles):
             return None
         return await self._thread_of(question)
 
     async def _thread_of(self, question: Question) -> Thread | None:
-        """Return the thread of a question, or None if it belongs to another app."""
+        """Return the thread of a question, or None if the question belongs to another app."""
         key = self._threads.key_of(await self._journal.runs.get(question.run_id))
         return None if key is None else self._threads.thread(*key)

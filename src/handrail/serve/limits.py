@@ -1,4 +1,4 @@
-"""`Limits`: how much a server accepts, and the rates and quotas that enforce it."""
+"""`Limits`: how much work a server accepts. `Rate` and `Quota` enforce such limits."""
 
 from __future__ import annotations
 
@@ -14,39 +14,36 @@ from handrail.serve.refusals import RequestRefused
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of a server. Each refusal names the limit that was reached."""
+    """The limits of a server. The response to a refused request says which limit was reached."""
 
     body_bytes: int = 2**20
     body_seconds: float = 20.0
     """Seconds that a request body may take to arrive."""
     header_bytes: int = 16 * 1024
     header_seconds: float = 10.0
-    """Seconds that the headers of a request may take to arrive. Applies to `handrail serve` only."""
+    """Seconds that a request's headers may take to arrive. Applies to `handrail serve` only."""
     idle_seconds: float = 15.0
-    """Seconds that a connection is kept open for the next request. Applies to `handrail serve` only."""
+    """Seconds that an idle connection is kept open for its next request. Applies to `handrail serve` only."""
     write_seconds: float = 30.0
-    """Seconds that a client may leave data unread before it is disconnected.
-
-    Applies to `handrail serve` only.
-    """
+    """Seconds that a client may leave data unread before it is disconnected. Applies to `handrail serve` only."""
     connections: int = 1000
-    """Maximum number of requests in progress at once, open streams included."""
+    """Maximum number of requests in progress, including open streams."""
     streams: int = 256
-    """Maximum number of open streams per principal."""
+    """Maximum number of open streams for each principal."""
     requests_per_second: float = 50.0
     burst: int = 200
-    """Maximum number of requests that a principal may send at once after a quiet period."""
+    """Number of requests that a principal may send at once after a quiet period."""
     wrong_tokens: int = 10
-    """Maximum number of wrong tokens from one address at once; after that, one every six seconds."""
+    """Number of wrong tokens that one address may send at once. After that, it may send one every six seconds."""
     idle_per_address: int = 100
-    """Maximum number of connections from one address without a request in progress; beyond it the oldest is closed.
+    """Maximum number of idle connections from one address. When there are more, the longest idle one is closed.
 
-    An IPv6 address counts with its /64 network. Applies to `handrail serve` only.
+    All addresses of an IPv6 /64 network count as one. Applies to `handrail serve` only.
     """
     runs: int = 1000
-    """Maximum number of active runs. Runs that wait for an answer do not count."""
+    """Maximum number of active runs. Runs that wait for an answer are not counted."""
     runs_per_principal: int = 100
-    """Maximum number of a principal's unfinished runs. Runs that wait for an answer count."""
+    """Maximum number of unfinished runs for each principal. Runs that wait for an answer are counted."""
     message_chars: int = 100_000
 
     def __post_init__(self) -> None:
@@ -54,12 +51,12 @@ class Limits:
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise DefinitionError(
-                    f"Limits({field.name}={value!r}) is not a positive, finite number. Use one."
+                    f"Limits({field.name}={value!r}) is invalid. The limit must be a positive, finite number."
                 )
 
 
 def network_of(address: str) -> str:
-    """Return the address by which a client is counted. With IPv6 it is the /64 network: one client has all of it."""
+    """Return the key to count a client by: its address, or for IPv6 its /64 network, which one client usually has."""
     try:
         found = ipaddress.IPv6Address(address.partition("%")[0])
     except ValueError:
@@ -70,7 +67,7 @@ def network_of(address: str) -> str:
 
 
 class Rate:
-    """Rate limits by token bucket, one bucket for each key. The least recently used buckets are dropped."""
+    """Rate limits, with a token bucket for each key. If there are too many buckets, the least recently used is dropped."""
 
     def __init__(
         self, per_second: float, burst: int, *, clock: Clock = SYSTEM_CLOCK, most: int = 10_000
@@ -80,10 +77,7 @@ class Rate:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, key: str) -> float:
-        """Take a token and return 0.0.
-
-        If there is none, return the seconds until the next one is available.
-        """
+        """Take a token and return 0.0. If there is none, return the seconds until the next token is available."""
         left, now = self._now(key)
         if left < 1.0:
             return (1.0 - left) / self._per_second
@@ -94,7 +88,7 @@ class Rate:
         return 0.0
 
     def wait(self, key: str) -> float:
-        """Return the seconds until a token is available, without taking it."""
+        """Return the seconds until a token is available, or 0.0 if there is one. Takes no token."""
         left, _ = self._now(key)
         return 0.0 if left >= 1.0 else (1.0 - left) / self._per_second
 
@@ -105,7 +99,7 @@ class Rate:
 
 
 class Quota:
-    """Limits how many of something each principal may hold at once."""
+    """Limits how many of something each principal may hold at once, and how many all principals may hold together."""
 
     def __init__(self, each: int, kind: str, message: str, total: float = math.inf) -> None:
         self._each, self._most = each, total
@@ -114,7 +108,7 @@ class Quota:
         self.total = 0
 
     def take(self, principal: str, *, beside: int = 0, beside_total: int = 0) -> None:
-        """Take one, or raise `RequestRefused`. `beside` counts those that are held but tracked elsewhere."""
+        """Take one, or raise `RequestRefused`. `beside` and `beside_total` add those that are counted elsewhere."""
         held = self._held.get(principal, 0)
         if held + beside >= self._each or self.total + beside_total >= self._most:
             raise RequestRefused(429, self._kind, self._message, retry_after=5.0)

@@ -1,4 +1,4 @@
-"""`LiveRun`: a thread's run that this process executes, leg by leg, and the environment of that run."""
+"""`LiveRun`: a thread's run while this process executes it. `BrowserEnvironment` is the run's environment."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("handrail.serve")
 
-_STOPPING = "The server is stopping. The run resumes when it is back: follow the thread again."
+_STOPPING = "The server is stopping. The run resumes when the server is back: follow the thread again."
 Voters = Callable[[str | None, str], Sequence[str]]
-"""Returns the names of those who may vote, by role, besides one person."""
+"""Returns the names of the people who may vote, given a role (None for any role) and a person to leave out."""
 _MIN_CUT_SECONDS = 1.0
-"""Minimum seconds that a run gets to end when it is cut off, however short the grace period was."""
+"""Minimum seconds that a run gets to end after it is cut off, even if the grace period is shorter."""
 
 
 class BrowserEnvironment(Environment):
-    """The environment of a served run: people who have the thread open, now or later.
+    """The environment of a served run, whose questions people answer in the browser, now or later.
 
-    Answers reach the run through the journal. A run that waits stays in memory for `park_after` seconds,
-    because somebody may answer soon. Then it is parked, and an answer resumes it. If `park_after` is None, it
-    is parked only when the server stops.
+    Answers reach the run through the journal. A waiting run stays in memory for `park_after` seconds, because
+    somebody may answer soon. Then it is parked, and an answer resumes it. If `park_after` is None, the run is parked
+    only when the server stops.
     """
 
     run_mode: RunMode = "user"
@@ -61,30 +61,30 @@ class BrowserEnvironment(Environment):
         self._leaving = False
         self._at_rest = False
         self.stays = False
-        """Whether the run stays in memory at its next rest, because a question is about to be closed."""
+        """Whether the run stays in memory the next time it waits, because a question is about to be closed."""
         self.was_cut = False
-        """Whether the run was parked by force. If so, it has work to do even before an answer arrives."""
+        """Whether the run was parked by force. Such a run has work to do even before an answer arrives."""
         self.parking: Parking | None = None
-        """The handle that parks the run; None until the run has started."""
+        """Parks the run; None until the run has started."""
 
     async def ask(self, question: Question, /) -> Answer | None:
-        """Show the question. Its answer arrives through the journal."""
+        """Show the question to the thread's readers. Returns None, because the answer arrives through the journal."""
         self.go_on()
         self._on_question(question)
         return None
 
     def voters(self, quorum: Quorum, principal: str, /) -> Sequence[str]:
-        """Return the names of the server's people who could vote in a quorum."""
+        """Return the names of the users who may vote in a quorum, except the principal."""
         return self._voters(quorum.role, principal)
 
     def run_started(self, parking: Parking) -> None:
-        """Keep the handle that parks the run."""
+        """Remember how to park the run."""
         self.parking = parking
 
     def run_waiting(self, parking: Parking) -> None:
-        """Report that everything in the run waits for an answer.
+        """End the leg, because everything in the run waits for an answer.
 
-        Unless it stays, park it, now or after `park_after`.
+        Unless `stays` is set, the run is parked: at once if the server is stopping, otherwise after `park_after`.
         """
         self.go_on()
         self._at_rest = True
@@ -97,39 +97,36 @@ class BrowserEnvironment(Environment):
             self._timer = asyncio.get_running_loop().call_later(self._park_after, parking.park)
 
     def go_on(self) -> None:
-        """Note that the run continues or has ended, and cancel the timer that would park it."""
+        """Cancel the timer that would park the run, because the run continues or has ended."""
         self._at_rest = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def leave(self) -> None:
-        """Park the run as soon as it rests, or now if it is at rest."""
+        """Park the run as soon as everything in it waits for an answer. If that is so already, park it now."""
         self._leaving = True
         if self._at_rest and self.parking is not None:
             self._leave(self.parking)
 
     def cut(self) -> bool:
-        """Park the run by force, as if the process had died. Returns False if it has not started."""
+        """Park the run by force, as if the process had died. Returns False if the run has not started."""
         if self.parking is None:
             return False
         self.was_cut = self.was_cut or not self.parking.parked
         return self.parking.park(by_force=True)
 
     def _leave(self, parking: Parking) -> None:
-        """Park a run at rest.
-
-        A run that can't be re-entered is cut off, because waiting longer would not help.
-        """
+        """Park a waiting run. A run that can't be re-entered is cut off, because waiting longer would not help."""
         if not parking.park():
             self.cut()
 
 
 class LiveRun:
-    """One run, from its start or resumption in this process until it ends or is parked.
+    """A run, from its start or resumption in this process until it ends or is parked.
 
-    Its events go to the thread's feed, in legs. A leg ends when the run ends or when everything in it waits
-    for an answer; the next leg begins when the run continues. The run never waits for a reader.
+    The run's events go to the thread's feed, in legs. A leg ends when the run ends, or when everything in the run
+    waits for an answer. The next leg begins when the run continues. The run never waits for a reader.
     """
 
     def __init__(
@@ -160,7 +157,7 @@ class LiveRun:
         self._state = state
         self._commits = commits
         self._reported: set[str] = set()
-        """Ids of the calls whose file changes have been reported."""
+        """The ids of the calls whose file changes have been reported."""
         self._has_committed = False
         self._reporting: asyncio.Task[None] | None = None
         self._new_leg = new_leg
@@ -174,7 +171,7 @@ class LiveRun:
 
     @property
     def leg(self) -> str:
-        """The id of the open leg; "" while everything waits."""
+        """The id of the open leg; "" while everything in the run waits."""
         return self._translator.leg or ""
 
     @property
@@ -188,15 +185,15 @@ class LiveRun:
         parking = self.environment.parking
         return parking is not None and parking.parked
 
-    # Called by the run's thread.
+    # Called by the `Thread` that owns the run.
 
     def recall(self, said: Sequence[Message]) -> None:
-        """Record which messages of a resumed run have already been sent, so that none is sent again."""
+        """Record which messages of a resumed run were already sent, so that they are not sent again."""
         self._is_resumed = True
         self._translator.recall(self.run_id, said)
 
     async def start(self, stream: RunStream[Any], leg: str, over: Callable[[LiveRun], None]) -> None:
-        """Execute the run. It is recorded when this returns; an error before that is raised.
+        """Start the run, and return when it is recorded. Raises the error if the run fails before that.
 
         `over` is called when this process no longer executes the run.
         """
@@ -207,24 +204,24 @@ class LiveRun:
             raise self._failure
 
     def go_on(self, leg: str = "") -> str:
-        """Open the next leg, unless one is open. Returns the open leg."""
+        """Open the next leg, unless one is open. Returns the id of the open leg."""
         if not self.leg:
             self.environment.go_on()
             self._feed.append(self._translator.begin_leg(leg or self._new_leg(), self._state()))
         return self.leg
 
     def rest(self) -> None:
-        """End the leg because everything waits for an answer."""
+        """End the leg because everything in the run waits for an answer."""
         if self.leg and self.questions:
             self._feed.append(self._translator.interrupt(list(self.questions.values()), self._state()))
             self._notify()
 
     def open(self) -> Sequence[Event]:
-        """Return the events that a client who joins now needs in order to follow."""
+        """Return the events that bring a newly joined client up to date."""
         return self._translator.open()
 
     async def wait_for_question(self, question_id: str) -> bool:
-        """Wait until the run asks this question. Returns False if it rests or ends without asking it."""
+        """Wait until the run asks this question. Returns False if the run ends or waits without asking it."""
         while question_id not in self.questions and not self._is_over and (self.leg or not self.has_started):
             if self._changed is None:
                 self._changed = self._loop.create_future()
@@ -232,20 +229,23 @@ class LiveRun:
         return question_id in self.questions
 
     async def cancel(self) -> None:
-        """Cancel the run. What is in progress is rolled back."""
+        """Cancel the run and wait for its end. Calls in progress are rolled back."""
         self._is_cancelled = True
         if self._task is not None:
             self._task.cancel()
         await self.wait()
 
     async def park(self, grace: float) -> None:
-        """Park the run when it comes to rest, or after `grace` seconds as if the process had died."""
+        """Park the run when everything in it waits for an answer. After `grace` seconds, cut it off.
+
+        A run that is cut off is recorded as if the process had died.
+        """
         self._is_stopping = True
         self.environment.leave()
         if self._task is None or (await asyncio.wait({self._task}, timeout=grace))[0]:
             return
         if not self.environment.cut():
-            self._task.cancel()  # the run has not started here
+            self._task.cancel()  # the run has not started in this process
         await asyncio.wait({self._task}, timeout=max(grace, _MIN_CUT_SECONDS))
 
     async def wait(self) -> None:
@@ -259,9 +259,8 @@ class LiveRun:
         stop = self.session.dispatcher.subscribe(object, self._hear)
         try:
             ended = await self._outcome(stream)
-            if (
-                self._reporting is not None
-            ):  # report changes before the end, even if this task is cancelled now
+            # report changes before the end, even if this task is cancelled now
+            if self._reporting is not None:
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait({self._reporting})
         finally:
@@ -276,9 +275,9 @@ class LiveRun:
         self._notify()
 
     async def _outcome(self, stream: RunStream[Any]) -> Callable[[], Sequence[Event]] | None:
-        """Wait for the run.
+        """Wait for the run's end.
 
-        Returns a function that makes its final events, or None if it was parked at rest.
+        Returns a function that builds the final events, or None if the run was parked and its leg has ended.
         """
         translator = self._translator
         try:
@@ -290,7 +289,7 @@ class LiveRun:
             self.questions = waits
             if self.leg and self._is_stopping:
                 return lambda: translator.fail(_STOPPING, "ServerStopping")
-            return None  # the run's leg has ended already
+            return None  # the run's leg has already ended
         except asyncio.CancelledError:
             if self._is_stopping and not self._is_cancelled:
                 return lambda: translator.fail(_STOPPING, "ServerStopping")
@@ -306,8 +305,8 @@ class LiveRun:
             return lambda: translator.fail(message, code)
         except Exception as error:
             self._failure = None if self.has_started else error
-            log.exception("run %s ended in an internal error", self.run_id)
-            message = f"The run ended in an internal error of the server: {type(error).__name__}. Its log has the details."
+            log.exception("run %s ended with an internal error", self.run_id)
+            message = f"The run ended with an internal server error: {type(error).__name__}. The server's log has the details."
             return lambda: translator.fail(message, "internal")
         return lambda: translator.finish(output=response.output)
 
@@ -333,11 +332,11 @@ class LiveRun:
         starts = isinstance(event, PromptRendered) and event.run_context.run_id == self.run_id
         if not self.has_started:
             if not starts:
-                return  # history that a client brought, added before the run is recorded
+                return  # this is history that a client sent, added before the run is recorded
             self.go_on(self._first_leg)
             self._mark_started()
         if starts and self._is_resumed:
-            return  # `recall` has told the translator which messages were sent
+            return  # `recall` has already recorded which messages were sent
         if isinstance(event, QuestionAnswered | ApprovalDecided):
             self.questions.pop(event.question_id, None)
         self._feed.append(self._translator.take(event))
@@ -348,9 +347,9 @@ class LiveRun:
                 self._reporting = self._loop.create_task(self._report_changes())
 
     async def _report_changes(self) -> None:
-        """Report the file changes of finished calls, from the journal.
+        """Report the file changes of finished calls, as the journal recorded them.
 
-        One query covers all that have finished by then.
+        One query covers all calls that have finished by then.
         """
         try:
             while self._has_committed:

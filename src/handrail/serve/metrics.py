@@ -1,4 +1,4 @@
-"""`Metrics`: counters and durations of a server's work. They name no principal and no thread.
+"""`Metrics`: counters and durations of a server's work. They contain no names of principals or threads.
 
 The rest of the package only calls `Metrics.add` and `Metrics.record`. `PrometheusMetrics` keeps the numbers
 in memory and renders them as Prometheus text.
@@ -35,24 +35,24 @@ _Labels = tuple[tuple[str, str], ...]
 
 
 class Metrics(Protocol):
-    """A receiver of a server's counters and durations, each under one of the names above."""
+    """Receives a server's counters and durations. This module defines their names."""
 
     def add(self, name: str, amount: int = 1, /, **labels: str) -> None:
-        """Increase a counter."""
+        """Increase the counter `name` by `amount`, separately for each set of labels."""
         ...
 
     def record(self, name: str, seconds: float, /) -> None:
-        """Record a duration."""
+        """Record a duration under `name`."""
         ...
 
 
 def refuse(metrics: Metrics, kind: str) -> None:
-    """Count a refused request."""
+    """Count a refused request, by the kind of refusal."""
     metrics.add(REFUSED, reason=kind)
 
 
 def end_leg(metrics: Metrics, event: Mapping[str, Any]) -> None:
-    """Count the end of a run, given the event that ends its leg. A run that is interrupted or parked has not ended."""
+    """Count the end of a run, given the event that ends a leg. Interrupted and parked runs have not ended."""
     if event["type"] == "RUN_ERROR":
         outcome = "parked" if event.get("code") == "ServerStopping" else "error"
     else:
@@ -63,7 +63,7 @@ def end_leg(metrics: Metrics, event: Mapping[str, Any]) -> None:
 
 
 class PrometheusMetrics:
-    """Metrics since the start of the process, kept in memory and rendered as Prometheus text."""
+    """Collects metrics in memory from the start of the process, and renders them as Prometheus text."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Counter[_Labels]] = {name: Counter() for name in _COUNTERS}
@@ -80,13 +80,13 @@ class PrometheusMetrics:
         self._sums[name] += seconds
 
     def value(self, name: str, /, **labels: str) -> int:
-        """Return the current value of a counter."""
+        """Return the current value of the counter `name` for these labels."""
         return self._counts[name][tuple(labels.items())]
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
         """Return all metrics as Prometheus text.
 
-        `gauges` maps further names to a description and a current value.
+        `gauges` maps the name of each gauge to its description and current value.
         """
         lines: list[str] = []
 

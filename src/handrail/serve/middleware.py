@@ -1,6 +1,6 @@
-"""`GuardMiddleware`: checks every request before a route sees it, and adds headers to every response.
+"""`GuardMiddleware`: checks every request before it reaches a route, and adds headers to every response.
 
-It is plain ASGI middleware: streams pass through it unbuffered.
+It is plain ASGI middleware, so streams pass through it unbuffered.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from handrail.serve.refusals import INCIDENT, RequestRefused, error_response, se
 log = logging.getLogger("handrail.serve")
 
 PRINCIPAL, PERSON, STARTED = "handrail.principal", "handrail.person", "handrail.started"
-"""The keys in a request's scope for the principal that sent it, by name and with roles, and the time it arrived."""
+"""The keys in a request's scope for the sender's name, the sender as a `Person`, and the time of arrival."""
 
 CALLBACK = "/oidc/callback"
-"""Where a sign-in provider sends a browser back to. It is the only address that another site may lead to."""
+"""The path to which a sign-in provider sends a browser back. Besides the page, other sites may link only to this."""
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -54,7 +54,7 @@ _DRAIN_SECONDS = 1.0
 
 
 def is_static(path: str) -> bool:
-    """Return whether a path is the page or one of its files, which are public and the same for everyone."""
+    """Return whether a path is the page or one of its files. These are public and the same for everyone."""
     return path == "/" or path.startswith("/assets/")
 
 
@@ -64,7 +64,7 @@ def is_open(path: str) -> bool:
 
 
 class GuardMiddleware:
-    """Checks load, host, origin, principal, rate and body, in this order, then calls the app."""
+    """Checks load, headers, origin, principal, rate and body, in this order, then calls the app."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class GuardMiddleware:
                 self._access.write(self._line(scope, method, answer))
 
     def _line(self, scope: Scope, method: str, answer: _Sender) -> dict[str, Any]:
-        """Return a request as a line of the access log."""
+        """Return the access log entry for a request."""
         return {
             "at": self._clock.now().isoformat(),
             "address": scope["client"][0] if scope.get("client") else "",
@@ -151,7 +151,7 @@ class GuardMiddleware:
             raise RequestRefused(
                 503,
                 "TooManyConnections",
-                "the server has as many open connections as it accepts. Try again soon.",
+                "the server has too many requests in progress. Try again soon.",
                 retry_after=5.0,
             )
 
@@ -161,7 +161,7 @@ class GuardMiddleware:
             raise RequestRefused(
                 431,
                 "HeadersTooLarge",
-                f"the headers are larger than {self._limits.header_bytes} bytes. Send fewer or shorter ones.",
+                f"the headers are larger than {self._limits.header_bytes} bytes. Send fewer or shorter headers.",
             )
         names = [name for name, _ in headers]
         if b"transfer-encoding" in names and b"content-length" in names:
@@ -174,7 +174,7 @@ class GuardMiddleware:
             raise RequestRefused(
                 403,
                 "HostRefused",
-                "this server does not answer to that host name. Use the address it printed, or start it with "
+                "this server does not answer to that host name. Use the address that it printed, or start it with "
                 "--allow-host NAME.",
             )
         if request.method not in _METHODS and request.method != "OPTIONS":
@@ -200,7 +200,7 @@ class GuardMiddleware:
             )
 
     async def _admit(self, request: Request, receive: Receive) -> Receive:
-        """Authenticate the request, apply the rate limit, and read its body."""
+        """Authenticate the request, apply the rate limit, and read the body. Return a `receive` that replays the body."""
         path, method = request.scope["path"], request.method
         if method == "OPTIONS" or (method == "HEAD" and not is_static(path)):
             raise _method_refused()
@@ -219,7 +219,7 @@ class GuardMiddleware:
             return receive
         if self._stopping():
             raise RequestRefused(
-                503, "Stopping", "the server is stopping; nothing is lost. Try again soon.", retry_after=5.0
+                503, "Stopping", "the server is stopping. No run is lost. Try again soon.", retry_after=5.0
             )
         if method == "POST":
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -239,7 +239,11 @@ class GuardMiddleware:
                 while True:
                     message = await receive()
                     if message["type"] != "http.request":
-                        raise RequestRefused(400, "BodyMissing", "the body ended early. Send all of it.")
+                        raise RequestRefused(
+                            400,
+                            "BodyMissing",
+                            "the connection closed before the whole body arrived. Send the request again.",
+                        )
                     body += message.get("body", b"")
                     if len(body) > limit:
                         raise too_large
@@ -253,7 +257,7 @@ class GuardMiddleware:
             ) from None
 
     async def _refuse(self, refused: RequestRefused, scope: Scope, receive: Receive, answer: _Sender) -> None:
-        """Send the refusal, then read the body for a moment so that the client receives the response."""
+        """Send the refusal, then read the body for up to a second, so that the client receives the response."""
         if answer.started:
             return
         made = error_response(refused)
@@ -278,9 +282,9 @@ class GuardMiddleware:
     # Hosts and origins.
 
     def _is_our_host(self, request: Request) -> bool:
-        """Return whether the request's host is this server.
+        """Return whether the request's `Host` header names this server.
 
-        A foreign page can point its own host name at this address.
+        This protects against DNS rebinding, where a foreign site points its own host name at this server's address.
         """
         host = request.headers["host"].lower()
         if host in self._hosts:
@@ -299,7 +303,7 @@ class GuardMiddleware:
         return origin.lower() in (own, *self._origins)
 
     def _cors(self, scope: Scope) -> Sequence[tuple[bytes, bytes]]:
-        """Return the headers that let pages of an allowed origin read the response."""
+        """Return the headers that let pages from allowed origins read the response."""
         if not self._origins:
             return ()
         origin = next((value for name, value in scope["headers"] if name == b"origin"), b"")
@@ -315,7 +319,7 @@ class GuardMiddleware:
 
 
 class _Sender:
-    """Sends a response with the headers that every response carries, and counts its bytes."""
+    """Sends a response, adds the headers that every response has, and counts the body's bytes."""
 
     def __init__(self, send: Send, metrics: Metrics, more: Sequence[tuple[bytes, bytes]] = ()) -> None:
         self._send = send
@@ -340,13 +344,11 @@ class _Sender:
 
 
 def _method_refused() -> RequestRefused:
-    return RequestRefused(
-        405, "MethodRefused", "this method is not supported. Addresses accept GET, POST or DELETE."
-    )
+    return RequestRefused(405, "MethodRefused", "this method is not supported. Use GET, POST or DELETE.")
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that yields a body that was already read, then further messages."""
+    """Return a `receive` that first yields a body that was already read, and then passes on further messages."""
     given = False
 
     async def again() -> Message:
@@ -360,12 +362,12 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def _route(scope: Scope) -> str:
-    """Return the route's path template, never the path that was requested."""
+    """Return the path template of the route, never the requested path."""
     return getattr(scope.get("route"), "path", "") or "none"
 
 
 def _normalize_host(name: str) -> str:
-    """Return a host name in the form that `Host` headers use, with an IPv6 address in brackets."""
+    """Return a host name as `Host` headers spell it, with an IPv6 address in brackets."""
     try:
         return f"[{name}]" if ipaddress.ip_address(name).version == 6 else name
     except ValueError:
@@ -373,7 +375,7 @@ def _normalize_host(name: str) -> str:
 
 
 def _split_host(host: str) -> tuple[str | None, int | None]:
-    """Split `[::1]:80` into `[::1]` and 80. The name is None if the host is invalid."""
+    """Split a host such as `[::1]:80` into `[::1]` and 80. The name is None if the host is invalid."""
     name, colon, port = host.rpartition(":")
     if not colon or host.endswith("]"):
         return host, None
@@ -383,7 +385,7 @@ def _split_host(host: str) -> tuple[str | None, int | None]:
 
 
 def _is_own_address(name: str, server: Any) -> bool:
-    """Return whether a name is a loopback address, or the address at which the connection arrived."""
+    """Return whether a name is a loopback address or the address that the connection was made to."""
     try:
         address = ipaddress.ip_address(name.strip("[]"))
     except ValueError:

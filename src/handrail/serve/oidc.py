@@ -1,7 +1,7 @@
 """`OidcProvider`: lets people sign in with an OpenID Connect provider. Needs `pip install 'handrail[oidc]'`.
 
-The provider says who somebody is; the server's own users say what they may do. Somebody who is not among the
-users does not get in.
+The provider identifies people, and the server's users file says what they may do. A person who is not one of the
+server's users can't sign in.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "E
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A sign-in that has gone to the provider and not come back."""
+    """A sign-in that was sent to the provider and has not returned yet."""
 
     browser: bytes
-    """A digest of the cookie of the browser that began it: nobody else can finish it."""
+    """A digest of the cookie of the browser that began the sign-in. No other browser can finish it."""
     nonce: str
     verifier: str
     redirect: str
@@ -49,9 +49,9 @@ class _Pending:
 class OidcProvider:
     """Signs people in by the authorization code flow, with PKCE, a state bound to the browser, and a nonce.
 
-    The name of a user is the value of `claim` in the ID token: `email`, which the provider must have verified,
-    or another one, such as `sub`. `address` is the server's own address, if browsers see another one than the
-    server: behind a proxy, for example.
+    A user's name is the value of `claim` in the ID token: `email`, which the provider must have verified, or another
+    claim such as `sub`. Pass `address` if browsers see the server at another address than its own, for example behind
+    a proxy.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class OidcProvider:
         where = urlsplit(issuer)
         if where.scheme != "https" and where.hostname not in ("127.0.0.1", "localhost", "::1"):
             raise DefinitionError(
-                f"the issuer {issuer!r} is not an https:// address. Give the provider's own."
+                f"the issuer {issuer!r} is not an https:// URL. Give the provider's issuer URL."
             )
         self._issuer = issuer.rstrip("/")
         self._client_id, self._client_secret = client_id, client_secret
@@ -82,7 +82,7 @@ class OidcProvider:
         self._pending: OrderedDict[str, _Pending] = OrderedDict()
 
     def routes(self, principals: Principals) -> Sequence[BaseRoute]:
-        """Return the two addresses of a sign-in: where it begins, and where the provider sends the browser back to."""
+        """Return two routes: one begins a sign-in, the other finishes it when the provider sends the browser back."""
 
         async def begin(request: Request) -> Response:
             wait = self._rate.take(network_of(address_of(request)))
@@ -102,7 +102,7 @@ class OidcProvider:
                 max_age=int(_PENDING_SECONDS),
                 path=CALLBACK,
                 httponly=True,
-                samesite="lax",  # the provider's page leads back here
+                samesite="lax",  # the browser comes back from the provider's page
                 secure=request.url.scheme == "https",
             )
             return response
@@ -117,7 +117,10 @@ class OidcProvider:
         return [Route("/oidc/login", begin), Route(CALLBACK, finish)]
 
     async def begin(self, redirect: str) -> tuple[str, str]:
-        """Return the address to send a browser to, and a secret for a cookie that binds the sign-in to the browser."""
+        """Return the provider's address to send the browser to, and the secret for the cookie.
+
+        The cookie binds the sign-in to the browser.
+        """
         metadata = await self._read_metadata()
         browser, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         async with self._client(redirect) as client:
@@ -131,30 +134,30 @@ class OidcProvider:
         return address, browser
 
     async def finish(self, state: str, code: str, browser: str) -> str:
-        """Return the name of the person whom the provider has sent back. Raises `RequestRefused`."""
+        """Return the name of the person that the provider sent back. Raises `RequestRefused` if the sign-in fails."""
         pending = self._pending.pop(state, None)
         if (
             pending is None
             or self._clock.monotonic() > pending.until
             or not hmac.compare_digest(pending.browser, _digest(browser))
         ):
-            raise _refused("this sign-in was not begun in this browser, or took too long")
+            raise _refused("this sign-in was started in another browser, or took too long")
         metadata = await self._read_metadata()
         try:
             claims = await self._exchange(metadata, pending, code)
         except RequestRefused:
             raise
-        except Exception as error:  # the provider's answer can be anything
-            raise _refused(f"the provider's answer could not be used ({type(error).__name__})") from error
+        except Exception as error:  # the provider's response can be anything
+            raise _refused(f"the provider's response is invalid ({type(error).__name__})") from error
         if self._claim == "email" and claims.get("email_verified") is not True:
             raise _refused("the provider has not verified your email address")
         name = claims.get(self._claim)
         if not isinstance(name, str) or not name:
-            raise _refused(f"the provider does not say your {self._claim}")
+            raise _refused(f"the provider's ID token has no {self._claim!r} claim")
         return name
 
     async def _exchange(self, metadata: dict[str, Any], pending: _Pending, code: str) -> dict[str, Any]:
-        """Exchange a code for an ID token, and return its claims, checked."""
+        """Exchange a code for an ID token. Return the token's claims after validating them."""
         from joserfc import jwt
         from joserfc.jwk import KeySet
 
@@ -177,7 +180,7 @@ class OidcProvider:
         return claims
 
     def _client(self, redirect: str) -> Any:
-        """Return authlib's client, which has no types."""
+        """Return an OAuth client from authlib, which has no type annotations."""
         from authlib.integrations.httpx_client import AsyncOAuth2Client
 
         return AsyncOAuth2Client(
@@ -196,11 +199,15 @@ class OidcProvider:
                 raise RequestRefused(
                     503,
                     "ProviderUnreachable",
-                    f"the sign-in provider does not answer ({type(error).__name__})",
+                    f"the sign-in provider can't be reached ({type(error).__name__}). Try again soon.",
                     retry_after=5.0,
                 ) from error
             if str(found.get("issuer", "")).rstrip("/") != self._issuer:
-                raise RequestRefused(503, "ProviderUnreachable", "the sign-in provider names another issuer")
+                raise RequestRefused(
+                    503,
+                    "ProviderUnreachable",
+                    "the sign-in provider's configuration names another issuer. Ask the server's operator to correct it.",
+                )
             self._metadata = found
         return self._metadata
 

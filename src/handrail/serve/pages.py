@@ -1,4 +1,4 @@
-"""`Pages`: the files of the page."""
+"""`Pages`: serves the files of the web page."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Pages:
         return self.file(request, self._folder / "index.html")
 
     def asset(self, request: Request, name: str) -> Response:
-        """Return a file of the page."""
+        """Return one of the page's files. Raises `RequestRefused` if the folder has no such file."""
         parts = name.split("/")
         if not all(_PART.fullmatch(part) for part in parts):
             raise _missing()
@@ -61,7 +61,7 @@ class Pages:
         return self.file(request, path)
 
     def file(self, request: Request, path: Path) -> Response:
-        """Return a file with its type and an ETag, or 304 if the client has it already."""
+        """Return a file with its media type and an ETag, or a 304 if the client already has it."""
         kind = _TYPES.get(path.suffix)
         try:
             stat = path.stat()

@@ -1,6 +1,6 @@
-"""`People`: who may use a server, their sign-ins, and the audit log, in one file of its own.
+"""`People`: a server's users, their sessions and the audit log, kept in one SQLite file.
 
-The file holds no secret that can be used: passwords and tokens are hashed with scrypt, sessions with SHA-256.
+The file contains no usable secret: passwords and tokens are hashed with scrypt, session secrets with SHA-256.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MIN_PASSWORD = 12
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _ROLE = re.compile(r"[a-z][a-z0-9._-]{0,31}")
 _RESERVED = "local"
-"""The principal of a server without people. Nobody else may have this name."""
+"""The principal of a server that has no users. No user may have this name."""
 _SCRYPT = {"n": 2**14, "r": 8, "p": 1, "maxmem": 64 * 2**20, "dklen": 32}
 _MOST_VERIFIED = 1000
 _SCHEMA = """
@@ -46,12 +46,12 @@ CREATE TABLE IF NOT EXISTS audit (
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Somebody who sent a request: a name, and the roles they have now."""
+    """A person who sent a request: their name and current roles."""
 
     name: str
     roles: frozenset[str]
     session: str = ""
-    """The id of the session the request belongs to; "" for a request with a token."""
+    """The id of the request's session; "" for a request with a token."""
 
     def may(self, action: Action) -> bool:
         """Return whether one of the person's roles allows the action."""
@@ -60,7 +60,7 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A sign-in on one page, as it is listed. What identifies it is not kept."""
+    """A signed-in session as it appears in lists. It contains no secret."""
 
     id: str
     name: str
@@ -72,7 +72,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a page needs to use its session: the cookie, and the key that it sends beside the cookie."""
+    """A new session's id and secrets: one secret for the cookie, and a key that the page sends along with the cookie."""
 
     id: str
     secret: str
@@ -80,10 +80,10 @@ class Credentials:
 
 
 class People:
-    """The users of a server, their sessions, and what they did. Thread-safe; several processes may share the file.
+    """A server's users, their sessions, and the audit log. Thread-safe. Several processes may share the file.
 
-    Without a path everything is kept in memory. The file must be readable and writable by its owner only; a
-    wider mode is refused.
+    Without a path, everything is kept in memory. Raises `DefinitionError` if anyone but the file's owner may read or
+    write it.
     """
 
     def __init__(self, path: Path | None = None, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -92,7 +92,7 @@ class People:
         self._lock = threading.RLock()
         self._changes = 0
         self._verified: dict[bytes, tuple[str, bytes]] = {}
-        """The names and hashes that credentials were checked against, by keyed digest, since scrypt is slow."""
+        """Names and hashes of credentials that were verified, by keyed digest. Avoids running scrypt again."""
         self._cache_key = secrets.token_bytes(32)
         if path is not None:
             _make_private(path)
@@ -110,20 +110,21 @@ class People:
     # Users.
 
     def add(self, name: str, roles: Iterable[str] = (), secret: str | None = None) -> str:
-        """Add a user, and return the secret they sign in with. It is not kept, so it can't be shown again.
+        """Add a user and return the secret that they sign in with. It is not stored, so it can't be shown again.
 
-        Without a secret, a random one is made. A person without one of the four built-in roles gets *user*, or
-        *approver* if they have a role of your own. Raises `DefinitionError` for a bad name, role or secret.
+        Without a secret, a random one is generated. Every user has one of the four built-in roles: if none is given,
+        *approver* is added for a user with custom roles, and *user* otherwise. Raises `DefinitionError` for an invalid
+        name, role or secret.
         """
         if not _NAME.fullmatch(name) or name == _RESERVED:
             raise DefinitionError(
-                f"{name!r} can't be a user's name. Use 1 to 64 letters, digits and . _ @ -, other than {_RESERVED!r}."
+                f"{name!r} can't be a user's name. Use 1 to 64 letters, digits and . _ @ -, but not {_RESERVED!r}."
             )
         given = set(roles)
         for role in sorted(given):
             if not _ROLE.fullmatch(role):
                 raise DefinitionError(
-                    f"{role!r} can't be a role. Use {', '.join(ROLES)}, or a name of your own in small letters."
+                    f"{role!r} can't be a role. Use {', '.join(ROLES)}, or a name of your own in lowercase letters."
                 )
         if given.isdisjoint(ROLES):
             given.add("approver" if given else "user")
@@ -139,7 +140,7 @@ class People:
             self._write("INSERT INTO users (name, roles, salt, hash, added_at) VALUES (?, ?, ?, ?, ?)", *row)
         except sqlite3.IntegrityError:
             raise DefinitionError(
-                f"there is a user {name!r} already. Remove them first: `handrail users remove {name}`."
+                f"there is already a user {name!r}. Remove them first: `handrail users remove {name}`."
             ) from None
         return secret
 
@@ -149,7 +150,7 @@ class People:
         return self._write("DELETE FROM users WHERE name = ?", name) > 0
 
     def list(self) -> Sequence[tuple[str, frozenset[str], float]]:
-        """Return every user's name, roles and the time they were added, by name."""
+        """Return each user's name, roles and the time they were added, sorted by name."""
         rows = self._read("SELECT name, roles, added_at FROM users ORDER BY name")
         return [(name, frozenset(json.loads(roles)), at) for name, roles, at in rows]
 
@@ -157,12 +158,12 @@ class People:
         return bool(self._read("SELECT 1 FROM users LIMIT 1"))
 
     def find(self, name: str) -> Person | None:
-        """Return a user with the roles they have now, or None."""
+        """Return a user with their current roles, or None if there is no such user."""
         rows = self._read("SELECT roles FROM users WHERE name = ?", name)
         return Person(name, frozenset(json.loads(rows[0][0]))) if rows else None
 
     def who_may_vote(self, role: str | None, besides: str) -> Sequence[str]:
-        """Return the names of those who may approve for others, have this role, and are somebody else."""
+        """Return the names of the users who have this role and may approve for others, except `besides`."""
         return [
             name
             for name, roles, _ in self.list()
@@ -170,9 +171,9 @@ class People:
         ]
 
     def verify(self, name: str, secret: str) -> Person | None:
-        """Return the user whose name and secret these are, or None. Slow on purpose: call it in a thread.
+        """Return the user with this name and secret, or None. Slow on purpose, so call it in a thread.
 
-        It takes as long for a name that nobody has. A pair that was right before is recognised at once.
+        An unknown name takes as long as a wrong secret. A correct pair is recognised at once the next time.
         """
         rows = self._read("SELECT salt, hash FROM users WHERE name = ?", name)
         salt, wanted = rows[0] if rows else (b"nobody has this.", b"")
@@ -189,7 +190,10 @@ class People:
     # Sessions.
 
     def sign_in(self, name: str, *, host: str, issuer: str, address: str) -> Credentials:
-        """Begin a session. `host` is the host and port it is for, `issuer` what it was exchanged for."""
+        """Begin a session and return its secrets.
+
+        `host` is the host and port for which the session is valid. `issuer` identifies what it was exchanged for.
+        """
         made = Credentials(secrets.token_hex(8), secrets.token_urlsafe(32), secrets.token_urlsafe(32))
         now = self._now()
         self._write("DELETE FROM sessions WHERE ends_at < ?", now)
@@ -209,9 +213,9 @@ class People:
         return made
 
     def session_of(self, secret: str, key: str | None, *, host: str, issuer: str) -> Session | None:
-        """Return the session with this cookie, or None if it has ended or is used elsewhere than it was made for.
+        """Return the session with this cookie, or None if it has ended or was made for another host or issuer.
 
-        The key is not compared if it is None.
+        If `key` is None, the key is not checked.
         """
         rows = self._read(
             "SELECT id, name, host, address, began_at, ends_at, key FROM sessions "
@@ -231,17 +235,17 @@ class People:
         return [Session(*row) for row in self._read(query, self._now())]
 
     def is_session(self, id: str) -> bool:
-        """Return whether a session has not ended."""
+        """Return whether the session with this id exists and has not ended."""
         return bool(self._read("SELECT 1 FROM sessions WHERE id = ? AND ends_at > ?", id, self._now()))
 
     def revoke(self, *, id: str | None = None, name: str | None = None) -> int:
-        """End one session, or all of a person's; with neither, all. Returns how many ended."""
+        """End the session with this id, all sessions of this person, or all sessions. Return how many ended."""
         wanted = [(column, value) for column, value in (("id", id), ("name", name)) if value is not None]
         where = " AND ".join(f"{column} = ?" for column, _ in wanted) or "1"
         return self._write(f"DELETE FROM sessions WHERE {where}", *(value for _, value in wanted))
 
     def generation(self) -> tuple[int, int]:
-        """Return a value that changes whenever users or sessions do, in any process. Cheap."""
+        """Return a value that changes whenever users or sessions change, in any process. It is cheap to compute."""
         with self._lock:
             return self._database.execute("PRAGMA data_version").fetchone()[0], self._changes
 
@@ -259,7 +263,10 @@ class People:
     def audit(
         self, *, who: str | None = None, after: int = 0, limit: int | None = None
     ) -> Sequence[Mapping[str, Any]]:
-        """Return the entries of the audit log, oldest first."""
+        """Return the entries of the audit log after the entry numbered `after`, oldest first.
+
+        With `who`, only this person's entries are returned.
+        """
         rows = self._read(
             "SELECT number, at, who, action, address, details FROM audit "
             "WHERE number > ? AND (? IS NULL OR who = ?) ORDER BY number LIMIT ?",
@@ -296,18 +303,18 @@ class People:
 
 
 def people_path(journal: Path) -> Path:
-    """Return where the people of a journal's server are kept: beside the journal."""
+    """Return the path of the users file that belongs to a journal, which is in the same folder."""
     return journal.with_name(f"{journal.stem}.people.db")
 
 
 def _make_private(path: Path) -> None:
-    """Create the file for its owner only. Raises `DefinitionError` if others may read or write it."""
+    """Create the file with permissions for its owner only. Raises `DefinitionError` if others may read or write it."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise DefinitionError(
-            f"others may read {str(path)!r}, which says who may sign in. Run: chmod 600 {str(path)!r}"
+            f"other users of this machine may read or write {str(path)!r}. Run: chmod 600 {str(path)!r}"
         )
 
 
@@ -316,5 +323,5 @@ def _hash(secret: str, salt: bytes) -> bytes:
 
 
 def _digest(text: str) -> bytes:
-    """Return the digest of a random secret. It is long and random, so that a fast digest is enough."""
+    """Return the digest of a secret. Session secrets are long and random, so a fast hash is enough."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

@@ -1,4 +1,4 @@
-"""`PrincipalFiles`: a folder of their own for every principal, so that nobody's tools reach another's files."""
+"""`PrincipalFiles`: a separate folder for each principal, so that a principal's tools reach nobody else's files."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _MOST = 200
 
 
 def folder_name(principal: str) -> str:
-    """Return the name of a principal's folder. Different principals have different names, also if case is ignored.
+    """Return the name of a principal's folder. It is unique, even on filesystems that ignore case.
 
-    Small letters, digits and `_ @ -` stay, and dots that are not at the beginning; everything else is written as
-    the hexadecimal digits of its UTF-8 bytes. A long name ends in a digest of the whole.
+    Lowercase letters, digits and `_ @ -` are kept, and so are dots, except at the beginning. All other characters
+    are written as the hexadecimal digits of their UTF-8 bytes. A long name is shortened and ends with a digest.
     """
     written = "".join(
         char
@@ -36,30 +36,32 @@ def folder_name(principal: str) -> str:
 
 
 class PrincipalFiles:
-    """The folders of a pattern such as `work/{principal}`. A folder is created when it is first used."""
+    """The folders that match a pattern such as `work/{principal}`. A folder is created when it is first used."""
 
     def __init__(self, pattern: str) -> None:
         path = Path(pattern)
         name = path.name
         if name.count(PLACEHOLDER) != 1 or PLACEHOLDER in str(path.parent):
-            raise DefinitionError(f"{pattern!r} must end in a folder with {PLACEHOLDER} in its name, once.")
+            raise DefinitionError(
+                f"{pattern!r} must contain {PLACEHOLDER} exactly once, in its last folder's name."
+            )
         if not path.parent.is_dir():
             raise DefinitionError(
-                f"{str(path.parent)!r} is not a folder. Create it first, or give another one."
+                f"{str(path.parent)!r} is not a folder. Create it first, or give another path."
             )
         self.root = path.parent.resolve()
-        """The folder that all of them are in."""
+        """The folder that contains the principals' folders."""
         self._before, _, self._after = name.partition(PLACEHOLDER)
         self._open: dict[Path, DirectoryFilesystem] = {}
 
     def of(self, principal: str) -> DirectoryFilesystem:
-        """Return the files of one principal."""
+        """Return the filesystem of one principal. Creates the folder if it does not exist."""
         path = self.root / f"{self._before}{folder_name(principal)}{self._after}"
         path.mkdir(mode=0o700, exist_ok=True)
         return self._at(path)
 
     async def recover(self, journal: Journal, /) -> None:
-        """Finish the commits that an earlier process left, in every principal's folder."""
+        """Finish the commits that an earlier process left unfinished, in every principal's folder."""
         for path in sorted(self.root.iterdir()):
             inside = path.name.startswith(self._before) and path.name.endswith(self._after)
             if inside and not path.name.startswith(".") and path.is_dir() and not path.is_symlink():
@@ -69,7 +71,7 @@ class PrincipalFiles:
         from handrail.resources.directory import DirectoryFilesystem
 
         if path.is_symlink():
-            raise DefinitionError(f"{str(path)!r} is a link. A principal's folder must be a folder.")
+            raise DefinitionError(f"{str(path)!r} is a symbolic link. Replace it with a folder.")
         found = self._open.get(path)
         if found is None:
             found = self._open[path] = DirectoryFilesystem(path)

@@ -1,4 +1,4 @@
-"""`Principals`: determines who sent a request, and how a principal's threads are named in a journal."""
+"""`Principals`: identifies who sent a request. `session_id_of` names a principal's threads in a journal."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from handrail.serve.requests import LoginBody
 
 Authenticate = Callable[[Request], "str | Awaitable[str | None] | None"]
-"""An app's own hook. Returns the principal that sent a request, or None to refuse it."""
+"""An app's own hook. Returns the principal who sent a request, or None to refuse the request."""
 
 log = logging.getLogger("handrail.serve")
 
 LOCAL = "local"
-"""The only principal of a server that has a token, and no people."""
+"""The only principal of a server that has a token and no users."""
 ID = re.compile(r"[A-Za-z0-9._:~-]{1,128}")
-"""Valid ids of threads, and of the runs of AG-UI clients."""
+"""Matches valid thread ids, and valid run ids of AG-UI clients."""
 ID_RULE = "1 to 128 letters, digits and . _ : ~ -"
 MIN_TOKEN = 16
 MAX_PRINCIPAL = 256
 KEY_HEADER = "handrail-key"
 _NO_KEY = "/app/renderers.js"
-"""The only address that a cookie opens without its key: the page imports it, and imports can't send headers."""
+"""The only path that a cookie opens without its key. The page imports it, and imports can't send headers."""
 _HANDOVER_SECONDS = 60.0
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 _HINT = "Send it as `Authorization: Bearer TOKEN`, or open the link that the server printed."
@@ -46,7 +46,7 @@ _NAMED_HINT = "Send `Authorization: Bearer NAME:TOKEN`, or sign in on the page."
 
 
 class Cookie(NamedTuple):
-    """The cookie of a new session, and the key that its page keeps and sends beside it."""
+    """A new session's cookie, and the key that the page keeps and sends along with it."""
 
     name: str
     value: str
@@ -56,13 +56,13 @@ class Cookie(NamedTuple):
 
 
 class Principals:
-    """Authenticates requests: by the app's own hook, by the people of the server, or by its one token.
+    """Authenticates requests: by the app's own hook, by the server's users, or by its one token.
 
-    Without a token, a random one is made that nobody knows: the page is entered by a link that works once.
-    A page that has signed in has a session: a cookie that scripts can't read, and a key that only pages of this
-    very origin can read. Browsers send a cookie to every port of its host, so that the cookie alone opens nothing.
-    Secrets are compared in constant time. Addresses that send wrong ones are slowed down, and so are the names
-    that wrong ones are sent for.
+    Without a token, a random one is generated and shown to nobody, and the page is opened with a link that works
+    once. A page that has signed in has a session: a cookie that scripts can't read, and a key that only pages of the
+    same origin can read. Browsers send a cookie to every port of a host, so the cookie is not accepted without the
+    key. Secrets are compared in constant time. Wrong secrets are rate-limited, both by the address that sends them
+    and by the user name that they are sent for.
     """
 
     def __init__(
@@ -77,8 +77,10 @@ class Principals:
     ) -> None:
         self.has_people = authenticate is None and people.has_users()
         if token is not None and (authenticate is not None or self.has_people):
-            whose = "the app has its own `authenticate`" if authenticate else "this server has users"
-            raise DefinitionError(f"{whose}, who sign in as themselves. Leave the token out.")
+            whose = "the app's own `authenticate`" if authenticate else "each user's own secret"
+            raise DefinitionError(
+                f"a token can't be used, because requests are authenticated by {whose}. Leave the token out."
+            )
         if token is not None and (len(token) < MIN_TOKEN or not _TOKEN.fullmatch(token)):
             raise DefinitionError(
                 f"the token is too easy to guess, or can't be sent in a header. Use at least {MIN_TOKEN} letters "
@@ -88,44 +90,49 @@ class Principals:
         self._authenticate = authenticate
         self._token = token or secrets.token_urlsafe(32)
         self._issuer = "people"
-        if (
-            not self.has_people
-        ):  # a session ends with the token it was made by; without one it is the operator's
+        # changing the token ends the sessions that were made with it
+        if not self.has_people:
             mark = b"" if token is None else hmac.digest(key, b"handrail issuer" + token.encode(), "sha256")
             self._issuer = f"token {mark.hex()}" if mark else "link"
         self._links: dict[bytes, tuple[str, float]] = {}
-        """Whom each link signs in, and until when it does, by the digest of its code."""
+        """The user that each link signs in and the time when the link expires, by the digest of the link's code."""
         self._clock = clock
         self.link_used: Callable[[], None] = lambda: None
-        """Called after a link was used, so that the operator can be given the next one."""
+        """Called after a link was used, so that the operator can be shown a new one."""
         self._wrong = Rate(1 / 6, limits.wrong_tokens, clock=clock)
         self._wrong_names = Rate(1 / 6, 10 * limits.wrong_tokens, clock=clock)
 
     @property
     def has_links(self) -> bool:
-        """Whether the page is entered by a link, because nobody signs in by name or by a hook."""
+        """Whether the page is opened with a link, because the app has no hook and the server has no users."""
         return self._authenticate is None and not self.has_people
 
     def new_link(self, name: str = LOCAL, seconds: float = math.inf) -> str:
-        """Return the code of a link that signs somebody in. It works once, and ends with this process at the latest."""
+        """Return the code of a link that signs a person in.
+
+        The link works once, for at most `seconds`, and only while this process runs.
+        """
         code = secrets.token_urlsafe(32)
         self._links[_digest(code)] = (name, self._clock.monotonic() + seconds)
         return code
 
     def link_for(self, name: str, request: Request) -> str:
-        """Return the code of a link for a user whom an OpenID Connect provider has named. Raises `RequestRefused`."""
+        """Return the code of a link for a person whom an OpenID Connect provider has identified.
+
+        Raises `RequestRefused` if the person is not one of the server's users.
+        """
         if self.people.find(name) is None:
             log.warning("a sign-in from %s was refused (UserUnknown)", address_of(request))
             self.people.note("", "sign-in refused", address_of(request), kind="UserUnknown")
             raise RequestRefused(
                 403,
                 "UserUnknown",
-                f"{name} is not a user of this server. Ask who runs it: handrail users add {name}.",
+                f"{name} is not a user of this server. Ask its operator to run: handrail users add {name}.",
             )
         return self.new_link(name, _HANDOVER_SECONDS)
 
     async def of(self, request: Request) -> Person:
-        """Return who sent a request. Raises `RequestRefused`: 401, or 429 after many wrong secrets."""
+        """Return the person who sent a request. Raises `RequestRefused`: 401, or 429 after many wrong secrets."""
         if self._authenticate is not None:
             return self._person(await self._call_hook(self._authenticate, request))
         found = self._by_cookie(request)
@@ -144,15 +151,21 @@ class Principals:
     # Signing in and out.
 
     async def sign_in(self, request: Request, body: LoginBody) -> Cookie:
-        """Exchange a link, a token, or a name and its secret for a session. Raises `RequestRefused`."""
+        """Exchange a link, a token, or a name and password for a session. Raises `RequestRefused` if they are wrong."""
         if self._authenticate is not None:
-            raise RequestRefused(404, "NotFound", "this server does not sign people in itself")
+            raise RequestRefused(
+                404, "NotFound", "this server has no sign-in of its own: the app authenticates requests"
+            )
         if not self._is_own_origin(request):
             raise RequestRefused(403, "OriginRefused", "sign in on the server's own page")
         if body.link:
             name = self._take_link(request, body.link)
             if self.has_people and self.people.find(name) is None:
-                raise self._wrong_secret(request, "SignInWrong", "you are no longer a user of this server")
+                raise self._wrong_secret(
+                    request,
+                    "SignInWrong",
+                    "you are no longer a user of this server. Ask its operator to add you.",
+                )
             person = self._person(name)
         elif self.has_people:
             person = await self._check_secret(request, body.name, body.password or body.token)
@@ -174,9 +187,9 @@ class Principals:
             self.people.note(person.name, "signed out", address_of(request), session=person.session)
 
     def watch(self, person: Person) -> Callable[[], bool]:
-        """Return a function that says whether a person may go on reading what they have opened.
+        """Return a function that tells whether a person may continue to read an open stream.
 
-        It is cheap while nothing changes: people and sessions are read again only after some of them changed.
+        Calling it is cheap: users and sessions are read again only after one of them has changed.
         """
         checked = self.people.generation()
         current = True
@@ -197,13 +210,13 @@ class Principals:
         return not self.has_people or (found is not None and found.may("see"))
 
     def _person(self, name: str, session: str = "") -> Person:
-        """Return a principal with the roles they have now."""
+        """Return a principal with their current roles."""
         if self.has_links:
             return Person(name, frozenset({"admin"}), session)
         found = self.people.find(name)
         if found is not None:
             return Person(name, found.roles, session)
-        return Person(name, frozenset({"user"}), session)  # known to the app's own hook only
+        return Person(name, frozenset({"user"}), session)  # only the app's own hook knows them
 
     def _by_cookie(self, request: Request) -> Person | None:
         value = request.cookies.get(cookie_name(request), "")
@@ -218,7 +231,7 @@ class Principals:
         return self._person(found.name, found.id)
 
     def _is_own_origin(self, request: Request) -> bool:
-        """Return whether a request comes from this server's own page, or from no page at all."""
+        """Return whether a request comes from this server's own page, or not from a page at all."""
         origin = request.headers.get("origin")
         return origin is None or origin.lower() == f"{request.url.scheme}://{_host(request)}"
 
@@ -230,14 +243,14 @@ class Principals:
             raise self._wrong_secret(request, "TokenWrong", f"this is not the server's token. {_HINT}")
 
     def _take_link(self, request: Request, code: str) -> str:
-        """Return whom a link signs in, and make it useless."""
+        """Return the name of the person that a link signs in, and invalidate the link."""
         self._check_patience(request)
         name, until = self._links.pop(_digest(code), ("", 0.0))
         if not name or self._clock.monotonic() > until:
             raise self._wrong_secret(
                 request,
                 "LinkUsed",
-                "this link was used already, or is another server's. Open the newest link that the server printed.",
+                "this link has already been used, or belongs to another server. Open the newest link that the server printed.",
             )
         return name
 
@@ -251,7 +264,7 @@ class Principals:
         return found
 
     def _check_patience(self, request: Request, name: str = "") -> None:
-        """Refuse an address that has sent too many wrong secrets, and a name that too many were sent for."""
+        """Raise `RequestRefused` after too many wrong secrets from this address, or for this user name."""
         wait = max(
             self._wrong.wait(network_of(address_of(request))), self._wrong_names.wait(name) if name else 0.0
         )
@@ -264,7 +277,10 @@ class Principals:
             )
 
     def _wrong_secret(self, request: Request, kind: str, message: str, name: str = "") -> RequestRefused:
-        """Count and log a failed attempt. A name that nobody has may be a password in the wrong field: it is not kept."""
+        """Count and log a failed sign-in, and return the refusal.
+
+        A name is logged only if a user has it: other names may be passwords that were typed in the wrong field.
+        """
         address = address_of(request)
         self._wrong.take(network_of(address))
         if name:
@@ -284,26 +300,26 @@ class Principals:
         except RequestRefused:
             raise
         except Exception:
-            log.exception("the app's authenticate raised, so the request is refused")
+            log.exception("the app's `authenticate` raised an error, so the request is refused")
             raise RequestRefused(401, "NotSignedIn", "sign in first") from None
         if found is None or found == "":
             raise RequestRefused(401, "NotSignedIn", "sign in first")
         if not isinstance(found, str) or not _is_principal(found):  # pyright: ignore[reportUnnecessaryIsInstance]  # an app's own
             log.error(
-                "the app's authenticate returned %.80r, which is not 1 to %d printable characters",
+                "the app's `authenticate` returned %.80r. It must return 1 to %d printable characters, or None",
                 found,
                 MAX_PRINCIPAL,
             )
             raise RequestRefused(
-                500, "ServerError", "the server could not tell who you are. Its log has the details."
+                500, "ServerError", "the server could not identify you. Its log has the details."
             )
         return found
 
 
 def cookie_name(request: Request) -> str:
-    """Return the cookie's name. It contains the port, since a browser has one set of cookies for all ports of a host.
+    """Return the cookie's name. It contains the port, because a browser shares cookies among all ports of a host.
 
-    Over TLS the prefix `__Host-` keeps other hosts of the same domain from setting it.
+    Over TLS, the prefix `__Host-` keeps other hosts of the same domain from setting the cookie.
     """
     secure = request.url.scheme == "https"
     prefix = "__Host-" if secure else ""
@@ -320,7 +336,7 @@ def _host(request: Request) -> str:
 
 
 def _digest(text: str) -> bytes:
-    """Return a digest of constant length, so that a comparison does not reveal the text's length."""
+    """Return a digest of constant length, so that comparing digests does not reveal the length of the text."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -330,8 +346,8 @@ def _digest(text: str) -> bytes:
 def session_id_of(principal: str, thread_id: str) -> str:
     """Return the session id of a principal's thread. Raises `ThreadNameRefused` if either name is invalid.
 
-    Thread ids contain no slash, so the last slash separates the thread id from the principal, whatever the
-    principal contains: two different pairs never share a session.
+    Thread ids contain no slash, so the last slash separates the principal from the thread id, even if the principal
+    contains slashes. Two different pairs therefore never share a session.
     """
     if not ID.fullmatch(thread_id):
         raise ThreadNameRefused(thread_id[:256], "the id is invalid", f"Use {ID_RULE}")

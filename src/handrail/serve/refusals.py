@@ -1,10 +1,10 @@
-"""The errors of serving, and the responses that clients get for them.
+"""The errors that serving raises, and the responses that clients get for them.
 
-A refusal is always JSON, says what to do, and reveals nothing that the client may not know.
+A refusal is always JSON. It says what to do, and reveals nothing that the client may not know.
 
     HandrailError
     ├── RequestRefused (ValueError)              .status, .kind, .fields, .retry_after: a request is not served
-    └── ServeError                               .thread: a thread can't do this
+    └── ServeError                               .thread: a thread can't do what was requested
         ├── ThreadNameRefused (ValueError)         the id or the principal is invalid
         ├── ThreadUnknown (LookupError)            the principal has no thread with this id
         ├── ThreadBusy (RuntimeError)              a run is in progress
@@ -28,11 +28,11 @@ from handrail.errors import AnswerRefused, HandrailError, RunBusy, RunUnknown, S
 from handrail.schema import Problem
 
 INCIDENT = "handrail.incident"
-"""The key of the incident id in a request's scope. The log reports the failure of the request under this id."""
+"""The key of the incident id in a request's scope. If the request fails, the log reports it under this id."""
 
 
 class RequestRefused(HandrailError, ValueError):
-    """Raised to refuse a request. Programs distinguish refusals by `kind`."""
+    """Raised to refuse a request. Clients can tell refusals apart by `kind`."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class RequestRefused(HandrailError, ValueError):
 
 
 class ServeError(HandrailError):
-    """Raised if a thread can't do what was requested."""
+    """Raised when a thread can't do what was requested."""
 
     def __init__(self, thread: str, problem: str, hint: str) -> None:
         self.thread = thread
@@ -60,39 +60,37 @@ class ServeError(HandrailError):
 
 
 class ThreadNameRefused(ServeError, ValueError):
-    """Raised if a thread's id, or its principal, is invalid."""
+    """Raised when a thread's id or its principal is invalid."""
 
 
 class ServerStopping(ServeError, RuntimeError):
-    """Raised if the server is stopping and accepts no new work."""
+    """Raised when the server is stopping and accepts no new work."""
 
     def __init__(self, thread: str) -> None:
-        super().__init__(thread, "the server is stopping", "Try again when it is back.")
+        super().__init__(thread, "the server is stopping", "Try again soon.")
 
 
 class ThreadUnknown(ServeError, LookupError):
-    """Raised if the thread does not exist, or belongs to another principal."""
+    """Raised when the thread does not exist or belongs to another principal."""
 
     def __init__(self, thread: str) -> None:
         super().__init__(thread, "you have no thread with this id", "Send a message to start one.")
 
 
 class ThreadBusy(ServeError, RuntimeError):
-    """Raised if a run of the thread is in progress."""
+    """Raised when a run of the thread is in progress."""
 
     def __init__(self, thread: str) -> None:
         super().__init__(thread, "a run is in progress", "Wait until it ends, or cancel it.")
 
 
 class QuestionsOpen(ServeError, RuntimeError):
-    """Raised if the thread's run is waiting for answers."""
+    """Raised when the thread's run waits for answers."""
 
     def __init__(self, thread: str, count: int) -> None:
         self.count = count
         waits = "a question is" if count == 1 else f"{count} questions are"
-        super().__init__(
-            thread, f"{waits} waiting for an answer", "Answer, or cancel the run, before you send a message."
-        )
+        super().__init__(thread, f"{waits} waiting for an answer", "Answer first, or cancel the run.")
 
 
 # --- responses ----------------------------------------------------------------------------------------
@@ -113,7 +111,7 @@ _FRAMEWORK = {
     404: ("NotFound", "there is nothing at this address. The page is at `/`, AG-UI at `/agent`."),
     405: (
         "MethodRefused",
-        "this address does not accept the method. The `Allow` header lists those it does.",
+        "this address does not accept the method. The `Allow` header lists the methods that it accepts.",
     ),
 }
 _PART = re.compile(r'\[(\d+|"(?:[^"\\]|\\.)*")\]|([^.\[]+)')
@@ -151,12 +149,16 @@ def error_response(error: Exception) -> Response:
 
 
 def server_error(incident: str) -> RequestRefused:
-    """Return the refusal for an internal error. The log has the details, under the same incident id."""
-    return RequestRefused(500, "ServerError", f"the server failed. Its log has the details, under {incident}")
+    """Return the refusal for an internal error. The log has the details under the same incident id."""
+    return RequestRefused(
+        500,
+        "ServerError",
+        f"an internal server error occurred. The server's log has the details under {incident}",
+    )
 
 
 def fields_of(problems: Sequence[Problem]) -> list[tuple[str, str]]:
-    """Return problems as pairs of a JSON pointer and a message. The pointer "" stands for the value itself."""
+    """Return problems as pairs of a JSON pointer and a message. The pointer "" means the whole value."""
     return [(pointer_of(each.where), each.what) for each in problems]
 
 

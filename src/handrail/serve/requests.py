@@ -1,4 +1,4 @@
-"""Parses requests: bodies, checked strictly, and the ids and options in URLs."""
+"""Parses the parts of a request: the JSON body, and the ids and options in the URL."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _ERROR_PATH = re.compile(r" - at `\$(.*)`$")
 
 
 class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A message."""
+    """The body of a request that sends a message."""
 
     text: str
 
 
 class AnswerBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An answer to a question."""
+    """The body of a request that answers a question."""
 
     question_id: str
     digest: str
@@ -45,7 +45,7 @@ class AnswerBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class VoteBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A vote on a question that is put to several people."""
+    """The body of a request that votes on another person's question."""
 
     question_id: str
     digest: str
@@ -54,7 +54,7 @@ class VoteBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LoginBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The code of a link, a token, or a name and a password, to be exchanged for a session."""
+    """The body of a sign-in request: the code of a link, a token, or a name and a password."""
 
     token: str = ""
     link: str = ""
@@ -63,11 +63,11 @@ class LoginBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EmptyBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No body, or an empty object."""
+    """The body of a request that takes no data. It is empty or an empty object."""
 
 
 def parse(data: bytes, kind: type[T]) -> T:
-    """Parse a body as a value of `kind`. Raises `RequestRefused` with the field that does not fit."""
+    """Parse a body as a value of `kind`. Raises `RequestRefused`, which names the invalid field."""
     value: Any = parse_json(data) if data or kind is not EmptyBody else {}
     try:
         return msgspec.convert(value, kind)
@@ -77,15 +77,15 @@ def parse(data: bytes, kind: type[T]) -> T:
         what = str(error)[: found.start()] if found else str(error)
         pointer = re.sub(r"\[(\d+)\]|\.", lambda part: "/" + (part[1] or ""), where)
         raise RequestRefused(
-            422, "BodyUnfit", f"the body does not fit: {what}", fields=[(pointer, what)]
+            422, "BodyUnfit", f"the body is invalid: {what}", fields=[(pointer, what)]
         ) from None
 
 
 def parse_json(data: bytes) -> Any:
-    """Parse JSON that can be stored and shown unchanged. Raises `RequestRefused` for anything else.
+    """Parse JSON that can be stored and shown unchanged. Raises `RequestRefused` for all other JSON.
 
-    Refused are duplicate names in an object, numbers that are not finite or need more than 64 bits, lone
-    surrogates, and more than 64 levels of nesting.
+    Duplicate names in an object, infinite numbers, NaN, integers of more than 64 bits, lone surrogates, and more than
+    64 levels of nesting are refused.
     """
     try:
         pydantic_core.from_json(data, allow_inf_nan=False)  # checks UTF-8, surrogates and extreme depth
@@ -100,36 +100,38 @@ def parse_json(data: bytes) -> Any:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise RequestRefused(400, "BadJson", f"the body is not valid JSON: {why}") from None
     if _is_deeper(value, _MAX_DEPTH):
-        raise RequestRefused(400, "BadJson", f"the body has more than {_MAX_DEPTH} levels. Nest it less.")
+        raise RequestRefused(
+            400, "BadJson", f"the body has more than {_MAX_DEPTH} levels of nesting. Send a flatter body."
+        )
     return value
 
 
 def _parse_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise ValueError("an object has the same name twice")
+        raise ValueError("an object contains the same name twice")
     return made
 
 
 def _refuse_constant(word: str) -> Any:
-    raise ValueError(f"{word} is not allowed: write null, or a number")
+    raise ValueError(f"{word} is not allowed: send null or a finite number")
 
 
 def _parse_float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError("a number is too large")
+        raise ValueError("a number is too large for a 64-bit float")
     return value
 
 
 def _parse_int(text: str) -> int:
     if len(text) > 20 or not -(2**63) <= (value := int(text)) < 2**64:
-        raise ValueError("an integer has more than 64 bits")
+        raise ValueError("an integer needs more than 64 bits")
     return value
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Return whether a value is nested deeper than this. Works level by level, without recursion."""
+    """Return whether a value has more than this many levels of nesting. Works without recursion."""
     here: list[Any] = [value]
     for _ in range(levels + 1):
         inner: list[Any] = []
@@ -150,22 +152,22 @@ def _is_deeper(value: Any, levels: int) -> bool:
 def check_id(value: object) -> str:
     """Return the value if it is a valid id. Raises `RequestRefused` otherwise."""
     if not isinstance(value, str) or not ID.fullmatch(value):
-        raise RequestRefused(422, "BadId", f"an id has {ID_RULE}")
+        raise RequestRefused(422, "BadId", f"the id is invalid. An id consists of {ID_RULE}")
     return value
 
 
 def limit_of(request: Request) -> int:
-    """Return the value of `?limit=`: 50 by default, and at most 200."""
+    """Return the value of `?limit=`, which is 50 by default and at most 200."""
     text = request.query_params.get("limit", "50")
     if not (text.isascii() and text.isdecimal()) or len(text) > 6 or not int(text):
-        raise RequestRefused(422, "BadLimit", f"`limit` is a number from 1 to {_MAX_PAGE}")
+        raise RequestRefused(422, "BadLimit", f"`limit` must be a number from 1 to {_MAX_PAGE}")
     return min(int(text), _MAX_PAGE)
 
 
 def before_of(request: Request) -> Mark | None:
-    """Return `?before=` as a mark.
+    """Return the value of `?before=` as a mark, or None if there is none.
 
-    Its value is the `next` of a page, or a time in ISO 8601 (UTC by default).
+    The value is the `next` of an earlier page, or a time in ISO 8601 (UTC by default).
     """
     text = request.query_params.get("before")
     if text is None:
@@ -181,15 +183,15 @@ def before_of(request: Request) -> Mark | None:
         return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp(), ""
     except (ValueError, OverflowError):
         raise RequestRefused(
-            422, "BadTime", "`before` is the `next` of a page, or a time, such as 2026-05-31T12:00:00Z"
+            422, "BadTime", "`before` must be the `next` of a page, or a time such as 2026-05-31T12:00:00Z"
         ) from None
 
 
 def format_mark(request: Request, mark: Mark) -> str:
-    """Format the mark where a page ended, for `?before=`.
+    """Format the mark at which a page ended, as a value for `?before=`.
 
-    It names the session, since several may share a time. A page may end at a session that is not a thread.
-    Then the mark contains the full session id.
+    The mark contains a session's name, because several sessions may have the same time. If the page ended at a
+    session that is not one of the principal's threads, the mark contains the full session id.
     """
     at, session_id = mark
     mine = f"{request.scope[PRINCIPAL]}/"
@@ -197,8 +199,8 @@ def format_mark(request: Request, mark: Mark) -> str:
 
 
 def search_of(request: Request) -> str:
-    """Return the words to search for, from `?find=`."""
+    """Return the words to search for, which are the value of `?find=`."""
     text = request.query_params.get("find", "")
     if len(text) > _MAX_SEARCH:
-        raise RequestRefused(422, "BadSearch", f"`find` has at most {_MAX_SEARCH} characters")
+        raise RequestRefused(422, "BadSearch", f"`find` can have at most {_MAX_SEARCH} characters")
     return text

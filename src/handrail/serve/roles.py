@@ -1,4 +1,4 @@
-"""Roles: what each may do. This table is the only place that says so."""
+"""`may`: tells whether a role allows an action. The table `ALLOWED` is the only place that defines this."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Collection, Mapping
 from typing import Literal, get_args
 
 Action = Literal["see", "run", "vote", "audit"]
-"""What a request does.
+"""The kinds of action that roles allow.
 
-- *see*: read one's own conversations, their history, and the server's numbers
-- *run*: send messages, answer one's own questions, cancel, undo, delete
-- *vote*: see and answer the questions of others that a policy puts to people like oneself
+- *see*: read your own conversations, their history, and the server's metrics
+- *run*: send messages, answer your own questions, cancel, undo, delete
+- *vote*: see and answer other people's questions, if a policy lets your role vote on them
 - *audit*: read the audit log
 """
 
 ACTIONS: tuple[Action, ...] = get_args(Action)
 ROLES = ("viewer", "user", "approver", "admin")
-"""The built-in roles. Any other name is a role that policies can ask for; it allows nothing by itself."""
+"""The built-in roles. Policies can ask for roles with other names, but those allow nothing by themselves."""
 
 ALLOWED: Mapping[str, frozenset[Action]] = {
     "viewer": frozenset({"see"}),

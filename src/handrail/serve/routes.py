@@ -41,7 +41,7 @@ Endpoint = Callable[[Request], Awaitable[Any]]
 
 
 NOTED = "handrail.noted"
-"""The key in a request's scope for what an endpoint adds to the request's entry in the audit log."""
+"""The key in a request's scope for details that an endpoint adds to the request's audit log entry."""
 
 
 class Routes:
@@ -71,11 +71,11 @@ class Routes:
         self._inbox = inbox
         self._has_oidc = has_oidc
         self._seen: set[tuple[str, str]] = set()
-        """Who has been shown which question of others, so that the audit log says it once."""
+        """The names of people and the digests of the questions they were shown, so that each pair is logged once."""
         self._starting = Quota(
             limits.runs_per_principal,
             "TooManyRuns",
-            "as many runs are active, or wait for an answer, as allowed. Answer or cancel one first.",
+            "there are already as many active and waiting runs as the server allows. Answer or cancel one first.",
             limits.runs,
         )
 
@@ -92,7 +92,10 @@ class Routes:
         ]
 
     def guarded(self) -> Sequence[tuple[str, str, Action, Endpoint, str]]:
-        """Return the endpoints that need a role: what each does, and its word in the audit log, if it has one."""
+        """Return the endpoints that need a role, each as method, path, action, handler, and word for the audit log.
+
+        If the word is empty, requests are not logged.
+        """
         return [
             ("GET", "/app/renderers.js", "see", self.renderers, ""),
             ("GET", "/about", "see", self.about, ""),
@@ -124,7 +127,10 @@ class Routes:
         ]
 
     def _guard(self, action: Action, endpoint: Endpoint, noted: str) -> Endpoint:
-        """Return the endpoint for people whose role allows the action. What they did is noted in the audit log."""
+        """Wrap an endpoint so that it refuses people whose roles do not allow the action.
+
+        If `noted` is not empty, each successful request is added to the audit log.
+        """
 
         async def guarded(request: Request) -> Any:
             person: Person = request.scope[PERSON]
@@ -133,7 +139,7 @@ class Routes:
                 raise RequestRefused(
                     403,
                     "RoleMissing",
-                    f"{person.name} may not do this: it needs the role {' or '.join(roles)}. Ask who runs the server.",
+                    f"{person.name} may not do this: it needs the role {' or '.join(roles)}. Ask the server's operator for it.",
                 )
             response = await endpoint(request)
             if noted:
@@ -143,7 +149,7 @@ class Routes:
         return guarded
 
     def _note(self, request: Request, action: str, **details: Any) -> None:
-        """Add an entry to the audit log, with the ids in the request's path and what the endpoint added."""
+        """Add an entry to the audit log, with the ids in the request's path and the details from the endpoint."""
         names = {"id": "thread", "run_id": "run", "call_id": "call", "approval_id": "decision"}
         found = {names.get(name, name): value for name, value in request.path_params.items()}
         found |= request.scope.get(NOTED, {}) | details
@@ -184,7 +190,7 @@ class Routes:
         )
 
     async def sign_in(self, request: Request) -> Response:
-        """Begin a session: a cookie that scripts can't read, and a key that only this origin's pages can read."""
+        """Begin a session, with a cookie that scripts can't read and a key that only this origin's pages can read."""
         body = requests.parse(await request.body(), requests.LoginBody)
         cookie = await self._principals.sign_in(request, body)
         response = JSONResponse({"key": cookie.key, "principal": cookie.person})
@@ -206,7 +212,7 @@ class Routes:
         return response
 
     async def health(self, request: Request) -> Response:
-        """Report whether the server is up. Only authenticated clients get the numbers."""
+        """Report whether the server is up. Only authenticated clients also get the version and the numbers of runs."""
         stopping = self._threads.stopping
         health: dict[str, Any] = {"status": "stopping" if stopping else "ok"}
         if self._has_oidc:
@@ -252,10 +258,10 @@ class Routes:
             if submitted.refused:
                 return send_all(submitted.refused, nested=nested)
             if submitted.leg == input.run_id:
-                # A run started in another window may have ended since.
+                # A run that was started in another window may have ended in the meantime.
                 number = thread.feed.before_leg(submitted.leg, number)
                 return follow(thread.feed, number, leg=submitted.leg, nested=nested)
-            # The input was answered before: send the current state, and what follows if the run is active.
+            # The input was already answered: send the current state, and follow the run if it is active.
             before, number, leg = await snapshots.joining_events(self._journal, thread)
             if leg:
                 return follow(thread.feed, number, before=before, leg=leg, nested=nested)
@@ -264,7 +270,7 @@ class Routes:
         return await self._stream(request, chunks)
 
     async def events(self, request: Request) -> Any:
-        """Stream a thread's events after a position, or after a snapshot if it is no longer kept."""
+        """Stream a thread's events after a position. If the feed no longer keeps that position, send a snapshot first."""
         thread = self._thread(request)
         query = request.query_params
         nested = query.get("v") != "0"
@@ -342,9 +348,9 @@ class Routes:
         return JSONResponse({}, 202)
 
     def _thread(self, request: Request) -> Thread:
-        """Return the thread in the URL.
+        """Return the thread with the id in the URL.
 
-        It always belongs to the request's principal, who can't name another's thread.
+        It always belongs to the request's principal: other principals' threads can't be named.
         """
         return self._threads.thread(request.scope[PRINCIPAL], requests.check_id(request.path_params["id"]))
 
@@ -352,16 +358,19 @@ class Routes:
         most = self._limits.message_chars
         if len(text) > most:
             raise RequestRefused(
-                413, "MessageTooLong", f"a message has at most {most} characters. Send a shorter one."
+                413, "MessageTooLong", f"a message can have at most {most} characters. Send a shorter one."
             )
         if not text.strip():
             raise RequestRefused(
-                422, "MessageEmpty", "the message is empty. Write something.", fields=[("/text", "some text")]
+                422,
+                "MessageEmpty",
+                "the message is empty. Write something.",
+                fields=[("/text", "the text must not be empty")],
             )
         if self._threads.unfinished(thread.principal) >= self._limits.runs_per_principal:
-            await self._threads.poll()  # some of them may have been answered or cancelled just now
+            await self._threads.poll()  # some of the runs may have been answered or cancelled just now
         with self._run_slot(thread.principal):
-            # Shielded, so that the run is recorded completely even if the client disconnects.
+            # Shielded, so that the run is fully recorded even if the client disconnects.
             run_id = await asyncio.shield(thread.say(text, **options))
         self._metrics.add(RUNS_STARTED)
         return run_id
@@ -378,7 +387,7 @@ class Routes:
     # The inbox.
 
     async def inbox(self, request: Request) -> Response:
-        """Return the questions of others that are put to this person. They see these, and nothing around them."""
+        """Return other people's questions that this person may vote on, and nothing else from their threads."""
         person: Person = request.scope[PERSON]
         found: list[dict[str, Any]] = []
         for question, votes in await self._inbox.list(person):
@@ -410,10 +419,10 @@ class Routes:
         return JSONResponse({"decided": decided})
 
     async def audit(self, request: Request) -> Response:
-        """Return the audit log as JSON lines, oldest first, after the entry with the number `?after=`."""
+        """Return the audit log as JSON lines, oldest first, beginning after the entry numbered `?after=`."""
         after = request.query_params.get("after", "0")
         if not after.isdecimal() or len(after) > 15:
-            raise RequestRefused(422, "BadNumber", "`after` is the number of an entry")
+            raise RequestRefused(422, "BadNumber", "`after` must be the number of an entry")
         lines = (
             json.dumps({**entry, "at": snapshots.format_time(entry["at"])})
             for entry in self._principals.people.audit(after=int(after), limit=_MOST_AUDITED)

@@ -1,4 +1,4 @@
-"""A served app as a process: its address, its uvicorn server, and its shutdown."""
+"""`run`: serves an app in its own process, with a listening socket, a uvicorn server and an orderly shutdown."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from handrail.serve.refusals import error_body
 _BACKLOG = 2048
 _SPARE_FILES = 256
 _ABORT_SECONDS = 1.0
-"""Seconds that clients have to read the rest of their responses when the server stops."""
+"""Seconds that clients have to read the rest of their responses after the server stops."""
 _SHUTDOWN_SECONDS = 2
 
 
 class Tls(NamedTuple):
-    """The files of a certificate and its private key, in PEM."""
+    """A certificate and its private key, as PEM files."""
 
     certificate: Path
     key: Path
 
     def check(self) -> None:
-        """Raise `DefinitionError` if the files are not a certificate and its key."""
+        """Raise `DefinitionError` if the files are not a certificate and its private key."""
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key)
         except (OSError, ssl.SSLError) as error:
@@ -51,7 +51,7 @@ class Tls(NamedTuple):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket."""
+    """Open a listening socket. Prefers IPv4 if the host has both kinds of address."""
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
     made = socket.socket(family, kind, protocol)
@@ -87,9 +87,9 @@ async def run(
     ready: Callable[[], None] = lambda: None,
     stopping: Callable[[int], None] = lambda runs: None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, which parks every run. A second signal ends the process at once.
+    """Serve until SIGINT or SIGTERM, then park every run. A second signal ends the process at once.
 
-    `ready` is called when requests are accepted, `stopping` with the number of runs that are being parked.
+    `ready` is called when the server accepts requests. `stopping` is called with the number of runs to park.
     """
     server = server_for(app, ready, tls)
 
@@ -108,7 +108,7 @@ async def run(
 def server_for(
     app: ServedApp, ready: Callable[[], None] = lambda: None, tls: Tls | None = None
 ) -> uvicorn.Server:
-    """Create a uvicorn server with the app's limits. It installs no signal handlers: `run` does."""
+    """Create a uvicorn server with the app's limits. It installs no signal handlers, because `run` does."""
     limits = app.limits
     connections = Connections(limits, app.metrics)
     _raise_file_limit(limits.connections)
@@ -155,11 +155,11 @@ def server_for(
 
 
 class Connections:
-    """The open connections of a server, each with the two timeouts that uvicorn lacks.
+    """A server's open connections, with two timeouts that uvicorn lacks and a limit on idle connections.
 
-    A client that does not finish the headers of a request in time gets a 408 and is disconnected. One that
-    stops reading while data is waiting for it is disconnected. uvicorn has no option for either, so its
-    protocol is wrapped; everything else is left to it.
+    A client that does not finish a request's headers in time gets a 408 and is disconnected. A client that stops
+    reading while data is waiting for it is also disconnected. uvicorn has no option for either, so its protocol is
+    wrapped. Everything else is left to uvicorn.
     """
 
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
@@ -167,10 +167,10 @@ class Connections:
         self.metrics = metrics
         self._open: dict[tuple[str, int], Connection] = {}
         self._idle: dict[str, dict[Connection, None]] = {}
-        """The connections without a request in progress, by address, longest idle first."""
+        """The connections without a request in progress, by address. The longest idle connection comes first."""
 
     def open(self, **options: Any) -> Connection:
-        """Create the protocol for a new connection, for uvicorn's `http` option."""
+        """Create the protocol for a new connection. It is passed to uvicorn as the `http` option."""
         return Connection(self, H11Protocol(**options))
 
     def add(self, connection: Connection) -> None:
@@ -183,7 +183,7 @@ class Connections:
             del self._open[connection.client]
 
     def rest(self, connection: Connection) -> None:
-        """Note that a connection has no request in progress. If its address has too many, close the longest idle."""
+        """Mark a connection as idle. If its address has too many idle connections, close the longest idle one."""
         idle = self._idle.setdefault(network_of(connection.client[0]), {})
         idle[connection] = None
         if len(idle) > self.limits.idle_per_address:
@@ -193,7 +193,7 @@ class Connections:
             oldest.transport.close()
 
     def use(self, connection: Connection) -> None:
-        """Note that a connection has a request in progress, or is closed."""
+        """Mark a connection as no longer idle, because it has a request in progress or is closed."""
         address = network_of(connection.client[0])
         idle = self._idle.get(address, {})
         idle.pop(connection, None)
@@ -202,7 +202,7 @@ class Connections:
 
     @contextlib.contextmanager
     def request(self, scope: Scope) -> Generator[None]:
-        """Tell a request's connection that its headers have arrived, and at the end that it was answered."""
+        """Tell a request's connection when the request begins and when it ends."""
         connection = self._open.get(scope["client"])
         if connection is not None:
             connection.start_request()
@@ -281,7 +281,7 @@ class Connection(asyncio.Protocol):
     def _await_headers(self) -> None:
         """Start the timeout for a request's headers.
 
-        It is not restarted, so sending byte by byte gains no time.
+        A running timeout is not restarted, so a client gains no time by sending byte by byte.
         """
         if self._headers is None and not self._requests:
             seconds = self._connections.limits.header_seconds
@@ -305,7 +305,7 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 
 def _encode_response(status: str, kind: str, message: str) -> bytes:
-    """Encode a complete response, for a connection that has no request yet."""
+    """Encode a complete response, for a connection on which no request has arrived."""
     body = json.dumps(error_body(kind, message)).encode()
     lines = [
         f"HTTP/1.1 {status}",
@@ -319,7 +319,7 @@ def _encode_response(status: str, kind: str, message: str) -> bytes:
 
 
 _TOO_SLOW = _encode_response(
-    "408 Request Timeout", "HeadersTooSlow", "the request did not arrive in time. Send it faster."
+    "408 Request Timeout", "HeadersTooSlow", "the request's headers did not arrive in time. Send them faster."
 )
 
 
@@ -328,7 +328,7 @@ _TOO_SLOW = _encode_response(
 
 @contextlib.contextmanager
 def _signals(stop: Callable[[], Any]) -> Generator[None]:
-    """Call `stop` on the first SIGINT or SIGTERM, and end the process on the second."""
+    """Call `stop` on the first SIGINT or SIGTERM. End the process on the second."""
     loop = asyncio.get_running_loop()
     started: list[asyncio.Task[None]] = []
 
@@ -348,7 +348,7 @@ def _signals(stop: Callable[[], Any]) -> Generator[None]:
 
 
 def _raise_file_limit(connections: int) -> None:
-    """Raise the process's limit of open files to one per connection, as far as its hard limit allows."""
+    """Raise the limit on open files to what the connections need, as far as the hard limit allows."""
     import resource
 
     wanted = 2 * connections + _SPARE_FILES

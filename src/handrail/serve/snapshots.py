@@ -1,4 +1,4 @@
-"""Snapshots of threads and runs for the page, as plain data."""
+"""Snapshots of threads and runs as plain JSON data, for the page."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ class _State(NamedTuple):
     questions: Sequence[Question]
     live: LiveRun | None
     open: Sequence[Event]
-    """The active run's events, for a client who joins now."""
+    """The events that bring a newly joined client up to date with the active run."""
     since: Sequence[Item]
-    """The events that arrived while the journal was read."""
+    """The events that arrived while the journal was being read."""
     last: int
 
 
 async def thread_snapshot(journal: Journal, seen: Thread) -> dict[str, Any]:
-    """Return a snapshot of a thread, up to the event `last_event_id`."""
+    """Return a snapshot of a thread. It includes everything up to the event `last_event_id`."""
     found = await _read_state(journal, seen)
     calls: dict[str, Any] = {}
     usage = sum((run.usage for run in found.runs), Usage())
@@ -107,7 +107,7 @@ async def thread_snapshot(journal: Journal, seen: Thread) -> dict[str, Any]:
 
 
 async def _question_json(journal: Journal, question: Question) -> dict[str, Any]:
-    """Return a question in the form the page reads, with the names of those who have voted."""
+    """Return a question in the JSON form that the page reads, with the names of the people who have voted."""
     shown = question_json(question)
     if question.quorums:
         votes = await journal.votes.on(question.run_id, question.id, question.digest)
@@ -116,9 +116,9 @@ async def _question_json(journal: Journal, question: Question) -> dict[str, Any]
 
 
 def _agents(found: _State, since: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the nested runs.
+    """Return the thread's nested runs, each with its current status and the call that started it.
 
-    Each has its current status, and the call that started it as clients know it.
+    The call is one that clients know, so it may be an outer call.
     """
     asked: dict[str, list[str]] = {}
     for run_id, message in (*found.said, *found.nested):
@@ -144,7 +144,7 @@ def _agents(found: _State, since: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
 
 async def joining_events(journal: Journal, seen: Thread) -> tuple[list[Event], int, str]:
-    """Return the events for a client who joins a thread, their position in its feed, and the open leg."""
+    """Return the events for a client that joins a thread, their position in the feed, and the id of the open leg."""
     found = await _read_state(journal, seen)
     newest = found.rows[-1] if found.rows else None
     run_id = found.live.run_id if found.live is not None else newest.record.id if newest is not None else ""
@@ -169,7 +169,7 @@ async def joining_events(journal: Journal, seen: Thread) -> tuple[list[Event], i
 async def _read_state(journal: Journal, seen: Thread) -> _State:
     """Read a consistent state of a thread from the journal and from memory.
 
-    The run continues while the journal is read. Events of that time are taken from the feed; if the run
+    The run continues while the journal is being read. The events of that time are taken from the feed. If the run
     started or ended in that time, everything is read again.
     """
     for tries in range(_TRIES):
@@ -193,7 +193,7 @@ async def _read_state(journal: Journal, seen: Thread) -> _State:
         if live is not None and live is seen.live and live.has_started:  # no await from here on
             try:
                 since = seen.feed.since(last)
-            except FellBehind:  # more happened while the journal was read than the feed keeps
+            except FellBehind:  # more events arrived while the journal was read than the feed keeps
                 if tries < _TRIES - 1:
                     continue
             said, state, questions = messages_in(live.session), seen.state(), list(live.questions.values())
@@ -211,7 +211,7 @@ def title_of(rows: Sequence[RunRow]) -> str:
 
 
 def status_of(rows: Sequence[RunRow], seen: Thread | None) -> str:
-    """Return a thread's status, by its newest run. `seen` is the thread if it is in memory."""
+    """Return a thread's status, which its newest run determines. `seen` is the thread if it is in memory."""
     if seen is not None and seen.live is not None:
         return "running" if seen.live.leg else "waiting"
     if not rows:
@@ -227,7 +227,7 @@ def status_of(rows: Sequence[RunRow], seen: Thread | None) -> str:
 
 
 async def file_changes(journal: Journal, seen: Thread) -> list[dict[str, Any]]:
-    """Return the file changes of a thread's calls, oldest first."""
+    """Return the file changes that a thread's calls made, oldest first."""
     await seen.check_known()
     marks = await journal.calls.marks(seen.session_id)
     undone = {entry.key for _, entry in marks if entry.kind == "undone"}
@@ -254,7 +254,7 @@ async def file_changes(journal: Journal, seen: Thread) -> list[dict[str, Any]]:
 
 
 class _RunSummary(NamedTuple):
-    """The part of a thread's snapshot that comes from one run."""
+    """One run's part of a thread's snapshot."""
 
     line: dict[str, Any]
     calls: Mapping[str, dict[str, Any]]
@@ -264,13 +264,13 @@ class _RunSummary(NamedTuple):
 
 
 _caches: WeakKeyDictionary[Journal, OrderedDict[tuple[str, float], _RunSummary]] = WeakKeyDictionary()
-"""Summaries of finished runs, by journal. Calls that were undone since are looked up each time."""
+"""Summaries of finished runs, by journal. Undone calls are not cached, because a call can be undone later."""
 
 
 _nested_caches: WeakKeyDictionary[Journal, OrderedDict[object, Sequence[RunMessage]]] = WeakKeyDictionary()
-"""Messages of idle threads' nested runs, by journal.
+"""The messages of nested runs in threads without an active run, by journal.
 
-They are cached because reading them means reading every run.
+They are cached because reading them means reading every run of the thread.
 """
 
 
@@ -362,7 +362,7 @@ def call_facts(call: CallNode, run_id: str) -> dict[str, Any]:
 
 
 def _runs_inside(call: CallNode) -> Iterable[NestedRun]:
-    """Yield the runs inside a call, at any depth."""
+    """Yield the nested runs inside a call, at any depth."""
     for run in call.runs:
         yield run
         for inner in (*(each for turn in run.turns for each in turn.calls), *run.calls):
@@ -374,10 +374,10 @@ def _runs_inside(call: CallNode) -> Iterable[NestedRun]:
 def _subagents(
     calls: Iterable[CallNode], run_id: str, call_id: str = "", around: str | None = None
 ) -> Iterable[dict[str, Any]]:
-    """Yield the nested runs inside these calls, outer ones first."""
+    """Yield the nested runs inside these calls. A run comes before the runs nested in it."""
     for call in calls:
         if not call_id and call.place.outer is not None:
-            continue  # the run is listed under the call that made it
+            continue  # the run is listed under the call that contains this one
         known = call.id or call_id
         for run in call.runs:
             id = run.place.id(run_id)
@@ -394,9 +394,9 @@ def _subagents(
 
 
 def _nested_status(run: NestedRun, call: CallNode) -> str:
-    """Return a nested run's status.
+    """Return the status of a nested run that is inside a call.
 
-    An answer without calls ends the run, even if the call around it continues.
+    An answer without calls ends the nested run, even if the call continues.
     """
     if run.turns and not run.turns[-1].calls:
         return "ok"

@@ -1,4 +1,4 @@
-"""`Source`: what a server serves, which is a prompt with its adapter or a worker of a folder."""
+"""`Source`: what a server serves. It is either a prompt with its adapter, or a worker from a folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """The prompt or worker that the threads of a server talk to."""
+    """A prompt or a worker that a server's threads talk to."""
 
     @property
     def name(self) -> str: ...
@@ -44,20 +44,20 @@ class Source(Protocol):
 
     @property
     def files(self) -> Any:
-        """The filesystem that the source's runs change, `PrincipalFiles`, or None."""
+        """The files that the source's runs change: a filesystem, a `PrincipalFiles`, or None if there are none."""
         ...
 
     def files_of(self, principal: str) -> Any:
-        """Return the filesystem that runs of this principal change, or None."""
+        """Return the filesystem that this principal's runs change, or None if there is none."""
         ...
 
     @property
     def shown(self) -> Sequence[type[Any]]:
-        """The slice types that clients see as their state."""
+        """The types of the slices that clients see as the thread's state."""
         ...
 
     def owns(self, record: RunRecord) -> bool:
-        """Return whether a recorded run belongs to this source. A journal may contain other apps' runs."""
+        """Return whether a recorded run belongs to this source. A journal may also contain other apps' runs."""
         ...
 
     def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
@@ -70,7 +70,7 @@ class Source(Protocol):
 
 
 class PromptSource:
-    """A prompt and the adapter that runs it. Each message in a thread starts a run."""
+    """Serves a prompt with an adapter. Each message in a thread starts a run."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class PromptSource:
 
 
 class WorkersSource:
-    """A worker of a folder, with the workers it may call."""
+    """Serves a worker from a folder, together with the workers that it may call."""
 
     shown: Sequence[type[Any]] = ()
 
@@ -173,7 +173,7 @@ def _files_of(files: Any, principal: str) -> Any:
 
 
 def _files_for(files: Any, options: RunArguments | ResumeArguments) -> Any:
-    """Return the filesystem of a run, which is that of its session's principal."""
+    """Return the filesystem for a run, which depends on the principal of its session."""
     session = options.get("session")
     return _files_of(files, "" if session is None else session.principal)
 
@@ -184,16 +184,16 @@ class Loaded:
 
     source: Source
     authenticate: Callable[..., Any] | None = None
-    """A hook that returns the principal of a request."""
+    """A hook that returns the principal who sent a request."""
     renderers: Path | None = None
-    """A script with renderers for the page."""
+    """The path of a script with renderers for the page."""
 
 
 def load(app: str, *, model: Model | None = None, approvals: Any = None, files: Any = None) -> Loaded:
-    """Load an app: a module (`pkg.mod`, `pkg.mod:prompt`, `file.py`), a worker's file, or a folder of workers.
+    """Load an app: a module (`pkg.mod`, `pkg.mod:prompt`, `file.py`), a worker file, or a folder of workers.
 
-    A module defines `agent`, or `prompt` and `adapter`, and optionally `state` (the slice types that clients see),
-    `authenticate`, and `renderers` (the path of a script beside it).
+    A module defines `agent`, or `prompt` and `adapter`. It may also define `state` (the types of the slices that
+    clients see), `authenticate`, and `renderers` (the path of a script, relative to the module).
     """
     path = Path(app)
     if path.is_dir() or path.suffix == ".md":
@@ -203,8 +203,10 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
         module = load_module(named)
     except HandrailError:
         raise
-    except Exception as error:  # importing runs the user's code
-        raise DefinitionError(f"{named} can't be loaded: {_describe(error)}. Fix it there.") from error
+    except Exception as error:  # importing the module runs the user's code
+        raise DefinitionError(
+            f"{named} can't be loaded: {_describe(error)}. Fix the error in that file."
+        ) from error
     attribute = attribute or ("prompt" if hasattr(module, "prompt") else "agent")
     found: Any = getattr(module, attribute, None)
     adapter: Any = getattr(module, "adapter", None)
@@ -238,7 +240,7 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
 
 
 def _describe(error: Exception) -> str:
-    """Describe an error of the user's code, with the line it came from."""
+    """Describe an error in the user's code, with the line that raised it."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
         return text
@@ -248,12 +250,12 @@ def _describe(error: Exception) -> str:
 
 
 def load_module(named: str) -> ModuleType:
-    """Import a module by its name or its file. Its folder is not put on `sys.path`: see `handrail.neighbours`."""
-    advice = "Name a file, or a module as pkg.mod."
+    """Import a module, given its name or its file. Does not add its folder to `sys.path`: see `handrail.neighbours`."""
+    advice = "Give the path of a Python file, or a module name such as pkg.mod."
     if named.endswith(".py"):
         path = Path(named).resolve()
         if not path.is_file():
-            raise DefinitionError(f"there is no module in {named!r}. {advice}")
+            raise DefinitionError(f"there is no file {named!r}. {advice}")
         return _load_file(path)
     search(Path.cwd())
     try:
@@ -265,10 +267,10 @@ def load_module(named: str) -> ModuleType:
 
 
 def _load_file(path: Path) -> ModuleType:
-    """Import a file under the name it would have if it were imported from its own folder.
+    """Import a file under the name that it would have if it were imported from its own folder.
 
-    Its types and its runs therefore have the same names however it is loaded. If another module has that
-    name, as with a `json.py`, the file gets a unique name, and other imports are unaffected.
+    Its types and its runs therefore have the same names however it is loaded. If another module already has that
+    name, for example if the file is called `json.py`, the file gets a unique name, and other imports are unaffected.
     """
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
     name = f"handrail_app_{path.stem}_{digest}" if _is_taken(path) else path.stem
@@ -276,7 +278,7 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _is_taken(path: Path) -> bool:
-    """Return whether another module, installed or in the current folder, has the name of this file."""
+    """Return whether another module, installed or in the current folder, has this file's name."""
     if path.stem in sys.modules:
         where = getattr(sys.modules[path.stem], "__file__", None)
     else:
@@ -296,7 +298,9 @@ def _renderers_of(module: ModuleType) -> Path | None:
         return None
     path = Path(module.__file__ or "").parent / given
     if not path.is_file():
-        raise DefinitionError(f"{module.__name__}.renderers is {str(given)!r}, but there is no such file.")
+        raise DefinitionError(
+            f"{module.__name__}.renderers is {str(given)!r}, but there is no such file. Correct the path."
+        )
     return path
 
 
@@ -305,5 +309,5 @@ def _worker_of(path: Path, model: Model | None, approvals: Any, files: Any) -> W
 
     worker = WorkerRegistry.worker_at(path)
     if model is None and worker.model is None:
-        raise worker.without_model()  # raised now, rather than on the first message
+        raise worker.without_model()  # raise it now instead of on the first message
     return WorkersSource(worker.registry, worker.name, model=model, files=files, approvals=approvals)

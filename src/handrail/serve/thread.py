@@ -1,4 +1,4 @@
-"""`Thread`: one conversation of one principal, whether or not it is in memory."""
+"""`Thread`: one of a principal's conversations, whether or not it is in memory."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class Setup:
 
 
 class Thread:
-    """A conversation: its session, its feed, and its active run.
+    """A conversation, with its session, its feed and its active run.
 
     Everything is in the journal, so a thread without an active run can be dropped from memory and loaded
-    again. Actions run one at a time; reading is possible during an action.
+    again. Actions are executed one at a time. Reading is possible during an action.
     """
 
     def __init__(self, id: str, principal: str, setup: Setup, feed: Feed) -> None:
@@ -101,9 +101,9 @@ class Thread:
         history: Iterable[Message] = (),
         tools: Sequence[Tool[Any, Any]] = (),
     ) -> str:
-        """Start a run with a message, and return the run's id. The run is recorded when this returns.
+        """Start a run with a message, record it, and return its id.
 
-        Raises `ThreadBusy` or `QuestionsOpen` if a run is in progress.
+        Raises `ThreadBusy` if a run is in progress, and `QuestionsOpen` if a run waits for answers.
         """
         async with self._lock:
             self._check_accepting()
@@ -130,15 +130,16 @@ class Thread:
             return run_id
 
     async def answer(self, answers: Sequence[Answer], *, leg: str = "") -> str:
-        """Accept answers to questions of this thread, continue the run, and return the id of its leg.
+        """Accept answers to this thread's questions, continue the run, and return the id of its leg.
 
-        Raises `AnswerRefused` if an answer does not fit. Then none is accepted, unless the misfit can be
-        detected only by the tool that asked. Repeating an answer is harmless, even after the run has ended;
-        then there is no leg.
+        Raises `AnswerRefused` if an answer is invalid. Then no answer is accepted, unless only the tool that asked can
+        detect the error. Repeating an answer is harmless, even after the run has ended: it opens no leg, and the
+        returned id is "".
         """
         async with self._lock:
             asked = await self._asked([each.question_id for each in answers])
-            live = await self._settled()  # after reading, because the run may have been parked during it
+            # after reading the questions, because the run may have been parked in the meantime
+            live = await self._settled()
             now = self._setup.clock.now()
             for each in answers:
                 if asked[each.question_id].answer is None:
@@ -157,28 +158,28 @@ class Thread:
             if live is not None or not taken:
                 return leg if taken else ""
             if self._setup.stopping or self._is_elsewhere(await self._journal.runs.get(taken)):
-                return ""  # the answer is recorded, and the run's next owner will see it
+                return ""  # the answer is recorded, and the next process to take the run will read it
             return await self._go_on(taken, leg)
 
     async def cancel(self) -> None:
-        """Cancel the run, active or waiting. Harmless if there is none."""
+        """Cancel the active or waiting run. Does nothing if there is none."""
         async with self._lock:
             live = await self._settled()
             if live is not None:
                 await live.cancel()
-            row = await self.newest()  # in any case, because the run may have been parked just now
+            row = await self.newest()  # do this always, because the run may have been parked just now
             if row is None or row.status in OVER:
                 return
             ended = await runs.cancel(self._journal, row.record.id)
-            self._session = None  # outdated: the journal has the cancellation
+            self._session = None  # the session is outdated, because only the journal has the cancellation
             if ended.status in OVER and (live is None or live.parked):
                 told = Translator(self.id, row.record.id)
                 self.feed.append([*told.begin_leg(self._setup.new_id()), *told.cancel()])
 
     async def undo(self, call_id: str) -> Undoing:
-        """Undo what a call of this thread committed.
+        """Undo what one of this thread's calls committed.
 
-        Raises `UndoRefused` or `RunBusy` if that is impossible.
+        Raises `UndoRefused` or `RunBusy` if that is not possible.
         """
         async with self._lock:
             live = await self._settled()
@@ -211,7 +212,7 @@ class Thread:
         return approvals_of(await self._session_as_decided()).list()
 
     async def revoke(self, approval_id: str) -> None:
-        """Revoke a remembered decision, for the active run too. Raises `SessionError` if there is none."""
+        """Revoke a remembered decision, also for the active run. Raises `SessionError` if there is no such decision."""
         approvals_of(await self._session_as_decided()).revoke(approval_id, self.principal)
 
     async def forget(self) -> None:
@@ -232,8 +233,7 @@ class Thread:
     async def go_on(self, *, stays: bool = False) -> None:
         """Resume a run that was parked or whose process ended, unless another process has it.
 
-        With `stays` it is not parked again when it first comes to rest, because a question is about to be
-        closed.
+        With `stays`, the run is not parked the first time it waits, because a question is about to be closed.
         """
         async with self._lock:
             row = await self.newest()
@@ -242,13 +242,13 @@ class Thread:
             await self._go_on(row.record.id, stays=stays)
 
     async def park(self, grace: float) -> None:
-        """Park the active run."""
+        """Park the active run, if there is one. After `grace` seconds, cut it off."""
         live = self.live
         if live is None:
             return
         await live.park(grace)
         if live.environment.was_cut and live.parked:
-            # The run has work to do, so the next process must resume it even if a question is open.
+            # The run was cut off, so the next process must resume it even if a question is open.
             await self._journal.runs.take(live.run_id)
             await self._journal.runs.leave(live.run_id, "running")
 
@@ -264,18 +264,18 @@ class Thread:
         return self._session
 
     async def questions(self, rows: Sequence[RunRow] | None = None) -> Sequence[Question]:
-        """Return the open questions. Here and below, pass `rows` if the thread's runs have just been read."""
+        """Return the open questions. Pass `rows`, here and in the methods below, if the thread's runs were just read."""
         row = await self.newest(rows)
         return () if row is None or row.status in OVER else await self._journal.questions.open(row.record.id)
 
     def state(self) -> Any:
-        """Return the slices that clients see, from the session in memory, or None if there are none."""
+        """Return the state that clients see, from the session in memory. None if there is none."""
         live = self.live
         session = live.session if live is not None and live.has_started else self._session
         return None if session is None else self._shown(session)
 
     async def read_state(self, rows: Sequence[RunRow] | None = None) -> Any:
-        """Return the slices that clients see, for a thread not in memory, with a parked run's commits."""
+        """Return the state that clients see, from the journal if needed. Includes what a parked run has committed."""
         if not self._source.shown or (self.live is not None and self.live.has_started):
             return self.state()
         row = await self.newest(rows)
@@ -310,7 +310,7 @@ class Thread:
         return rows[-1] if rows else None
 
     async def check_known(self) -> None:
-        """Raise `ThreadUnknown` if the thread has no messages."""
+        """Raise `ThreadUnknown` if the thread has no runs."""
         if self.live is None and await self.newest() is None:
             raise ThreadUnknown(self.id)
 
@@ -333,16 +333,13 @@ class Thread:
             raise ThreadBusy(self.id)
 
     async def _settled(self) -> LiveRun | None:
-        """Return the run that this process executes, if any.
-
-        If that run is being parked, waits for the end of parking.
-        """
+        """Return the run that this process executes, or None. If the run is being parked, first wait until it is parked."""
         if self.live is not None and self.live.is_parking:
             await self.live.wait()
         return self.live
 
     async def _asked(self, ids: Iterable[str]) -> Mapping[str, QuestionRecord]:
-        """Return questions of this thread by id. Raises `AnswerRefused` if one of the ids is unknown."""
+        """Return this thread's questions with these ids. Raises `AnswerRefused` if an id is unknown."""
         wanted, found = set(ids), dict[str, QuestionRecord]()
         for row in reversed(await self.rows()):
             if not wanted:
@@ -357,7 +354,7 @@ class Thread:
         return found
 
     def _is_elsewhere(self, row: RunRow) -> bool:
-        """Return whether another live process has this run, or it belongs to another app."""
+        """Return whether another live process has this run, or the run belongs to another app."""
         return not self._source.owns(row.record) or self._is_leased(row)
 
     async def _is_here(self, run_id: str) -> bool:
@@ -368,10 +365,7 @@ class Thread:
         return not is_free(row.owner, row.leased_until, now, getattr(self._journal, "owner", ""))
 
     async def _session_with(self, row: RunRow) -> Session:
-        """Return the session including what an unfinished run has committed.
-
-        The result is for reading only.
-        """
+        """Return a copy of the session that includes what an unfinished run has committed. It is only for reading."""
         try:
             session = await runs.session(self._journal, self.session_id, principal=self.principal)
         except RunUnknown:
@@ -388,7 +382,7 @@ class Thread:
         return session
 
     async def _session_as_decided(self) -> Session:
-        """Return the session with every decision remembered for it, including those from other processes."""
+        """Return the session with all its remembered decisions, including those that other processes remembered."""
         live = self.live
         session = live.session if live is not None and live.has_started else await self.session()
         if session.decisions is not None:
@@ -401,9 +395,9 @@ class Thread:
         return {kind.__name__: plain_json(list(session[kind].all())) for kind in self._source.shown}
 
     async def _go_on(self, run_id: str, leg: str = "", *, stays: bool = False) -> str:
-        """Resume a run that this process does not have, and return the leg in which it continues.
+        """Resume a run that this process does not have, and return the id of the leg in which it continues.
 
-        Tools that a client added are rebuilt from the record: no client needs to be connected.
+        Tools that a client added are rebuilt from the journal, so no client needs to be connected.
         """
         self._check_accepting()
         said = await self.run_messages()
@@ -440,7 +434,10 @@ class Thread:
     async def _resume_to_ask(
         self, answers: Sequence[Answer], asked: Mapping[str, QuestionRecord], leg: str
     ) -> LiveRun | None:
-        """Resume a parked run if a question is cancelled or answered with a secret, which the journal does not keep."""
+        """Resume a parked run if an answer can't reach it through the journal.
+
+        This is so if a question is cancelled, or answered with a secret, which the journal does not keep.
+        """
         left: list[Question] = []
         for each in answers:
             question = asked[each.question_id].question

@@ -1,7 +1,4 @@
-"""The messages of a thread, including those of nested runs.
-
-They are read from a session or the journal, and rendered for AG-UI.
-"""
+"""A thread's messages, including those of nested runs: read from a session or the journal, and rendered for AG-UI."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from handrail.session import Session
 
 
 class RunMessage(NamedTuple):
-    """A message with the id of the run to which it belongs."""
+    """A message, with the id of the run that it belongs to."""
 
     run_id: str
     """The id of the message's run. The id of a nested run consists of the outermost run's id and a place."""
@@ -36,21 +33,21 @@ class RunMessage(NamedTuple):
 
 
 def messages_in(session: Session) -> list[RunMessage]:
-    """Return a session's messages, oldest first, without those of nested runs."""
+    """Return a session's messages, oldest first, without the messages of nested runs."""
     facts = session[MessageAdded].all()
     said = [RunMessage(fact.run_id, fact.message) for fact in facts if fact.conversation == ROOT]
     return _with_open_results(session, said)
 
 
 def nested_messages_in(session: Session) -> list[RunMessage]:
-    """Return the messages of nested runs in a session that is in memory."""
+    """Return the messages of a session's nested runs, oldest first."""
     facts = session[MessageAdded].all()
     said = [RunMessage(fact.conversation, fact.message) for fact in facts if fact.conversation != ROOT]
     return _with_open_results(session, said)
 
 
 def _with_open_results(session: Session, said: list[RunMessage]) -> list[RunMessage]:
-    """Add the results of calls that have ended while other calls of the same turn have not, as clients already have them."""
+    """Add the results of finished calls in turns that still have unfinished calls. Clients already have these results."""
     asked = {call.id for _, each in said if isinstance(each, AssistantMessage) for call in each.calls}
     answered = {result.id for _, each in said if isinstance(each, ToolMessage) for result in each.results}
     if asked <= answered:
@@ -74,7 +71,7 @@ def _with_open_results(session: Session, said: list[RunMessage]) -> list[RunMess
 
 
 async def read_nested(journal: Journal, rows: Sequence[RunRow]) -> list[RunMessage]:
-    """Return the recorded messages of nested runs.
+    """Return the recorded messages of the runs nested in these runs.
 
     Calls get their original ids, which are derived from the order of the answers.
     """
@@ -114,7 +111,7 @@ def _result_text(entry: Entry) -> str:
 
 
 def merge_nested(recorded: Sequence[RunMessage], live: Sequence[RunMessage]) -> list[RunMessage]:
-    """Merge recorded and live messages of nested runs. If a run has live messages, its recorded ones are ignored."""
+    """Merge the recorded and the live messages of nested runs. For a run that has live messages, only those are used."""
     there = {each.run_id for each in live}
     return [*(each for each in recorded if each.run_id not in there), *live]
 
@@ -125,7 +122,7 @@ def merge_nested(recorded: Sequence[RunMessage], live: Sequence[RunMessage]) -> 
 def render(messages: Sequence[RunMessage]) -> list[dict[str, Any]]:
     """Render messages as AG-UI messages.
 
-    The user's message comes first in each run. Messages before it are history that a client supplied.
+    A run starts with the user's message. Messages of the run before that one are history that a client supplied.
     """
     started = {
         run_id: number
@@ -143,10 +140,10 @@ def render(messages: Sequence[RunMessage]) -> list[dict[str, Any]]:
 def render_thread(
     messages: Sequence[RunMessage], nested: Sequence[RunMessage], named: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Render a thread's messages, with those of nested runs after the calls that started them.
+    """Render a thread's messages, with the messages of nested runs after the calls that started those runs.
 
-    `named` has the ids that a client gave to its user messages, by the runs they started. Under a different id
-    the client would take such a message for a new one, and put it last.
+    `named` maps the id of each run to the id that the client gave to the message that started the run. If the id were
+    different, the client would take the message for a new one and show it last.
     """
     ids = {f"{run_id}/user": id for run_id, id in named.items()}
     own = [{**each, "id": ids.get(each["id"], each["id"])} for each in render(messages)]
@@ -207,7 +204,7 @@ def _render_message(
 
 
 def render_open(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """Render messages that are still being written, from the events for a client who joins now."""
+    """Render messages that are still being written, from the events for a newly joined client."""
     out: dict[str, dict[str, Any]] = {}
     calls: dict[str, dict[str, Any]] = {}
     for event in events:

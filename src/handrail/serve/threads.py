@@ -1,4 +1,4 @@
-"""`Threads`: all conversations of a journal. `ThreadList`: lists those of one principal."""
+"""`Threads`: all threads in a journal. `ThreadList`: a list of one principal's threads."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from handrail.serve.thread import Setup, Thread
 log = logging.getLogger("handrail.serve")
 
 _MOST_KEPT = 256
-"""Maximum number of threads without a run that stay in memory."""
+"""Maximum number of idle threads that stay in memory."""
 _MOST_RESUMED = 100_000
-"""Maximum number of unfinished runs that are considered at startup, newest first."""
+"""Maximum number of unfinished runs that are checked at startup, newest first."""
 _MOST_SEARCHED = 500
-"""Maximum number of threads that one search reads.
+"""Maximum number of threads that one search reads, because first messages are not indexed.
 
-First messages are not indexed; clients ask for the next page.
+Clients continue the search by requesting the next page.
 """
 _SEARCH_BATCH = 200
-"""Number of threads that a search reads at a time, since each query sorts all threads of the principal."""
+"""Number of threads that a search reads at a time. It is large because each query sorts all of a principal's threads."""
 _MOST_COSTS_CACHED = 20_000
 
 
 class Threads:
-    """Finds threads, resumes runs that an earlier process left, and parks all runs when the server stops."""
+    """Finds threads, resumes the runs that an earlier process left, and parks all runs when the server stops."""
 
     def __init__(
         self,
@@ -72,9 +72,9 @@ class Threads:
         self._feeds = itertools.count(1)
         self._kept: OrderedDict[tuple[str, str], Thread] = OrderedDict()
         self._known: WeakValueDictionary[tuple[str, str], Thread] = WeakValueDictionary()
-        """All threads in memory, including those that are only kept alive by a reader of their feed."""
+        """All threads in memory, including those that stay in memory only because a reader follows their feed."""
         self._waiting: dict[tuple[str, str], dict[str, Question]] = {}
-        """The open questions of parked runs, by thread."""
+        """The open questions of parked runs, by principal and thread id."""
         self._polling: asyncio.Task[None] | None = None
         self._resuming: set[asyncio.Task[None]] = set()
 
@@ -88,11 +88,14 @@ class Threads:
 
     @property
     def parked(self) -> int:
-        """Number of this app's runs that are parked until somebody answers."""
+        """Number of this app's runs that are parked and wait for an answer."""
         return len(self._waiting)
 
     def thread(self, principal: str, id: str) -> Thread:
-        """Return this principal's thread with this id. Another principal's threads can't be named."""
+        """Return this principal's thread with this id. The thread is created if it is not in memory.
+
+        Other principals' threads can't be named.
+        """
         key = (principal, id)
         thread = self._known.get(key)
         if thread is None:
@@ -105,7 +108,7 @@ class Threads:
         return thread
 
     def find(self, principal: str, id: str) -> Thread | None:
-        """Return the thread if it is in memory, else None."""
+        """Return the thread with this id if it is in memory; otherwise None."""
         return self._known.get((principal, id))
 
     def running(self) -> Sequence[Thread]:
@@ -113,7 +116,7 @@ class Threads:
         return [thread for thread in list(self._known.values()) if thread.live is not None]
 
     def unfinished(self, principal: str) -> int:
-        """Return the number of a principal's runs that are active, or wait for an answer in memory or parked."""
+        """Return the number of a principal's runs that are active, waiting in memory, or parked."""
         active = {(each.principal, each.id) for each in self.running()}
         return sum(1 for key in active | self._waiting.keys() if key[0] == principal)
 
@@ -126,7 +129,7 @@ class Threads:
     async def start(self) -> None:
         """Recover from a process that was killed: first its file changes, then its runs.
 
-        Runs of other apps in the same journal are left alone, and so are runs that wait for an answer.
+        Runs that wait for an answer stay parked, and runs of other apps in the same journal are not touched.
         """
         recover = getattr(self.source.files, "recover", None)
         if recover is not None:
@@ -141,7 +144,7 @@ class Threads:
             try:
                 waits = line.standing == "parked" and await self._waits(line.row)
             except JournalAltered:
-                log.exception("the run of thread %s is left alone", key[1])
+                log.exception("the journal of thread %s was altered, so its run is not resumed", key[1])
                 continue
             if waits:
                 questions = await self.journal.questions.open(line.id)
@@ -152,7 +155,7 @@ class Threads:
             self._polling = asyncio.get_running_loop().create_task(self._keep_polling(self._poll_seconds))
 
     async def stop(self, grace: float = 5.0) -> None:
-        """Park every run. Runs that do not come to rest within `grace` seconds are cut off."""
+        """Park every run. Runs that are still working after `grace` seconds are cut off."""
         self._setup.stopping = True
         if self._polling is not None:
             self._polling.cancel()
@@ -161,7 +164,7 @@ class Threads:
         await asyncio.gather(*(thread.park(grace) for thread in self.running()))
 
     async def poll(self) -> None:
-        """Resume parked runs that were answered elsewhere, or whose questions have expired."""
+        """Resume parked runs whose questions have expired or were answered in another process."""
         if not self._waiting or self.stopping:
             return
         open_now = {each.id for each in await self.journal.questions.open()}
@@ -178,7 +181,7 @@ class Threads:
             try:
                 await self.poll()
             except Exception:
-                log.exception("could not poll for answers from elsewhere; trying again")
+                log.exception("could not check for answers from other processes; trying again")
 
     async def _go_on(self, key: tuple[str, str], *, stays: bool = False) -> None:
         try:
@@ -187,14 +190,14 @@ class Threads:
             log.exception("could not resume the run of thread %s", key[1])
 
     def key_of(self, row: RunRow) -> tuple[str, str] | None:
-        """Return the principal and the thread id of a run, or None if it is not a run of this app."""
+        """Return a run's principal and thread id, or None if the run does not belong to this app."""
         key = parse_session_id(row.record.session_id)
         if key is None or key[0] != row.record.principal or not self.source.owns(row.record):
             return None
         return key
 
     async def _waits(self, row: RunRow) -> bool:
-        """Return whether a parked run has nothing to do until somebody answers."""
+        """Return whether a parked run has nothing to do until an answer arrives."""
         if not row.questions:
             return False
         calls = (await show(self.journal, row.record.id)).calls
@@ -228,22 +231,22 @@ class Threads:
 
 
 class ThreadList:
-    """Lists the threads of a principal, most recently changed first, page by page."""
+    """Lists a principal's threads page by page, most recently changed first."""
 
     def __init__(self, threads: Threads, most_cached: int = _MOST_COSTS_CACHED) -> None:
         self._threads = threads
         self._journal = threads.journal
         self._most_cached = most_cached
         self._costs: OrderedDict[tuple[str, float], tuple[Usage, Decimal | None]] = OrderedDict()
-        """Usage and cost of finished runs, by id and time of the last change."""
+        """Usage and cost of finished runs, by run id and time of the last change."""
 
     async def page(
         self, principal: str, *, limit: int, before: Mark | None = None, words: str = ""
     ) -> tuple[list[dict[str, Any]], Mark | None]:
-        """Return a page of threads after a mark, and the next mark.
+        """Return a page of threads after the mark `before`, and the mark for the next page.
 
-        A page has up to `limit` threads whose first message contains all `words`. The next mark is None on
-        the last page. When few threads match, a page can be short or even empty without being the last.
+        A page has up to `limit` threads whose first message contains all `words`. The mark is None on the last page.
+        When few threads match, a page can be short or even empty although it is not the last.
         """
         found: list[dict[str, Any]] = []
         searched = 0
@@ -278,7 +281,7 @@ class ThreadList:
         }
 
     async def cost_of(self, session_id: str) -> tuple[Usage, Decimal | None]:
-        """Return the usage and cost of a session so far. The cost is None if no price is known."""
+        """Return the usage and cost of a session so far. The cost is None if no run's cost is known."""
         usage, known = Usage(), list[Decimal]()
         for row in await self._journal.runs.list(session_id=session_id):
             key = (row.record.id, row.changed_at)
@@ -286,7 +289,7 @@ class ThreadList:
             if found is None:
                 try:
                     tree = await show(self._journal, row.record.id)
-                except JournalAltered:  # it is listed all the same, so that it can be looked for
+                except JournalAltered:  # the thread is still listed, so that people can find it
                     continue
                 found = (tree.usage, tree.cost)
                 if row.status in OVER:

@@ -1,16 +1,16 @@
-// Drives HttpAgents of one version of @ag-ui/client, as it is told line by line, and prints what each has and sees.
+// Runs HttpAgents of one version of @ag-ui/client. Reads commands line by line, and prints the state of the client after each.
 //
 //   node drive.mjs FOLDER
 //
-// FOLDER has the client in its node_modules. On stdin comes a JSON object a line, on stdout goes one a line. Each
-// names the `client` it is for, and a client's first also says `url` and `thread`:
+// FOLDER has the client in its node_modules. Each line on stdin is a JSON object, and so is each line on stdout. A command
+// names its `client`. A client's first command also has `url` and `thread`:
 //   {do: "say", text}            add a user message, then run
-//   {do: "run", resume, tools}   run with what there is
+//   {do: "run", resume, tools}   run without a new message
 //   {do: "answer", call, content, error}   add a tool message, then run
-//   {do: "connect"}              GET /threads/THREAD/events, by an agent that has nothing yet
-//                                with `joined`, a line says so as soon as it has the messages
-//   {do: "leave", after}         run with the text given, and hang up after that many events
-// Each answers {messages, state, interrupts, events, warnings, error}.
+//   {do: "connect"}              GET /threads/THREAD/events, with a new agent that has no messages
+//                                with `joined`, a line is printed as soon as the agent has the messages
+//   {do: "leave", after}         run with the given text, and disconnect after that many events
+// The response to each is {messages, state, interrupts, events, warnings, error}.
 import { createRequire } from "node:module";
 import { createInterface } from "node:readline";
 import { pathToFileURL } from "node:url";
@@ -22,10 +22,10 @@ const { HttpAgent, runHttpRequest, transformHttpEventStream } = require("@ag-ui/
 
 let warnings = [];
 console.warn = (...said) => warnings.push(said.map(String).join(" "));
-console.error = () => {}; // it says what is in `error` too
+console.error = () => {}; // it repeats what is in `error`
 
 class Agent extends HttpAgent {
-  // The client leaves to each server how a conversation is joined that goes on already.
+  // The protocol does not define how to join a conversation that is in progress, so each server has its own way.
   connect() {
     const where = `${this.server}/threads/${this.threadId}/events${this.older ? "?v=0" : ""}`;
     const headers = { Accept: "text/event-stream", ...this.headers };
@@ -87,7 +87,7 @@ async function done(told) {
         const answer = { id: `t-${client.runs}`, role: "tool", toolCallId: told.call, content: told.content };
         agent.messages.push(told.error ? { ...answer, error: told.error } : answer);
       }
-      if (told.forget) agent.pendingInterrupts = []; // to see what the server says to it
+      if (told.forget) agent.pendingInterrupts = []; // to see how the server responds
       await agent.runAgent(input(client, told), seen);
     }
   } catch (raised) {

@@ -1,8 +1,8 @@
-"""AG-UI's own clients, in the newest and the most widely used version, against the server.
+"""AG-UI's own clients against the server, in the newest version and in the most widely used one.
 
-Every scenario runs with both versions. A client that accepts a stream is not enough: a warning by the client fails
-the test, and the stream is also checked with our own grammar (agui_grammar.py).
-`python tests/serve/agui/test_clients.py` runs everything and prints the table.
+Every scenario runs with both versions. It is not enough that a client accepts a stream: a warning by the client
+fails the test, and the stream is also checked with our own grammar (agui_grammar.py).
+`python tests/serve/agui/test_clients.py` runs everything and prints a table of the outcomes.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ _drivers: dict[str, Driver] = {}
 
 
 def driver_of(version: str) -> Driver:
-    """Return the process of this client version, starting it on first use."""
+    """Return the node process for this client version. It is started on first use."""
     if version not in _drivers:
         _drivers[version] = Driver(version)
     return _drivers[version]
@@ -129,7 +129,7 @@ def close_drivers() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def drivers() -> Iterator[None]:
-    """Fixture: ends the node processes that the tests started."""
+    """End the node processes that the tests started."""
     yield
     close_drivers()
 
@@ -175,7 +175,7 @@ class Client:
         return self.do("say", text=text, **told)
 
     def resume(self, *answers: tuple[dict[str, Any], Any], **told: Any) -> Came:
-        """Answer interrupts; a value of None abandons its interrupt."""
+        """Answer interrupts. The value None abandons its interrupt."""
         entries = [
             {"interruptId": interrupt["id"], "status": "cancelled"}
             if value is None
@@ -219,7 +219,7 @@ def place(version: str, folder: Path) -> Generator[Place]:
         try:
             yield Place(version, folder, server.url)
         except BaseException:
-            close_drivers()  # the next client would take the old one's late requests for its own
+            close_drivers()  # otherwise the next client would take this client's late requests for its own
             raise
 
 
@@ -239,7 +239,7 @@ def text(place: Place) -> None:
 
 
 def thinking(place: Place) -> None:
-    """A model's thinking arrives as separate messages with their own role."""
+    """A model's thinking arrives in separate messages that have a role of their own."""
     came = place.client().say("think")
     assert [(each["role"], each["content"]) for each in came.messages[1:]] == [
         ("reasoning", "Let me think about it."),
@@ -256,7 +256,7 @@ def streamed_arguments(place: Place) -> None:
 
 
 def taken_back(place: Place) -> None:
-    """Text and calls that were streamed before the model's connection was lost are withdrawn."""
+    """When the model's connection is lost, the text and calls that were already streamed are withdrawn."""
     came = place.client().say("flaky")
     assert came.outcome == "success"
     assert "This is not to " in [event["delta"] for event in came.of("TEXT_MESSAGE_CONTENT")]
@@ -267,7 +267,7 @@ def taken_back(place: Place) -> None:
 
 
 def progress(place: Place) -> None:
-    """A call's progress is added as one activity, which later reports update."""
+    """A call's progress is shown as one activity, which later reports update."""
     GATES["sheep"].set()
     came = place.client().say("sheep")
     (shown,) = [message for message in came.messages if message["role"] == "activity"]
@@ -288,7 +288,7 @@ def state(place: Place) -> None:
 
 
 def approve(place: Place) -> None:
-    """An approval is sent as an interrupt; the next leg has the call's result and does not repeat the call."""
+    """An approval is sent as an interrupt. The next leg has the call's result and does not repeat the call."""
     client = place.client()
     came = client.say("pay")
     assert came.outcome == "interrupt"
@@ -307,7 +307,7 @@ def approve(place: Place) -> None:
 
 
 def deny(place: Place) -> None:
-    """After a denial the model receives the reason, and the run continues."""
+    """After a denial, the model receives the reason and the run continues."""
     client = place.client()
     came = client.say("pay")
     came = client.resume((came.interrupts[0], {"approved": False, "reason": "too dear"}))
@@ -340,7 +340,7 @@ def cancel(place: Place) -> None:
 
 
 def cancelled_at_work(place: Place) -> None:
-    """If a run is cancelled while a client follows it, the client's stream ends as cancelled."""
+    """When a run is cancelled while a client follows it, the client's stream ends as cancelled."""
     GATES["wait"].clear()
     client = place.client()
     client.do("leave", text="wait", after=6, left=True)
@@ -350,7 +350,7 @@ def cancelled_at_work(place: Place) -> None:
 
 
 def wait_for(place: Place) -> None:
-    """A tool's question carries its schema; after an invalid answer is refused, a valid one is accepted."""
+    """A tool's question carries its schema. After an invalid answer was refused, a valid one is accepted."""
     client = place.client()
     came = client.say("book")
     (asked,) = came.interrupts
@@ -365,7 +365,7 @@ def wait_for(place: Place) -> None:
 
 
 def frontend_tool(place: Place) -> None:
-    """A call of a client's own tool is left to the client, and the client's tool message continues the run."""
+    """A call to a client's own tool is left to the client, and the client's tool message continues the run."""
     client = place.client()
     came = client.say("map", tools=[MAP])
     assert came.outcome == "success"
@@ -378,7 +378,7 @@ def frontend_tool(place: Place) -> None:
 
 
 def frontend_tool_and_approval(place: Place) -> None:
-    """A client's tool call and an approval in one leg can both be answered by the next request."""
+    """One request can answer both a client's tool call and an approval of the same leg."""
     client = place.client()
     came = client.say("map and pay", tools=[MAP])
     assert came.outcome == "interrupt"
@@ -428,7 +428,7 @@ def error(place: Place) -> None:
 
 
 def reconnect(place: Place) -> None:
-    """A client that disconnects does not end the run; one that joins in the middle follows it to the end."""
+    """A client that disconnects does not end the run, and a client that joins in the middle follows it to the end."""
     GATES["wait"].clear()
     client = place.client()
     client.do("leave", text="wait", after=6, left=True)
@@ -455,7 +455,7 @@ def reconnect_to_question(place: Place) -> None:
 
 
 def two_questions(place: Place) -> None:
-    """A single resume request can answer two questions."""
+    """One `resume` can answer two questions."""
     client = place.client()
     came = client.say("pay two")
     one, two = came.interrupts
@@ -466,7 +466,7 @@ def two_questions(place: Place) -> None:
 
 
 def partial_resume(place: Place) -> None:
-    """A resume that answers only one of two interrupts is refused, and neither answer is accepted."""
+    """A `resume` that answers only one of two interrupts is refused, and no answer is accepted."""
     client = place.client()
     came = client.say("pay two")
     one, two = came.interrupts
@@ -488,7 +488,7 @@ def said_meanwhile(place: Place) -> None:
 
 
 def answered_again(place: Place) -> None:
-    """A repeated answer has no effect, and the client receives the current state."""
+    """An answer that is sent again has no effect, and the client receives the current state."""
     client = place.client()
     came = client.say("pay")
     asked = came.interrupts[0]

@@ -29,7 +29,7 @@ def said(text: str, **more: Any) -> dict[str, Any]:
 
 
 def sent(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Return an input in the form in which a client of version 0.0.59 sends it."""
+    """Return an input as a client of version 0.0.59 sends it."""
     given = {
         "threadId": "t",
         "runId": "r",
@@ -41,8 +41,8 @@ def sent(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {**given, "forwardedProps": {}, **more}
 
 
-def test_new_is_what_was_said_after_everything_that_was_answered() -> None:
-    """Only messages after the last answer are new; in a new thread, the earlier messages become its history."""
+def test_only_messages_after_the_last_answer_are_new() -> None:
+    """Only messages after the last answer are new. In a new thread, the earlier messages become its history."""
     asked = parse_input(sent(user("one"), said("two"), user("three", "u3"), user("four", "u4")))
     assert asked.said == ("three", "four")
     assert asked.history == (UserMessage("one"), AssistantMessage("two"))
@@ -60,7 +60,7 @@ def test_parts_of_text_are_taken_together() -> None:
 
 
 def test_answers_and_outcomes_are_found() -> None:
-    """Each answer names its question and the digest the person saw; each tool message names its call."""
+    """Each answer names its question and the digest that the person saw, and each tool message names its call."""
     call = {"id": "c1", "type": "function", "function": {"name": "show", "arguments": "{}"}}
     result = {"id": "m", "role": "tool", "toolCallId": "c1", "content": "seen", "error": "badly"}
     entries = [
@@ -101,7 +101,7 @@ def test_answers_and_outcomes_are_found() -> None:
         (sent(user("x"), tools=[{"name": f"a{n}", "description": "x"} for n in range(129)]), "/tools"),
     ],
 )
-def test_what_is_wrong_is_named_by_its_place(wrong: Any, where: str) -> None:
+def test_a_problem_is_reported_with_its_place(wrong: Any, where: str) -> None:
     """Invalid input is refused with an error that says where the problem is and what is expected."""
     with pytest.raises(RequestRefused) as refused:
         parse_input(wrong)
@@ -125,8 +125,8 @@ JSON = st.recursive(
         },
     )
 )
-def test_whatever_comes_is_taken_or_refused(value: Any) -> None:
-    """Any input, however broken, is accepted or refused with a helpful error."""
+def test_any_input_is_accepted_or_refused(value: Any) -> None:
+    """Any input, however broken, is either accepted or refused with a helpful error."""
     with contextlib.suppress(RequestRefused):
         parse_input({"threadId": "t", "runId": "r", "messages": [], **value})
 
@@ -135,7 +135,7 @@ def test_whatever_comes_is_taken_or_refused(value: Any) -> None:
 
 
 async def test_a_frontend_tool_is_a_question_that_the_client_answers() -> None:
-    """A client tool reaches the model with its own description and schema, and the client's answer is the result."""
+    """A client's tool reaches the model with its own description and schema, and the client's answer is the result."""
 
     def answers(payload: Any) -> Any:
         return {"content": f"shown: {payload['arguments']['place']}"}

@@ -1,4 +1,4 @@
-"""Translation of a run's events into AG-UI events, for runs that are interrupted, resumed, nested and concurrent."""
+"""The translation of a run's events to AG-UI events, for runs that are interrupted, resumed, nested or concurrent."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from support.agui_grammar import Checker, Wrong
 
 @dataclass(frozen=True)
 class Act:
-    """One call of a plan, with its steps in order and its end."""
+    """One call of a plan: its steps in order, and how it ends."""
 
     does: tuple[Any, ...] = ()
-    """`progress`, `emit`, `ask`, `inner`, or a `Plan` for a nested run; several in a tuple run concurrently."""
+    """`progress`, `emit`, `ask`, `inner`, or a `Plan` for a nested run. The steps in a tuple run concurrently."""
     ends: str = "ok"
     """`ok`, `fails`, `raises`, `risky` (needs approval), `unknown` (no such tool) or `broken` (invalid JSON)."""
 
@@ -48,14 +48,14 @@ class Turn:
     thinking: str = ""
     acts: tuple[Act, ...] = ()
     ids: str = "none"
-    """`none`: the model gives no ids; `same`: the same ids in every turn; `own`: distinct ids."""
+    """`none`: the model gives no ids. `same`: it gives the same ids in every turn. `own`: it gives distinct ids."""
     fails: tuple[str, ...] = ()
-    """The part that each failed request had streamed before this answer was given."""
+    """What each failed request had streamed before this answer was given."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run, described by all of its model's answers except the last, which is plain text."""
+    """A run, described by all answers of its model except the last, which is plain text."""
 
     turns: tuple[Turn, ...] = ()
 
@@ -83,7 +83,7 @@ def plans(depth: int) -> st.SearchStrategy[Plan]:
 
 @dataclass
 class Landed:
-    """A tool's own event."""
+    """An event that a tool emits."""
 
     at: float
 
@@ -110,7 +110,7 @@ class AsksForRisky:
 
 
 class Stage:
-    """Tools and a model that carry out plans."""
+    """The tools and the model that carry out plans."""
 
     def __init__(self) -> None:
         self.plans: dict[str, Plan] = {}
@@ -188,7 +188,7 @@ class Stage:
         for number, act in enumerate(meant.acts):
             name = {"risky": "risky", "unknown": "nothing"}.get(act.ends, "act")
             arguments: Any = "{" if act.ends == "broken" else {"key": f"{key}/{turn}/{number}"}
-            # A resumed session does not know the ids of finished nested runs, so nested runs use distinct ids.
+            # a resumed session does not know the ids of finished nested runs, so nested runs use distinct ids
             ids = "own" if meant.ids == "same" and "/" in key else meant.ids
             id = {"none": None, "same": f"call_{number}", "own": f"{key}-{turn}-{number}"}[ids]
             calls.append(ToolCall(name, arguments, id))
@@ -200,7 +200,7 @@ class Stage:
 
 @dataclass
 class Window:
-    """A viewer of the thread that uses either the newest client or an older one."""
+    """A viewer of the thread with either the newest client or an older one."""
 
     checker: Checker
     older: bool
@@ -214,7 +214,7 @@ class Window:
 
 @dataclass
 class Small(Environment):
-    """A thread that runs, rests, parks, resumes and cancels as the server's threads do, with two viewers."""
+    """A thread that runs, waits, parks, resumes and cancels as the server's threads do, with two viewers."""
 
     stage: Stage
     journal: MemoryJournal = field(default_factory=MemoryJournal)
@@ -244,10 +244,7 @@ class Small(Environment):
         return None
 
     def run_waiting(self, parking: Any) -> None:
-        """Report that everything in the run waits for an answer.
-
-        This is done at once, since the run may continue the next moment.
-        """
+        """End the leg at once, because the run may continue in the next moment."""
         if self.now.leg is not None:
             self.tell(self.now.interrupt(list(self.questions)))
         if self.is_parked:
@@ -266,7 +263,7 @@ class Small(Environment):
             window.take(events)
 
     def heard(self, event: object) -> None:
-        """Receive an event, and keep any exception for the test, since the bus would only log it."""
+        """Translate an event and send it to the viewers. An exception is kept for the test, since the bus would only log it."""
         self.stirred += 1
         try:
             self.tell(self.now.take(event))
@@ -280,7 +277,7 @@ class Small(Environment):
         return f"leg-{self.legs}"
 
     def messages(self, session: Session) -> list[dict[str, Any]]:
-        """Return the messages so far, computed from what the first window received."""
+        """Return the messages so far, as the first window received them."""
         known = self.windows[0].checker
         calls: list[dict[str, Any]] = [
             {"id": id, "type": "function", "function": {"name": known.names[id], "arguments": text}}
@@ -383,7 +380,7 @@ class Small(Environment):
 
 
 def said_in(session: Session) -> Callable[[str], list[Message]]:
-    """Return what a session has recorded about a run so far."""
+    """Return a function that returns the messages that the session has recorded for a run."""
 
     def said(run_id: str) -> list[Message]:
         facts = session[MessageAdded].all()
@@ -446,7 +443,7 @@ def test_a_run_told_in_legs_is_a_stream_by_the_grammar(
 
 @given(plan=plans(2), after=st.integers(1, 60))
 def test_a_run_that_is_cut_anywhere_is_told_to_its_end(plan: Plan, after: int) -> None:
-    """A cancel at any event leaves nothing open, and started calls have results."""
+    """A run that is cancelled at any event leaves nothing open, and every started call has a result."""
 
     async def play() -> None:
         small = Small(Stage())
@@ -462,7 +459,7 @@ def test_a_run_that_is_cut_anywhere_is_told_to_its_end(plan: Plan, after: int) -
 
 
 async def test_what_the_page_is_told_of_calls() -> None:
-    """Events for the page have each call's start, waits and end, the path of inner calls, and nested costs."""
+    """The page's events report each call's start, waits and end, the calls inside it, and the cost of nested runs."""
     small = Small(Stage())
     inner = Plan((Turn(acts=(Act(("ask",)),)),))
     await small.run("a", Plan((Turn(acts=(Act(("inner", inner)), Act(ends="raises"))),)), answers(), False)
@@ -488,7 +485,7 @@ async def test_what_the_page_is_told_of_calls() -> None:
 
 
 async def test_progress_is_shown_anew_in_each_leg() -> None:
-    """Each leg repeats a call's progress, for clients that join in the second leg."""
+    """Each leg sends a call's progress again, for clients that join in that leg."""
     small = Small(Stage())
     await small.run(
         "a", Plan((Turn(acts=(Act(("progress", "ask", "progress", "progress")),)),)), answers(), False
@@ -499,7 +496,7 @@ async def test_progress_is_shown_anew_in_each_leg() -> None:
 @pytest.mark.parametrize("parks", [False, True])
 @pytest.mark.parametrize("other", ["broken", "unknown", "raises", "ok"])
 async def test_a_call_that_ends_beside_a_question_is_told_before_the_rest(other: str, parks: bool) -> None:
-    """A call that ends while a question is open is reported before the leg ends; nothing follows until the answer."""
+    """A call that ends while a question is open is reported before the leg ends. Nothing follows until the answer."""
     small = Small(Stage())
     plan = Plan((Turn(acts=(Act(ends=other), Act(ends="risky"), Act(ends=other))),))
     await small.run("a", plan, answers(), parks)
@@ -508,8 +505,8 @@ async def test_a_call_that_ends_beside_a_question_is_told_before_the_rest(other:
     assert small.windows[0].checker.outcomes == ["interrupt", "success"]
 
 
-async def test_somebody_who_joins_in_the_middle_reads_a_right_stream() -> None:
-    """A client that joins in the middle first receives all open items, so its stream is well-formed."""
+async def test_a_client_that_joins_in_the_middle_reads_a_valid_stream() -> None:
+    """A client that joins in the middle first receives everything that is open, so its stream is well-formed."""
     small = Small(Stage())
     joined: list[Checker] = []
     heard = small.heard
@@ -535,7 +532,7 @@ async def test_somebody_who_joins_in_the_middle_reads_a_right_stream() -> None:
 
 
 async def test_the_state_is_told_by_what_changed() -> None:
-    """Added state items are sent as a patch; after any other change the complete list is sent."""
+    """Added state items are sent as a patch. After any other change, the complete list is sent."""
     checker = Checker()
     told = Translator("t", "r")
     states: list[Any] = [
@@ -553,7 +550,7 @@ async def test_the_state_is_told_by_what_changed() -> None:
     assert told.changed(states[-1]) == []
 
 
-def test_a_stream_that_is_right_passes_the_grammar() -> None:
+def test_a_valid_stream_passes_the_grammar() -> None:
     checker = Checker()
     for event in Translator("t", "r").begin_leg("leg"):
         checker.take(event.data)

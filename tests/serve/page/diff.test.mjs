@@ -1,11 +1,11 @@
-// diff/parse.js and diff/words.js.
+// Tests for diff/parse.js and diff/words.js.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { parseDiff } from "../../../src/handrail/serve/page/diff/parse.js";
 import { rowsOf, wordDiff } from "../../../src/handrail/serve/page/diff/words.js";
 
-test("what a file holds can't pass for another file", () => {
+test("a file's content is never taken for another file", () => {
   const held = ["--- a/evil", "+++ b/evil", "@@ -1 +1 @@", "diff --git a/evil b/evil", "state: Evil {}", "\\ No newline at end of file"];
   const diff = ["diff --git a/x b/x", "--- a/x", "+++ b/x", `@@ -1,${held.length} +1,${held.length} @@`, ...held.map((line) => `-${line}`), ...held.map((line) => `+${line}`), "state: Note {}"];
   const { files, remarks } = parseDiff(`${diff.join("\n")}\n`);
@@ -16,7 +16,7 @@ test("what a file holds can't pass for another file", () => {
   assert.deepEqual(remarks, ["state: Note {}"]);
 });
 
-test("names with blanks, and what is renamed", () => {
+test("names may contain blanks, and renames are recognised", () => {
   const { files } = parseDiff('diff --git a/my notes b/x.md b/my notes b/x.md\nold mode 644\nnew mode 755\ndiff --git a/a.txt b/b/c.txt\nrename from a.txt\nrename to b/c.txt\n');
   assert.deepEqual(files.map((file) => [file.path, file.from, file.change, file.notes]), [
     ["my notes b/x.md", null, "changed", ["old mode 644", "new mode 755"]],
@@ -24,7 +24,7 @@ test("names with blanks, and what is renamed", () => {
   ]);
 });
 
-test("words are put together to the lines they came from", () => {
+test("the pieces of a line add up to the line", () => {
   const [before, after] = wordDiff("Call it with a path.", "Call it with a relative path!");
   assert.equal(before.map((piece) => piece.text).join(""), "Call it with a path.");
   assert.equal(after.map((piece) => piece.text).join(""), "Call it with a relative path!");
@@ -32,7 +32,7 @@ test("words are put together to the lines they came from", () => {
   assert.equal(wordDiff("something", "other words here"), null);
 });
 
-test("long lines are compared by their ends, soon enough", () => {
+test("long lines are compared by their ends, in a short time", () => {
   const long = "word, ".repeat(20_000);
   const began = performance.now();
   const [before, after] = wordDiff(`${long} a ${long}`, `${long} b ${long}`);
@@ -40,7 +40,7 @@ test("long lines are compared by their ends, soon enough", () => {
   assert.deepEqual([before, after].map((pieces) => pieces.filter((piece) => piece.changed).map((piece) => piece.text)), [["a"], ["b"]]);
 });
 
-test("a removed run is beside the added run that follows it", () => {
+test("removed lines are paired with the added lines that follow them", () => {
   const line = (type, text) => ({ type, text, old: 1, new: 1, bare: false });
   const rows = rowsOf([line("removed", "a"), line("removed", "b"), line("added", "c"), line("same", "d"), line("added", "e")]);
   assert.deepEqual(rows.map((row) => [row.left?.text, row.right?.text]), [["a", "c"], ["b", undefined], ["d", "d"], [undefined, "e"]]);

@@ -1,4 +1,4 @@
-// listing.js: the list of threads, page by page.
+// Tests for listing.js, which builds the list of threads page by page.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -9,7 +9,7 @@ const thread = (id, at) => ({ id, updated_at: new Date(at * 1000).toISOString() 
 const page = (next, ...threads) => ({ threads: threads.map(([id, at]) => thread(id, at)), next });
 const ids = (known) => known.threads.map((each) => each.id).join("");
 
-/** A server with these threads, by the time they were changed, that gives two at a time. */
+/** A server with these threads, sorted by the time of their last change, that returns two at a time. */
 function served(times) {
   const all = Object.entries(times).sort((a, b) => b[1] - a[1]);
   return (before = null) => {
@@ -19,7 +19,7 @@ function served(times) {
   };
 }
 
-test("pages follow each other to the end", () => {
+test("pages are appended until the last one", () => {
   const server = served({ a: 1, b: 2, c: 3, d: 4, e: 5 });
   let known = refreshed(NONE, server());
   const seen = [ids(known)];
@@ -27,7 +27,7 @@ test("pages follow each other to the end", () => {
   assert.deepEqual(seen, ["ed", "edcb", "edcba"]);
 });
 
-test("what is older stays when the newest are read again", () => {
+test("older threads stay when the newest page is loaded again", () => {
   const server = served({ a: 1, b: 2, c: 3, d: 4, e: 5 });
   let known = refreshed(NONE, server());
   known = extended(known, server(known.next));
@@ -37,14 +37,14 @@ test("what is older stays when the newest are read again", () => {
   assert.equal(ids(known), "fedcba");
 });
 
-test("an older one that something happened in goes up, once", () => {
+test("an older thread that has changed moves to the top and is listed once", () => {
   const server = served({ a: 1, b: 2, c: 3, d: 4 });
   let known = refreshed(NONE, server());
   known = extended(known, server(known.next));
   assert.equal(ids(refreshed(known, served({ a: 9, b: 2, c: 3, d: 4 })())), "adcb");
 });
 
-test("one that is gone from among the newest is gone; where there is one page it is all there is", () => {
+test("a thread missing from the newest page is removed, and a single page replaces the whole list", () => {
   const server = served({ a: 1, b: 2, c: 3, d: 4 });
   let known = refreshed(NONE, server());
   known = extended(known, server(known.next));

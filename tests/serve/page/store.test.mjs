@@ -1,4 +1,4 @@
-// The page's view of a thread, without a page: node --test tests/serve/page/
+// The page's view of a thread, tested without a browser: node --test tests/serve/page/
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -20,7 +20,7 @@ const CALL = [
 ];
 const QUESTION = { id: "q1", kind: "approval", name: "approval", call_id: "c1", digest: "d", payload: {} };
 
-test("text grows piece by piece, and ends", () => {
+test("text grows piece by piece until it ends", () => {
   const view = played([
     RUN,
     { type: "TEXT_MESSAGE_START", messageId: "m1", role: "assistant" },
@@ -33,7 +33,7 @@ test("text grows piece by piece, and ends", () => {
   assert.equal(view.status, "running");
 });
 
-test("what did not change keeps its identity", () => {
+test("unchanged parts keep their identity", () => {
   const before = played([RUN, ...CALL, { type: "TEXT_MESSAGE_START", messageId: "m1", role: "assistant" }]);
   const after = played([{ type: "TEXT_MESSAGE_CONTENT", messageId: "m1", delta: "x" }], before);
   assert.equal(after.calls, before.calls);
@@ -42,7 +42,7 @@ test("what did not change keeps its identity", () => {
   assert.equal(before.messages.m1.text, "");
 });
 
-test("a call fills while its arguments are written, and has its facts and its result", () => {
+test("a call's arguments grow while they are written, then its facts and its result are added", () => {
   const view = played([
     RUN,
     ...CALL,
@@ -56,13 +56,13 @@ test("a call fills while its arguments are written, and has its facts and its re
   assert.equal(view.changes, 1);
 });
 
-test("on resume a call is not shown twice", () => {
+test("a call is not shown twice after a resume", () => {
   const view = played([RUN, ...CALL, RUN, { type: "TOOL_CALL_RESULT", toolCallId: "c1", content: "x" }]);
   assert.equal(view.entries[""].length, 1);
   assert.equal(view.runs.length, 1);
 });
 
-test("a question opens in its call, is closed with a word, and does not come back", () => {
+test("a question is shown in its call, and once closed it does not come back", () => {
   const asked = played([RUN, ...CALL, { type: "CUSTOM", name: "handrail.question", value: QUESTION }]);
   assert.deepEqual(store.questionsOf(asked, "c1"), [QUESTION]);
   assert.equal(store.isAsked(asked, "c1"), true);
@@ -77,12 +77,12 @@ test("a question opens in its call, is closed with a word, and does not come bac
   assert.equal(closed.closed.q1.by, "ann");
 });
 
-test("a question of a call nobody shows stands in the thread", () => {
+test("a question whose call is not shown belongs to the thread", () => {
   const view = played([RUN, { type: "CUSTOM", name: "handrail.question", value: QUESTION }]);
   assert.deepEqual(store.questionsOf(view, null), [QUESTION]);
 });
 
-test("nested agents have entries of their own, and their questions are found from outside", () => {
+test("nested agents have their own entries, and the outer call knows of their questions", () => {
   const view = played([
     RUN,
     ...CALL,
@@ -102,7 +102,7 @@ test("nested agents have entries of their own, and their questions are found fro
   assert.equal(again.agents.a1.status, "running");
 });
 
-test("when a run is over nothing in it goes on", () => {
+test("when a run is over, its calls and questions are closed", () => {
   const going = played([RUN, ...CALL.slice(0, 2), { type: "CUSTOM", name: "handrail.question", value: QUESTION }]);
   const failed = played([{ type: "RUN_ERROR", message: "no more" }], going);
   assert.equal(failed.status, "failed");
@@ -114,7 +114,7 @@ test("when a run is over nothing in it goes on", () => {
   assert.equal(cancelled.status, "cancelled");
 });
 
-test("what is said here is shown once, also after the server's word of it", () => {
+test("a message that was sent here is shown once, even after the server reports it", () => {
   const said = store.withSaid(store.blank("t"), "said-1", "hello");
   const told = { type: "CUSTOM", name: "handrail.message", value: { id: "u1", role: "user", content: "hello" } };
   const view = played([RUN, told], said);
@@ -122,7 +122,7 @@ test("what is said here is shown once, also after the server's word of it", () =
   assert.deepEqual(played([RUN, told]).messages.u1, { text: "hello", open: false });
 });
 
-test("a snapshot gives the view that its events would have given", () => {
+test("a snapshot gives the same view as its events", () => {
   const facts = { status: "ok", seconds: 1 };
   const live = played([
     RUN,
@@ -153,7 +153,7 @@ test("a snapshot gives the view that its events would have given", () => {
   assert.deepEqual(store.spent(live), store.spent(shown));
 });
 
-test("progress is a call's own; its deltas change it", () => {
+test("progress belongs to its call, and deltas update it", () => {
   const view = played([
     RUN,
     ...CALL,
@@ -164,7 +164,7 @@ test("progress is a call's own; its deltas change it", () => {
   assert.equal(view.entries[""].length, 1);
 });
 
-test("patches do what RFC 6902 says, and leave the old value alone", () => {
+test("patches follow RFC 6902 and do not change the old value", () => {
   const value = { a: [1, 2], "b/c": { d: 1 } };
   const patch = [
     { op: "add", path: "/a/-", value: 3 },
@@ -178,7 +178,7 @@ test("patches do what RFC 6902 says, and leave the old value alone", () => {
   assert.deepEqual(value, { a: [1, 2], "b/c": { d: 1 } });
 });
 
-test("every beginning of a JSON text can be read, and none says what is not in it", () => {
+test("every prefix of a JSON text can be parsed, and adds nothing that is not in the text", () => {
   const value = { path: "a \"q\" \\ \u00e9\n", lines: [1, 20, { deep: [true, null, "x,y{"] }], last: -1.5e3 };
   const text = JSON.stringify(value);
   for (let end = 1; end <= text.length; end++) {
@@ -191,12 +191,12 @@ test("every beginning of a JSON text can be read, and none says what is not in i
   assert.equal(partial("no json"), undefined);
 });
 
-test("a block of an event stream is read with its id; a ping says nothing", () => {
+test("a block of an event stream is parsed with its id, and a ping is ignored", () => {
   assert.deepEqual(message('id: b-3\ndata: {"type":\ndata: "X"}'), { id: "b-3", event: { type: "X" } });
   assert.deepEqual(message(": ping"), {});
 });
 
-test("times, counts and prices are said in few words", () => {
+test("times, counts and prices have a short form", () => {
   assert.deepEqual([0.0123, 3.14159, 42.9, 192, 7500].map(words.duration), ["12 ms", "3.1 s", "42 s", "3 min 12 s", "2 h 5 min"]);
   assert.deepEqual([999, 1000, 12_345, 2_500_000].map(words.count), ["999", "1k", "12.3k", "2.5M"]);
   assert.deepEqual(["0", "0.00001", "0.0042", "3.456"].map(words.dollars), ["$0", "<$0.0001", "$0.0042", "$3.46"]);

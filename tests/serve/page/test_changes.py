@@ -1,4 +1,4 @@
-"""The page's diffs and files panel in a real browser, with elements found by role and label, under the real policy."""
+"""The page's diffs and files panel in a real browser, found by role and label, under the page's content security policy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IMAGE = "<img src=x onerror=alert(1)>"
 
 
 def changed() -> str:
-    """Return a diff as the filesystem writes it, followed by the description of state."""
+    """Return a diff as the filesystem writes it, followed by the description of a state change."""
     files = MemoryFilesystem(
         {
             "notes.md": "one\ntwo words here\nthree\n",
@@ -49,7 +49,7 @@ def rows(page: Page, path: str) -> list[str]:
 
 
 def test_a_diff_of_our_own(shown: Widgets):
-    """Each changed file is shown with its name and kind of change, and its lines are labelled as well as coloured."""
+    """Each changed file is shown with its name and the kind of change, and its lines are labelled as well as coloured."""
     shown.show("diff", diff=changed())
     page = shown.page
     expect(page.get_by_text("5 files, 5 lines added, 2 removed")).to_be_visible()
@@ -83,7 +83,7 @@ def test_what_a_file_holds_stays_text(shown: Widgets):
 
 
 def test_notes_beside_the_lines(shown: Widgets, folders: Folders):
-    """Notes in the diff of a real folder are shown, and a name with spaces is shown as one name."""
+    """Notes in a real folder's diff are shown, and a name that contains spaces is shown as one name."""
     fork = folders({"plain": "x\n"}).fork("test")
     fork.write("my notes b/x.md", "y\n")
     fork.delete("plain")
@@ -93,7 +93,7 @@ def test_notes_beside_the_lines(shown: Widgets, folders: Folders):
 
 
 def test_side_by_side_is_remembered(shown: Widgets):
-    """The choice of the side-by-side view is stored in the browser, and applies to the next diff."""
+    """The choice of the side-by-side view is stored in the browser and applies to the next diff."""
     page = shown.page
     shown.show("diff", diff=changed())
     page.get_by_role("button", name="Side by side").click()
@@ -159,7 +159,7 @@ def test_changes_are_listed_newest_first(shown: Widgets):
 
 
 def test_undo_asks_once_more(shown: Widgets):
-    """Undo asks for confirmation in place, with focus on the question; Escape and Keep change nothing."""
+    """Undo asks for confirmation in the same place and focuses it. Escape and Keep change nothing."""
     page = shown.page
     shown.show("files", changes=[change()])
     page.get_by_role("button", name="Undo write_file").press("Enter")
@@ -176,7 +176,7 @@ def test_undo_asks_once_more(shown: Widgets):
 
 
 def test_an_undo_that_is_refused_says_why(shown: Widgets):
-    """The reason why an undo was refused is shown at its call."""
+    """If an undo is refused, the reason is shown at its call."""
     shown.show("files", changes=[change()], refuse="notes.md was written again later")
     shown.page.get_by_role("button", name="Undo write_file").click()
     shown.page.get_by_role("group", name="Undo write_file?").get_by_role("button", name="Undo").click()
@@ -184,13 +184,13 @@ def test_an_undo_that_is_refused_says_why(shown: Widgets):
 
 
 def test_what_is_undone_or_can_not_be(shown: Widgets):
-    """A change that was undone or can't be undone says so and has no undo button; a busy thread allows no undo."""
+    """A change that was undone or can't be undone says so and has no undo button. A busy thread allows no undo."""
     page = shown.page
     shown.show("files", changes=[change(undone=True, undoable=False)])
     expect(page.get_by_text("Undone", exact=True)).to_be_visible()
-    expect(page.get_by_text("Its changes were undone.")).to_be_visible()
+    expect(page.get_by_text("The changes were undone.")).to_be_visible()
     shown.show("files", changes=[change(undoable=False)])
-    expect(page.get_by_text("It can’t be undone")).to_be_visible()
+    expect(page.get_by_text("This can’t be undone")).to_be_visible()
     expect(page.get_by_role("button", name="Undo")).to_have_count(0)
     shown.show("files", changes=[change()], busy=True)
     expect(page.get_by_role("button", name="Undo write_file")).to_be_disabled()
@@ -199,7 +199,7 @@ def test_what_is_undone_or_can_not_be(shown: Widgets):
 
 
 def test_no_panel_is_wider_than_a_phone(shown: Widgets):
-    """With long names and the confirmation open, the panel fits into 390 pixels."""
+    """The panel is at most 390 pixels wide, even with long names and an open confirmation."""
     shown.page.set_viewport_size({"width": 390, "height": 800})
     shown.show("files", changes=[change(paths=["folder/" * 40])])
     shown.page.get_by_role("button", name="Undo write_file").click()

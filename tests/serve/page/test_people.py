@@ -1,4 +1,4 @@
-"""Two people and an approver in three browsers: an approval that needs two, each one's files, a revoked session."""
+"""Three people in three browsers: an approval that needs two others, a folder for each person, a revoked session."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def pay(amount: int, context: ToolContext) -> str:
 
 
 def desk(folder: Path) -> PromptSource:
-    """Return an app whose payments need two people besides the one who asks, and a folder for each."""
+    """Return an app in which payments need the approval of two other people, and each person has a folder."""
     policy = CapabilityPolicy({"money": ask(approvals=2), "fs.write": "allow"})
     prompt = Prompt("desk", "Help.", tools=[pay, write], policies=[policy])
     (folder / "work").mkdir()
@@ -42,7 +42,7 @@ def desk(folder: Path) -> PromptSource:
 
 @contextmanager
 def windows(browser: Browser, server: Served, *names: str) -> Generator[list[Page]]:
-    """Open a browser context for each person, who signs in on the page."""
+    """Open a browser context for each person, and sign them in on the page."""
     contexts: list[BrowserContext] = []
     pages: list[Page] = []
     for name in names:
@@ -74,14 +74,14 @@ def log(page: Page) -> Locator:
 
 
 def shoot(page: Page, name: str) -> None:
-    """Keep a picture, if $SCREENSHOTS names a folder."""
+    """Take a screenshot if $SCREENSHOTS names a folder."""
     folder = os.environ.get("SCREENSHOTS")
     if folder:
         page.screenshot(path=Path(folder) / f"people-{name}.png")
 
 
 def read(page: Page) -> Locator:
-    """Open the inbox when something waits in it, and return it."""
+    """Open the inbox once a question waits in it, and return the inbox."""
     page.get_by_role("button", name=re.compile(r"^Inbox, 1 waiting")).click()
     return page.get_by_role("dialog", name="Inbox")
 
@@ -96,7 +96,7 @@ def test_two_people_and_an_approver_in_three_browsers(browser: Browser, tmp_path
     ):
         expect(ann.get_by_role("button", name=re.compile("^Inbox"))).to_have_count(0)
 
-        # Each one's files.
+        # Each person has their own files.
         for page, name in ((ann, "ann"), (bob, "bob")):
             say(page, f'call write {{"path": "note.txt", "text": "{name}"}}')
             expect(log(page)).to_contain_text("Done: wrote note.txt")
@@ -106,7 +106,7 @@ def test_two_people_and_an_approver_in_three_browsers(browser: Browser, tmp_path
         }
         expect(bob.get_by_role("navigation", name="Threads").get_by_role("listitem")).to_have_count(1)
 
-        # An approval that needs two others.
+        # An approval needs two other people.
         say(ann, 'call pay {"amount": 5}')
         waiting = ann.get_by_role("group", name="Approval of pay")
         expect(waiting).to_contain_text("Waiting for 2 people who may approve for others.")
@@ -116,7 +116,7 @@ def test_two_people_and_an_approver_in_three_browsers(browser: Browser, tmp_path
         expect(inbox).to_contain_text("amount")
         shoot(bob, "inbox")
         inbox.get_by_role("button", name="Allow once").click()
-        expect(inbox).to_contain_text("Nothing waits for you.")
+        expect(inbox).to_contain_text("Nothing is waiting for you.")
         expect(waiting).to_contain_text("Allowed by bob.")
         shoot(ann, "waiting")
         inbox = read(fay)
@@ -126,7 +126,7 @@ def test_two_people_and_an_approver_in_three_browsers(browser: Browser, tmp_path
         expect(log(bob)).not_to_contain_text("paid")
         shoot(ann, "approved")
 
-        # A revoked session.
+        # A revoked session ends.
         assert people.revoke(name="fay") == 1
         expect(fay.get_by_label("Password or token")).to_be_visible()
         shoot(fay, "revoked")

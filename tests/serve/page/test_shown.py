@@ -1,4 +1,4 @@
-"""What is approved is what is shown: the same rows and the same digest in the page, the terminal and AG-UI."""
+"""People approve exactly what they are shown: the page, the terminal and AG-UI have the same rows and digest."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["browser"]
 LONG = "".join(f"{number:04} of the terms, " for number in range(600))[:9_990] + "pay Mallory"[:10]
 ARGUMENTS = {"amount": 2**53 + 1, "to": "Ann \u200f(nnA)", "note": LONG}
 ROWS = [("amount", "9007199254740993"), ("to", r"Ann \u200f(nnA)"), ("note", LONG), ("currency", "NOK")]
-"""The rows of the call: exact, with the mark written out, and with a default that the model did not write."""
+"""The rows of the call. Numbers are exact, the mark is escaped, and a default that the model left out is included."""
 
 
 @tool(effect="irreversible")
@@ -96,13 +96,13 @@ def say(page: Page, text: str) -> None:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in another thread, since playwright's event loop runs in this one."""
+    """Run a coroutine in another thread, because playwright's event loop runs in this one."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(asyncio.run, work).result()
 
 
 def rows_of(question: Locator) -> list[tuple[str, str]]:
-    """Return the rows as a reader finds them: all text of each cell, without the line that counts what is folded."""
+    """Return the rows with the whole text of each cell, but without the line that counts the folded characters."""
     found: list[tuple[str, str]] = question.locator(".rows > div").evaluate_all(
         "rows => rows.map((row) => [row.querySelector('dt').textContent,"
         " [...row.querySelectorAll('dd bdi')].map((part) => part.textContent).join('')])"
@@ -111,7 +111,7 @@ def rows_of(question: Locator) -> list[tuple[str, str]]:
 
 
 def open_question(folder: Path) -> Question:
-    """Return the open question, as the journal has it and another process would read it."""
+    """Return the open question as another process would read it from the journal."""
     journal = SqliteJournal(folder / "runs.db")
     try:
         return run(_only_question(journal))
@@ -128,7 +128,7 @@ async def _only_question(journal: SqliteJournal) -> Question:
 
 
 def drawn(question: Question, columns: int) -> str:
-    """Return all text of a terminal on which the question was asked, viewed whole, and denied."""
+    """Return all text of a terminal on which the question was asked, shown in full, and denied."""
 
     async def ask() -> str:
         with window(columns, 400) as seen, seen.streams() as (stdin, stdout):
@@ -145,7 +145,7 @@ def drawn(question: Question, columns: int) -> str:
 
 
 def pane_rows(pane: str, columns: int) -> list[tuple[str, str]]:
-    """Return the rows of the last view on a terminal: names begin at `├`, and their values continue at `│`."""
+    """Return the rows in the terminal's last view. Names begin at `├`, and their values continue at `│`."""
     whole = pane[pane.index("your choice, then Enter: v") :]
     rows: list[tuple[str, str]] = []
     indent = 0
@@ -168,7 +168,7 @@ POST = """async ([path, body]) => {
 
 
 def interrupt_of(page: Page) -> dict[str, Any]:
-    """Let an AG-UI client make the same call, and return the interrupt it gets."""
+    """Make the same call as an AG-UI client, and return the interrupt that the client gets."""
     message = {"id": "m", "role": "user", "content": "transfer"}
     body = {
         "threadId": "agui", "runId": "r", "messages": [message], "tools": [], "context": [], "state": {},
@@ -182,7 +182,7 @@ def interrupt_of(page: Page) -> dict[str, Any]:
 
 
 def test_the_page_the_terminal_and_ag_ui_show_the_same(page: Page, server: Served, tmp_path: Path):
-    """A number past 2^53, a right-to-left mark, 10,000 letters and a default: the same text and digest everywhere."""
+    """A number above 2^53, a right-to-left mark, 10,000 letters and a default are shown alike everywhere."""
     say(page, "transfer")
     asked = page.get_by_role("group", name="Approval of transfer")
     expect(asked).to_contain_text("9007199254740993")
@@ -220,7 +220,7 @@ def test_the_page_the_terminal_and_ag_ui_show_the_same(page: Page, server: Serve
 
 
 def test_a_nested_call_with_a_diff_shows_its_arguments(page: Page):
-    """The arguments of a nested call are shown beside its diff, both with their hidden characters."""
+    """A nested call's arguments are shown beside its diff, and both show hidden characters."""
     say(page, "delegate")
     asked = page.get_by_role("group", name="Approval of write")
     expect(asked.locator(".diff")).to_contain_text(r"hidden\u202eword")
@@ -228,7 +228,7 @@ def test_a_nested_call_with_a_diff_shows_its_arguments(page: Page):
 
 
 def test_a_held_key_answers_one_question(page: Page, tmp_path: Path):
-    """Holding A approves the question that was read, not the next one, which gets the focus."""
+    """Holding A approves only the question that was read, not the next one, although that gets the focus."""
     say(page, "twice")
     asked = page.get_by_role("group", name="Approval of transfer")
     expect(asked).to_have_count(2)
@@ -238,7 +238,7 @@ def test_a_held_key_answers_one_question(page: Page, tmp_path: Path):
     expect(asked).to_have_count(1)
     expect(asked).to_be_focused()
     for _ in range(5):
-        page.keyboard.down("a")  # each is a repetition, since the key is not released
+        page.keyboard.down("a")  # the key is not released, so each of these is a repetition
     expect(asked).to_have_class(re.compile("ready"))
     for _ in range(5):
         page.keyboard.down("a")
@@ -250,7 +250,7 @@ def test_a_held_key_answers_one_question(page: Page, tmp_path: Path):
 
 
 def test_a_question_that_just_got_the_focus_takes_no_key(page: Page, tmp_path: Path):
-    """A key pressed while the focus arrives was meant for something else."""
+    """A question ignores a key that is pressed just as it gets the focus, since the key was meant for something else."""
     say(page, "transfer")
     asked = page.get_by_role("group", name="Approval of transfer")
     expect(asked.get_by_role("button", name="Allow once")).to_be_enabled()
@@ -264,7 +264,7 @@ def test_a_question_that_just_got_the_focus_takes_no_key(page: Page, tmp_path: P
 
 
 def test_an_answer_names_the_digest_that_was_shown(page: Page, server: Served, tmp_path: Path):
-    """An answer with another digest, or a part of it, is refused, and the question stays open."""
+    """An answer with a wrong, shortened or missing digest is refused, and the question stays open."""
     say(page, "transfer")
     expect(page.get_by_role("group", name="Approval of transfer")).to_be_visible()
     thread = page.url.rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""The page's list of many threads in a real browser: older threads, search, and keyboard."""
+"""The page's list of many threads in a real browser: older threads, search and the keyboard."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BEGAN = 1_760_000_000.0
 
 
 async def fill(folder: Path) -> None:
-    """Create old threads: `about 0` is the oldest, and every fiftieth is about a boat."""
+    """Create old threads. `about 0` is the oldest, and every fiftieth is about a boat."""
     journal = SqliteJournal(folder / "runs.db")
     for number in range(MANY):
         about = f"a boat {number}" if number % 50 == 0 else f"about {number}"
@@ -74,12 +74,12 @@ def test_older_threads_come_when_they_are_wanted(page: Page):
     expect(listed.nth(200).get_by_role("link")).to_be_focused()
     page.keyboard.press("ArrowUp")
     expect(listed.nth(199).get_by_role("link")).to_be_focused()
-    # An event reloads the newest threads, and the older ones stay.
+    # An event reloads the newest threads, and the older ones stay in the list.
     page.get_by_label("Message", exact=True).fill("show")
     page.keyboard.press("Enter")
     expect(listed).to_have_count(MANY + 1)
     expect(listed.first.get_by_role("link")).to_contain_text("show")
-    # The oldest thread is deleted, and does not return when the list is reloaded.
+    # The oldest thread is deleted, and does not come back when the list is reloaded.
     expect(listed.last.get_by_role("link")).to_contain_text("a boat 0")
     page.get_by_role("button", name="Delete a boat 0", exact=True).click()
     page.get_by_role("button", name="Delete", exact=True).click()
@@ -97,6 +97,8 @@ def test_threads_are_found_by_what_they_begin_with(page: Page):
     listed.get_by_role("link").click()
     expect(page).to_have_url(re.compile(r"t150$"))
     search.fill("nothing like it")
-    expect(page.get_by_role("status").filter(has_text="No thread starts with these words.")).to_be_visible()
+    expect(
+        page.get_by_role("status").filter(has_text="No thread’s first message contains these words.")
+    ).to_be_visible()
     search.fill("")
     expect(listed).to_have_count(100)

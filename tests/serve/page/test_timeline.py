@@ -1,4 +1,4 @@
-"""The page's timeline in a real browser, with elements found by role and label, under the real policy."""
+"""The page's timeline in a real browser, found by role and label, under the page's content security policy."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_spans_on_an_axis(shown: Widgets):
 
 
 def test_days_of_waiting_do_not_hide_seconds_of_work(shown: Widgets):
-    """A long wait is hatched and shortened, and labelled with its length."""
+    """A long wait is hatched, shortened, and labelled with its duration."""
     shown.show("timeline", tree=RUN)
     expect(shown.page.locator("svg .break text")).to_have_text("2 d")
     assert shown.page.locator("svg .wait").count() == 1
@@ -91,7 +91,7 @@ def test_days_of_waiting_do_not_hide_seconds_of_work(shown: Widgets):
 
 
 def test_the_keyboard_walks_the_spans(shown: Widgets):
-    """The arrow, Home and End keys move between spans: left and right also fold, unfold and go to the parent.
+    """The arrow, Home and End keys move between spans. Left and right also fold, unfold, and go to the parent.
 
     A line of text describes the current span in full.
     """
@@ -125,7 +125,7 @@ def test_the_keyboard_walks_the_spans(shown: Widgets):
 
 
 def test_status_is_not_colour_alone(shown: Widgets):
-    """A failed call is marked at its name, by a cross at its bar and by its status as text, not only by colour."""
+    """A failed call is marked by a sign beside its name, a cross at its bar and a status in words, not by colour alone."""
     shown.show("timeline", tree=RUN)
     expect(items(shown).nth(6)).to_have_accessible_name("fetch · timed out · 400 ms · after 3.8 s")
     expect(items(shown).nth(6)).to_contain_text("◔")
@@ -143,7 +143,8 @@ def test_zoom_and_fit(shown: Widgets):
     """Each zoom step doubles the width, and Fit shows the whole timeline again."""
     shown.show("timeline", tree=RUN)
     page = shown.page
-    expect(page.get_by_role("img")).to_have_attribute("width", re.compile(r"\d{3}"))  # layout has finished
+    # wait until the layout has finished
+    expect(page.get_by_role("img")).to_have_attribute("width", re.compile(r"\d{3}"))
     before = bars(shown)[0]["width"]
     page.get_by_role("button", name="Zoom in").click()
     page.get_by_role("button", name="Zoom in").click()
@@ -155,7 +156,7 @@ def test_zoom_and_fit(shown: Widgets):
 
 
 def test_a_run_that_waits_now(shown: Widgets):
-    """Spans that are still open are labelled, and drawn up to the current time."""
+    """Open spans are labelled as such, and drawn up to the current time."""
     asked = {**APPROVAL, "answered": False, "answered_at": None}
     write = call("write", 2, None, status="waiting", questions=[{**asked, "asked_at": BEGAN + 2.1}])
     shown.show("timeline", tree=tree(turn(1, 0, 2, write), status="waiting"))
@@ -164,7 +165,7 @@ def test_a_run_that_waits_now(shown: Widgets):
 
 
 def test_nothing_yet_one_span_and_five_hundred(shown: Widgets):
-    """A timeline with no span, one span or five hundred spans is readable and drawn quickly."""
+    """A timeline with no spans, one span or five hundred is readable and drawn quickly."""
     shown.show("timeline", tree=tree(status="running"))
     expect(shown.page.get_by_text("Nothing has happened in this run yet.")).to_be_visible()
     shown.show("timeline", tree=tree(turn(1, 0, 0)))
@@ -183,7 +184,7 @@ def test_nothing_yet_one_span_and_five_hundred(shown: Widgets):
 
 
 def test_no_timeline_is_wider_than_a_phone(shown: Widgets):
-    """At a width of 390 pixels the timeline scrolls inside its box, and the page does not scroll sideways."""
+    """At a width of 390 pixels, the timeline scrolls inside its box and the page does not scroll sideways."""
     shown.page.set_viewport_size({"width": 390, "height": 800})
     shown.show("timeline", tree=RUN)
     shown.page.get_by_role("button", name="Zoom in").click()

@@ -1,4 +1,4 @@
-"""The page's forms and renderers in a real browser, with elements found by role and label, under the real policy."""
+"""The page's forms and renderers in a real browser, found by role and label, under the page's content security policy."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def form(shown: Widgets, kind: Any, **props: Any) -> Schema[Any]:
 
 
 def sent(shown: Widgets) -> Any:
-    """Press Send, and return the values that were sent."""
+    """Press Send and return the values that the form submits."""
     shown.page.get_by_role("button", name="Send").click()
     found = [value for name, value in shown.said() if name == "submit"]
     assert len(found) == 1, f"sent {len(found)} times: {shown.page.locator('form').inner_text()}"
@@ -80,7 +80,7 @@ def group(page: Page, name: str) -> Locator:
 
 
 def test_every_kind_of_field(shown: Widgets):
-    """A form filled in by its labels returns a value that the type accepts, with the right JSON types."""
+    """A form that is filled in by its labels returns a value of the right JSON types that the type accepts."""
     schema = form(shown, Order)
     page = shown.page
     page.get_by_label("Item").fill("tea")
@@ -136,7 +136,7 @@ def test_every_kind_of_field(shown: Widgets):
         (Cash, {}, {"kind": "cash"}),
     ],
 )
-def test_answers_that_are_no_objects(shown: Widgets, kind: Any, fill: dict[str, Any], value: Any):
+def test_answers_that_are_not_objects(shown: Widgets, kind: Any, fill: dict[str, Any], value: Any):
     """A form can ask for a boolean, a number, a choice or a list that is not inside an object."""
     schema = form(shown, kind)
     for label, text in fill.items():
@@ -155,7 +155,7 @@ def test_answers_that_are_no_objects(shown: Widgets, kind: Any, fill: dict[str, 
 
 
 def test_an_optional_object_is_added_and_removed(shown: Widgets):
-    """An optional object is null while absent; once added, it has its own fields, which are then required."""
+    """An optional object is null until it is added. Then it has its own fields, which are required."""
 
     class Parcel(BaseModel):
         back_to: Address | None = None
@@ -171,7 +171,7 @@ def test_an_optional_object_is_added_and_removed(shown: Widgets):
 
 
 def test_a_recursive_type_is_opened_at_need(shown: Widgets):
-    """The form for a recursive type begins without children, and can be opened to any depth."""
+    """The form for a recursive type starts without children, and can be opened to any depth."""
     schema = form(shown, Tree)
     page = shown.page
     page.get_by_label("Name", exact=True).fill("root")
@@ -199,7 +199,7 @@ def test_errors_stand_beside_their_fields(shown: Widgets):
     expect(page.get_by_label("Price")).to_have_value("cheap")
     expect(page.get_by_label("Price")).to_have_accessible_description("A number, such as 2.5")
     expect(group(page, "Gift")).to_have_accessible_description("A value is required")
-    expect(page.get_by_role("alert")).to_contain_text("fields need another look")
+    expect(page.get_by_role("alert")).to_contain_text("fields need to be corrected")
     item.fill("tea")
     expect(item).not_to_have_attribute("aria-invalid", "true")
 
@@ -216,7 +216,7 @@ def test_errors_wait_until_a_field_is_left(shown: Widgets):
 
 
 def test_what_the_server_says_stands_there_too(shown: Widgets):
-    """A server's error is shown beside its field until the field is edited, or above the form if it has no field."""
+    """A server error is shown beside its field until the field is edited. An error without a field is above the form."""
     form(shown, Address, value={"street": "Main", "number": 7})
     page = shown.page
     errors = [
@@ -238,7 +238,7 @@ def test_what_the_server_says_stands_there_too(shown: Widgets):
 
 
 def test_entries_move_with_what_is_typed_in_them(shown: Widgets):
-    """Entries of a list can be moved and removed by keyboard, keep their text, and never lose the focus."""
+    """Entries of a list can be moved and removed with the keyboard, keep their text, and never lose the focus."""
     form(shown, list[float], value=[1, 2, 3])
     page = shown.page
     page.get_by_label("Answer 1", exact=True).fill("1.50")
@@ -270,19 +270,19 @@ def test_names_of_a_mapping_are_there_once(shown: Widgets):
 
 
 def test_what_has_no_fields_is_asked_for_as_json(shown: Widgets):
-    """A value that has no form is entered as JSON and validated."""
+    """A value for which there are no fields is entered as JSON and validated."""
     shown.show("form", schema={"type": "object", "properties": {"odd": {"not": {}}}, "required": ["odd"]})
     odd = shown.page.get_by_label("Odd")
     odd.fill("{half")
     shown.page.get_by_role("button", name="Send").click()
     expect(odd).to_have_attribute("aria-invalid", "true")
-    expect(shown.page.locator("form")).to_contain_text("This is not JSON")
+    expect(shown.page.locator("form")).to_contain_text("This is not valid JSON")
     odd.fill("[1, null]")
     assert sent(shown) == {"odd": [1, None]}
 
 
 def test_a_draft_begins_where_it_was_left(shown: Widgets):
-    """The last value given to `onChange` restores the same form, including incomplete numbers."""
+    """The last value that was passed to `onChange` restores the same form, including incomplete numbers."""
     form(shown, Order)
     shown.page.get_by_label("Item").fill("tea")
     shown.page.get_by_label("Price").fill("2.")
@@ -295,7 +295,7 @@ def test_a_draft_begins_where_it_was_left(shown: Widgets):
 
 
 def test_numbers_step_and_are_never_rounded(shown: Widgets):
-    """The arrow keys keep a number within its bounds; an integer too long for a browser is refused, not rounded."""
+    """The arrow keys keep a number within its bounds. An integer too long for a browser is refused, not rounded."""
     form(shown, Annotated[int, Field(ge=0, multiple_of=5)])
     answer = shown.page.get_by_role("spinbutton", name="Answer")
     answer.press("ArrowDown")
@@ -338,7 +338,7 @@ def test_a_registered_renderer_shows_its_kind(shown: Widgets):
 
 
 def test_a_renderer_that_fails_leaves_a_form(shown: Widgets):
-    """If a renderer fails, a message says so, and the question can be answered with a form."""
+    """If a renderer fails, a message says so, and the question can be answered in a form."""
     shown.expected.append("no such paint")
     shown.show("question", question=question("broken"), errors=[])
     expect(shown.page.get_by_role("status")).to_contain_text("no such paint")
@@ -348,11 +348,11 @@ def test_a_renderer_that_fails_leaves_a_form(shown: Widgets):
 
 
 def test_declining_with_a_reason(shown: Widgets):
-    """Declining opens a reason field: Escape closes it, and Enter declines without sending the form."""
+    """Declining opens a field for a reason. Escape closes it, and Enter declines without submitting the form."""
     shown.show("question", question=question("unknown"), errors=[])
     page = shown.page
     page.get_by_role("button", name="Decline…").click()
-    expect(page.get_by_label("Reason, if you like")).to_be_focused()
+    expect(page.get_by_label("Reason (optional)")).to_be_focused()
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Decline…").click()
     page.keyboard.type("none of your business")

@@ -1,4 +1,4 @@
-// timeline/spans.js and timeline/axis.js.
+// Tests for timeline/spans.js and timeline/axis.js.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -9,7 +9,7 @@ const DAY = 86400;
 const call = (tool, at, seconds, more = {}) => ({ tool, at, seconds, status: "ok", calls: [], runs: [], questions: [], ...more });
 const turn = (number, at, seconds, calls = []) => ({ number, at, seconds, calls, usage: { input: 10, output: 2 } });
 
-test("parents come before what is in them, each one deeper", () => {
+test("parents come before their children, which are one level deeper", () => {
   const inner = { name: "helper", turns: [turn(1, 3, 1, [call("fetch", 4, 1)])], calls: [] };
   const spans = spansOf({ status: "done", turns: [turn(1, 0, 1, [call("ask", 2, 5, { runs: [inner], calls: [call("log", 2, 0.5)] })])] }, 0);
   assert.deepEqual(spans.map((span) => [span.label, span.kind, span.depth]), [
@@ -18,13 +18,13 @@ test("parents come before what is in them, each one deeper", () => {
   assert.deepEqual([spans[3].start, spans[3].end], [3, 5]);
 });
 
-test("what still goes ends now, and only then", () => {
+test("open spans end now while the run is active", () => {
   const tree = { status: "running", turns: [turn(1, 0, 1, [call("slow", 2, null, { status: "running" })])] };
   assert.deepEqual(spansOf(tree, 10).map((span) => [span.end, span.open]), [[1, false], [10, true]]);
   assert.deepEqual(spansOf({ ...tree, status: "cancelled" }, 10).map((span) => [span.end, span.open]), [[1, false], [2, false]]);
 });
 
-test("a wait ends with its answer, else when something else began, else with the call", () => {
+test("a wait ends with its answer, or when something else begins, or with the call", () => {
   const asked = { name: "approval", asked_at: 3, answered: true };
   const waits = (more) => spansOf({ status: "done", turns: [turn(1, 0, 1, [call("write", 2, 10, more)])] }, 0)[1].waits.map((wait) => [wait.start, wait.end, wait.open]);
   assert.deepEqual(waits({ questions: [{ ...asked, answered_at: 5 }] }), [[3, 5, false]]);
@@ -33,7 +33,7 @@ test("a wait ends with its answer, else when something else began, else with the
   assert.deepEqual(waits({ questions: [{ ...asked, answered: false }], calls: [call("log", 7, 1)] }), [[3, 12, true]]);
 });
 
-test("a call that waits is drawn as waiting until now, also while its run is parked", () => {
+test("a waiting call is drawn as waiting until now, even while its run is parked", () => {
   const asked = { name: "approval", asked_at: 2, answered: false, answered_at: null };
   const tree = { turns: [turn(1, 0, 1, [call("write", 2, null, { status: "open", questions: [asked] })])] };
   for (const status of ["running", "parked"]) {
@@ -45,12 +45,12 @@ test("a call that waits is drawn as waiting until now, also while its run is par
   assert.deepEqual([span.status, span.waits.map((wait) => [wait.start, wait.end, wait.open])], ["running", [[2, 3, false]]]);
 });
 
-test("days of waiting are short, seconds of work stay readable, and nothing changes its order", () => {
+test("days of waiting are shortened, seconds of work stay readable, and the order is kept", () => {
   const wait = { name: "approval", asked_at: 3, answered: true, answered_at: 3 + 2 * DAY };
   const spans = spansOf({ status: "done", turns: [turn(1, 0, 1, [call("write", 2, 2 * DAY + 2, { questions: [wait] })]), turn(2, 2 * DAY + 4, 1)] }, 0);
   const axis = axisOf(spans);
   assert.deepEqual(axis.stretches.map((one) => one.broken), [false, true, false]);
-  assert.ok(axis.at(1) - axis.at(0) > 0.1, "a second of the model is seen");
+  assert.ok(axis.at(1) - axis.at(0) > 0.1, "a second of the model's work is visible");
   const times = [0, 1, 2, 3, DAY, 3 + 2 * DAY, 4 + 2 * DAY, 5 + 2 * DAY];
   const places = times.map(axis.at);
   assert.deepEqual(places, [...places].sort((a, b) => a - b));
@@ -58,13 +58,13 @@ test("days of waiting are short, seconds of work stay readable, and nothing chan
   assert.ok(Math.abs(places.at(-1) - 1) < 1e-9);
 });
 
-test("work beside a wait keeps the axis whole", () => {
+test("the axis is not shortened while a call works during another's wait", () => {
   const wait = { name: "approval", asked_at: 1, answered: true, answered_at: 1000 };
   const spans = spansOf({ status: "done", turns: [turn(1, 0, 1, [call("write", 1, 999, { questions: [wait] }), call("build", 1, 999)])] }, 0);
   assert.deepEqual(axisOf(spans).stretches.map((one) => one.broken), [false]);
 });
 
-test("one span, and one without any length", () => {
+test("an axis with one span works, even if the span has no length", () => {
   for (const length of [0, 1e-6, 3 * DAY]) {
     const axis = axisOf(spansOf({ status: "done", turns: [turn(1, 100, length)] }, 0));
     assert.equal(axis.at(100), 0);
@@ -73,7 +73,7 @@ test("one span, and one without any length", () => {
   }
 });
 
-test("ticks keep their distance and are in human units", () => {
+test("ticks keep their distance and have distinct, readable labels", () => {
   for (const length of [0.004, 0.3, 7, 95, 4000, 90_000, 40 * DAY]) {
     const marks = ticksOf(axisOf(spansOf({ status: "done", turns: [turn(1, 0, length)] }, 0)), 0.1);
     for (let at = 1; at < marks.length; at += 1) assert.ok(marks[at].x - marks[at - 1].x >= 0.1 - 1e-9);
@@ -82,7 +82,7 @@ test("ticks keep their distance and are in human units", () => {
   }
 });
 
-test("durations are said as a person would", () => {
+test("durations read as a person would write them", () => {
   const table = { 0.0844: "84 ms", 0.9999: "1 s", 2.54: "2.5 s", 42.4: "42 s", 59.7: "1 min", 80: "1 min 20 s", 3599.8: "1 h", 7320: "2 h 2 min", 187_300: "2 d 4 h" };
   for (const [time, words] of Object.entries(table)) assert.equal(lasting(Number(time)), words);
 });

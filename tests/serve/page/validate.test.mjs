@@ -1,4 +1,4 @@
-// validate.js: what is said of values, and that it never says more than it knows.
+// Tests for validate.js: its messages, and that it never rejects what it does not understand.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -6,12 +6,12 @@ import { validate } from "../../../src/handrail/serve/page/validate.js";
 
 const said = (schema, value) => validate(schema, value).map((one) => `${one.path}: ${one.message}`);
 
-test("each keyword has its words", () => {
+test("each keyword has a message", () => {
   const table = [
     [{ type: "string", minLength: 3 }, "te", "at least 3 characters, this has 2"],
     [{ type: "string", minLength: 1 }, "", "at least 1 character, this has 0"],
     [{ type: "string", maxLength: 1 }, "😀😀", "at most 1 character, this has 2"],
-    [{ type: "string", pattern: "^a+$" }, "b", "it must match ^a+$"],
+    [{ type: "string", pattern: "^a+$" }, "b", "this must match ^a+$"],
     [{ type: "integer" }, 1.5, "a whole number, such as 3"],
     [{ type: "integer" }, "x", "a whole number, such as 3"],
     [{ type: "number" }, "cheap", "a number, such as 2.5"],
@@ -27,13 +27,13 @@ test("each keyword has its words", () => {
     [{ type: "array", items: {}, maxItems: 1 }, [1, 2], "at most 1 entry, this has 2"],
     [{ type: "array", items: {}, uniqueItems: true }, [{ a: 1, b: 2 }, { b: 2, a: 1 }], "each entry may occur only once"],
     [{ type: "null" }, 1, "no value is allowed here"],
-    [{ anyOf: [{ type: "integer" }, { type: "string" }] }, true, "it matches none of the allowed types"],
+    [{ anyOf: [{ type: "integer" }, { type: "string" }] }, true, "this matches none of the allowed types"],
     [{ type: "string" }, undefined, "a value is required"],
   ];
   for (const [schema, value, words] of table) assert.deepEqual(said(schema, value), [`: ${words}`]);
 });
 
-test("formats are told by example", () => {
+test("the messages for formats give an example", () => {
   const table = [
     ["date", "2024-02-29", "2026-02-29", "a date, such as"],
     ["time", "14:30", "26:00", "a time, such as"],
@@ -49,7 +49,7 @@ test("formats are told by example", () => {
   }
 });
 
-test("every place has its pointer", () => {
+test("every problem has the JSON pointer of its place", () => {
   const schema = {
     type: "object",
     required: ["to", "a/b"],
@@ -65,14 +65,14 @@ test("every place has its pointer", () => {
   ]);
 });
 
-test("a discriminator says which kind is looked at", () => {
+test("a discriminator selects the alternative to validate", () => {
   const kind = (name, properties) => ({ type: "object", required: ["kind", ...Object.keys(properties)], properties: { kind: { const: name }, ...properties } });
   const schema = { oneOf: [kind("card", { number: { type: "string" } }), kind("cash", {})], discriminator: { propertyName: "kind" } };
   assert.deepEqual(said(schema, { kind: "cash" }), []);
   assert.deepEqual(said(schema, { kind: "card" }), ["/number: a value is required"]);
 });
 
-test("what is not known does not block", () => {
+test("unknown keywords and formats do not block", () => {
   const schemas = [
     {},
     true,
@@ -90,7 +90,7 @@ test("what is not known does not block", () => {
   for (const schema of schemas) assert.deepEqual(said(schema, "abc"), [], JSON.stringify(schema));
 });
 
-test("a recursive schema ends where the value does", () => {
+test("validation with a recursive schema ends where the value ends", () => {
   const schema = { $ref: "#/$defs/Tree", $defs: { Tree: { type: "object", required: ["name"], properties: { name: { type: "string" }, inner: { type: "array", items: { $ref: "#/$defs/Tree" } } } } } };
   assert.deepEqual(said(schema, { name: "a", inner: [{ name: "b", inner: [{}] }] }), ["/inner/0/inner/0/name: a value is required"]);
 });

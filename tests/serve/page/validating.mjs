@@ -1,4 +1,4 @@
-// Reads a JSON list of {schema, value} and writes, for each, what validate.js says of it.
+// Reads a JSON list of {schema, value}, and writes the problems that validate.js finds in each.
 
 import { validate } from "../../../src/handrail/serve/page/validate.js";
 

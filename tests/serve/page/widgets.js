@@ -1,4 +1,4 @@
-// Shows one component of the page at a time, with what a test gives it, and notes what it says back.
+// Shows one component of the page at a time, with the props that a test passes, and records its callbacks.
 
 import { html, render } from "/assets/vendor/standalone.js";
 import { DiffView } from "/assets/diff.js";
@@ -33,7 +33,7 @@ const shows = {
 const root = document.getElementById("widget");
 let shown = null;
 
-// The same component again is updated with the new props; another begins anew.
+// With `anew` false, the component that is shown gets the new props. Otherwise a new one replaces it.
 window.show = (name, props, { anew = true } = {}) => {
   if (anew) {
     render(null, root);

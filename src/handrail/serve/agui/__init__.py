@@ -1,1 +1,1 @@
-"""AG-UI: the translation of a run's events to AG-UI events, and of a client's input to messages and answers."""
+"""AG-UI support: translates a run's events to AG-UI events, and a client's input to messages and answers."""

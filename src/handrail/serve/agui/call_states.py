@@ -1,7 +1,7 @@
-"""The calls and nested runs in progress in a run, for AG-UI.
+"""`CallStates` and `Subagents`: the calls and nested runs in progress, as AG-UI clients see them.
 
-`CallStates` tracks the calls: their places, status, progress and cost. `Subagents` tracks the nested runs. A nested
-run is started at most once in each leg, and closed before the leg ends.
+`CallStates` tracks each call's place, status, progress and cost. `Subagents` tracks the nested runs. A nested run
+is started at most once in each leg and closed before the leg ends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class OpenCall:
     tool: str
     run: OpenRun
     place: Place | None
-    """The call's place in the run; None if it is not known."""
+    """The call's place in the run; None if it is unknown."""
     around: str | None
     """The id of the call that made this one, if it is an inner call; otherwise None."""
     facts: dict[str, Any]
@@ -60,7 +60,7 @@ class CallStates:
         self._places: dict[str, Place] = {}
         """The place of each call, by its id."""
         self._asked_for: dict[Place, str] = {}
-        """The ids of the calls that models made, by place."""
+        """The ids of the calls that models made, by place. Inner calls, which tools make, are not included."""
         self._shown: set[str] = set()
         """The ids of the calls whose progress has been sent in this leg."""
 
@@ -68,7 +68,7 @@ class CallStates:
         return iter(self._live.values())
 
     def at(self, place: Place) -> str | None:
-        """Return the id of the call that a model made at this place, or None."""
+        """Return the id of the call that a model made at this place, or None if there is no such call."""
         return self._asked_for.get(place)
 
     def inside(self, call_id: str) -> list[tuple[str, Place]]:
@@ -107,7 +107,7 @@ class CallStates:
         return [_call_event(call)]
 
     def _around(self, call_id: str) -> str | None:
-        """Return the id of the call that made an inner call, or None if it is not known here."""
+        """Return the id of the call that contains an inner call, or None if it is unknown. Record the inner call's place."""
         for outer, attempt, number in outer_call_ids(call_id):
             place = self._places.get(outer)
             if place is not None:
@@ -116,7 +116,7 @@ class CallStates:
         return None
 
     def set_waiting(self, call_id: str, waits: bool) -> list[Event]:
-        """Mark a call as waiting for an answer or as running. Returns the event for the change, if there is one."""
+        """Mark a call as waiting or running. Return the event for the change, or no event if nothing changed."""
         call = self._live.get(call_id)
         status = "waiting" if waits else "running"
         if call is None or call.facts["status"] == status:
@@ -141,11 +141,11 @@ class CallStates:
         return [_call_event(call)]
 
     def commit(self, call_id: str, diff: str, paths: list[str]) -> Event:
-        """Return the event with a finished call's file changes."""
+        """Return the event that reports the files that a finished call changed."""
         return custom(CALL, {"call_id": call_id, "diff": diff, "paths": paths, "run_id": self._root})
 
     def add_usage(self, event: ModelResponded) -> None:
-        """Add the usage of a nested run's answer to the calls around it."""
+        """Add the usage of a model's answer in a nested run to the calls that contain that run."""
         place = Place.from_id(event.run_context.run_id, self._root)
         for call in self._live.values():
             if call.place is not None and place.attempt_at(call.place):
@@ -186,7 +186,7 @@ class CallStates:
         return [wire_event(ActivityDeltaEvent.model_validate(told), run.tag)]
 
     def so_far(self) -> list[Event]:
-        """Return the events that a client who joins now needs to show the calls in progress."""
+        """Return the events that show the calls in progress to a client that joins now."""
         told = [_call_event(call) for call in self._live.values()]
         for call in self._live.values():
             if call.progress is not None:
@@ -209,22 +209,22 @@ def _progress_event(call_id: str, content: dict[str, Any], tag: str | None) -> E
 
 
 def _finite(value: Any) -> float | None:
-    """Return a value if it is a finite number, or else None."""
+    """Return the value if it is a finite number; otherwise None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if math.isfinite(value) else None
 
 
 def usage_json(usage: Usage) -> dict[str, int]:
-    """Return token counts in the form that the page reads."""
+    """Return token counts in the JSON form that the page reads."""
     return {"input": usage.input, "output": usage.output}
 
 
 class Subagents:
-    """The nested runs of one run, as they are shown in one leg.
+    """The runs nested in one run, as clients see them in the current leg.
 
-    A nested run is started with its first event, after the run around it. Before an interrupt it is closed as
-    suspended, and the next leg starts it again under the same id.
+    A nested run is started by its first event, after the run that contains it. Before an interrupt, it is closed as
+    suspended. The next leg starts it again under the same id.
     """
 
     def __init__(self, root: str, call_at: CallAt) -> None:
@@ -232,11 +232,11 @@ class Subagents:
         self._call_at = call_at
         self._runs: dict[str, OpenRun] = {root: OpenRun(root, None)}
         self._open: dict[str, None] = {}
-        """The ids of the nested runs that are open in this leg, outer ones first."""
+        """The ids of the nested runs that are open in this leg. A run comes after the run that contains it."""
         self._closed: set[str] = set()
 
     def run(self, run_id: str) -> OpenRun:
-        """Return the state of a run, which is created if the run is new."""
+        """Return a run's state. Create it if the run is new."""
         run = self._runs.get(run_id)
         if run is None:
             run = self._runs[run_id] = OpenRun(run_id, run_id)
@@ -246,7 +246,7 @@ class Subagents:
         return iter(tuple(self._runs.values()))
 
     def enter(self, run: OpenRun) -> list[Event]:
-        """Start a nested run and the runs around it, unless they were already started in this leg."""
+        """Return the events that start a nested run and the runs that contain it, unless this leg already started them."""
         if run.tag is None or run.id in self._open or run.id in self._closed:
             return []
         outer = self._outer(run.id)
@@ -255,7 +255,7 @@ class Subagents:
         return [*before, self._started(run, outer)]
 
     def _outer(self, run_id: str) -> str | None:
-        """Return the nested run around this one, or None if the outermost run is around it."""
+        """Return the id of the nested run that contains this one, or None if the outermost run contains it."""
         found = Place.from_id(run_id, self._root).run
         return None if found.parent is None else found.id(self._root)
 
@@ -270,7 +270,7 @@ class Subagents:
         return wire_event(started, run.id)
 
     def end(self, run: OpenRun, reason: str) -> list[Event]:
-        """End a nested run."""
+        """Return the events that end a nested run. They report an error if the run failed or was cancelled."""
         before = self.enter(run)
         if self._open.pop(run.id, 0) == 0:
             return before
@@ -290,7 +290,7 @@ class Subagents:
         return wire_event(error, run_id)
 
     def suspend(self, questions: Sequence[Question]) -> list[Event]:
-        """Close every open run as suspended, inner ones first."""
+        """Return the events that close every open run as suspended, innermost first."""
         asked: dict[str, list[str]] = {}
         for question in questions:
             found = holder(place_of_question(question), self._root, self._call_at)
@@ -303,11 +303,11 @@ class Subagents:
         return events
 
     def abandon(self, reason: str) -> list[Event]:
-        """Close every open run with an error, inner ones first, because the whole run ends."""
+        """Return the events that close every open run with an error, innermost first, because the whole run ends."""
         return [self._error(run_id, reason) for run_id in reversed(self._open)]
 
     def so_far(self) -> list[Event]:
-        """Return the events that a client who joins now needs to show the open nested runs."""
+        """Return the events that show the open nested runs to a client that joins now."""
         return [self._started(self.run(run_id), self._outer(run_id)) for run_id in self._open]
 
     def end_leg(self) -> None:

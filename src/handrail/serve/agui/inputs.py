@@ -1,13 +1,13 @@
-"""`RunInput`: the checked input of an AG-UI client. `submit` starts or continues a run with it.
+"""`RunInput`: an AG-UI client's input, after validation. `submit` starts or continues a run with it.
 
 Clients of protocol 1.0 and of 0.0.59 send the same fields, except for the version. A client sends the whole
-conversation each time. Only what is new is used: user messages after the last answer, answers to interrupts,
-and results of the client's own tools.
+conversation each time, and only the new parts are used: user messages after the last answer, answers to
+interrupts, and results of the client's own tools.
 
-The protocol requires one input to answer every open interrupt, and allows nothing else to be sent while one
-is open. An input that breaks this rule is answered by a stream with the error, because clients show what is
-in a stream and hide the body of a refused request. A repeated input changes nothing, and the response is the
-current state.
+The protocol requires one input to answer every open interrupt, and allows nothing else to be sent while an
+interrupt is open. If an input breaks this rule, the response is a stream that contains the error, because
+clients show the events of a stream but hide the body of a refused request. Sending the same input again changes
+nothing, and the response shows the current state.
 """
 
 from __future__ import annotations
@@ -34,45 +34,45 @@ if TYPE_CHECKING:
     from handrail.serve.thread import Thread
 
 Start = Callable[..., Awaitable[Any]]
-"""A function that starts a run with a text, in a leg, with tools and history."""
+"""Starts a run with a text. Takes the keywords `leg`, `tools` and `history`, and returns the run's id."""
 
 _MAX_ID = 200
 _MAX_TOOLS = 128
 
 
 class InterruptAnswer(NamedTuple):
-    """A client's answer to an interrupt."""
+    """A client's answer to one interrupt."""
 
     question_id: str
     digest: str
-    """A prefix of the digest of the question that the client was shown."""
+    """A prefix of the digest of the question that the client showed."""
     resolved: bool
-    """Whether the interrupt was answered; False if it was abandoned."""
+    """True if the interrupt was answered, False if it was abandoned."""
     value: Any
 
 
 class RunInput(NamedTuple):
-    """The input of a client, after it has been checked."""
+    """A client's input, after validation."""
 
     thread_id: str
     run_id: str
-    """The id of the leg that responds to this input."""
+    """The id of the leg that is the response to this input."""
     said: tuple[str, ...]
     """The texts of the user messages after the last answer."""
     named: tuple[tuple[str, str], ...]
-    """The id that the client gave to each text message of the user, and its text."""
+    """The id that the client gave to each of the user's text messages, with the message's text."""
     answers: tuple[InterruptAnswer, ...]
     outcomes: Mapping[str, Outcome]
     """The results of the client's own tools, by call id."""
     tools: tuple[FrontendTool, ...]
     history: tuple[OurMessage, ...]
-    """The text messages of the conversation so far, for a thread that starts with them."""
+    """The text messages before the new ones. A thread that has no runs yet starts with them."""
     sees_nested: bool
-    """Whether the client reads events of nested runs."""
+    """Whether the client understands events of nested runs."""
 
 
 def parse_input(value: Any) -> RunInput:
-    """Check an input. Raises `RequestRefused` with every problem in it."""
+    """Validate a client's input. Raises `RequestRefused`, which lists the invalid fields."""
     try:
         given = RunAgentInput.model_validate(value)
     except ValidationError as error:
@@ -102,7 +102,7 @@ def _id(field: str, id: str) -> str:
 
 
 def _first_new(messages: Sequence[Message]) -> int:
-    """Return the index of the first message after the last answer."""
+    """Return the index of the first message after the last assistant or tool message."""
     return next(
         (at for at in range(len(messages), 0, -1) if messages[at - 1].role in ("assistant", "tool")), 0
     )
@@ -126,7 +126,7 @@ def _named_texts(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
 
 
 def _text(place: str, content: Any) -> str:
-    """Return the text of a message's content. Content other than text is refused, because it would be lost."""
+    """Return the text of a message. Raises `RequestRefused` for other content, which would otherwise be lost."""
     if isinstance(content, str):
         return content
     texts: list[str] = []
@@ -154,30 +154,38 @@ def _answers(resume: Sequence[ResumeEntry]) -> Iterator[InterruptAnswer]:
     for at, entry in enumerate(resume):
         question_id, _, digest = entry.interrupt_id.rpartition("#")
         if not question_id or not digest:
-            wrong = f"{entry.interrupt_id!r} is not an interrupt of this server: send the id unchanged"
+            wrong = f"{entry.interrupt_id!r} is not the id of an interrupt: send the id that you received, unchanged"
             raise _refused([(f"/resume/{at}/interruptId", wrong)])
         if entry.interrupt_id in seen:
             raise _refused(
-                [(f"/resume/{at}/interruptId", "it is answered twice: answer each interrupt once")]
+                [
+                    (
+                        f"/resume/{at}/interruptId",
+                        "this interrupt is answered twice: answer each interrupt once",
+                    )
+                ]
             )
         seen.add(entry.interrupt_id)
         yield InterruptAnswer(question_id, digest, entry.status == "resolved", entry.payload)
 
 
 def _outcomes(messages: Sequence[Message]) -> Iterator[tuple[str, Outcome]]:
-    """Yield the tool messages that contain only text. The thread knows which of them answer open calls."""
+    """Yield the call id and outcome of each tool message that contains only text.
+
+    The messages may answer calls that are no longer open: `submit` decides which of them are used.
+    """
     for at, message in enumerate(messages):
         if isinstance(message, ToolMessage):
             text = message.content
             if not isinstance(text, str) and any(part.type != "text" for part in text):
-                continue  # content other than text is skipped, and a call that it would answer stays open
+                continue  # other content is skipped, so the call that it would answer stays open
             yield message.tool_call_id, Outcome(_text(f"/messages/{at}/content", text), message.error)
 
 
 def _tools(given: RunAgentInput) -> tuple[FrontendTool, ...]:
     tools = given.tools or []
     if len(tools) > _MAX_TOOLS:
-        raise _refused([("/tools", f"at most {_MAX_TOOLS} tools")])
+        raise _refused([("/tools", f"there are more than {_MAX_TOOLS} tools: send fewer")])
     made: dict[str, FrontendTool] = {}
     for at, tool in enumerate(tools):
         if tool.name in made:
@@ -193,7 +201,7 @@ def _refused(fields: Sequence[tuple[str, str]]) -> RequestRefused:
     where, what = fields[0]
     more = f" (and {len(fields) - 1} more)" if len(fields) > 1 else ""
     return RequestRefused(
-        422, "InputUnfit", f"the body is not a valid RunAgentInput: at {where}: {what}{more}", fields=fields
+        422, "InputUnfit", f"the body is not a valid RunAgentInput. At {where}: {what}{more}", fields=fields
     )
 
 
@@ -201,18 +209,21 @@ def _refused(fields: Sequence[tuple[str, str]]) -> RequestRefused:
 
 
 class Submitted(NamedTuple):
-    """The response to an input: either a leg to follow or a list of events."""
+    """The response to an input: either a leg to follow or events to send."""
 
     leg: str
     """The id of the leg to follow; "" if there is none."""
     refused: list[Event]
-    """The events to send if there is no leg to follow."""
+    """The events to send when there is no leg to follow."""
 
 
 async def submit(
     thread: Thread, input: RunInput, recorded: Sequence[QuestionRecord], start: Start
 ) -> Submitted:
-    """Start a run, or continue one with answers. `recorded` are the questions of the thread's newest run."""
+    """Start a run, or continue one with answers. `recorded` holds the questions of the thread's newest run.
+
+    Raises `RequestRefused` for an invalid input. Any other `HandrailError` becomes events that report it.
+    """
     try:
         return Submitted(await _submit(thread, input, recorded, start), [])
     except RequestRefused:
@@ -237,8 +248,8 @@ async def _submit(thread: Thread, input: RunInput, recorded: Sequence[QuestionRe
         raise RequestRefused(
             422,
             "NothingSaid",
-            "this input contains nothing new. Add a user message, or answer an interrupt with `resume`.",
-            fields=[("/messages", "a user message after the last answer")],
+            "this input contains no new message. Add a user message, or answer an interrupt with `resume`.",
+            fields=[("/messages", "there is no user message after the last answer")],
         )
     if open:
         raise QuestionsOpen(thread.id, len(open))
@@ -252,7 +263,10 @@ async def _submit(thread: Thread, input: RunInput, recorded: Sequence[QuestionRe
 def _match_ids(
     messages: Sequence[tuple[str, Any]], named: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the id of each run and the id that the client gave to its first message, matched by text and order."""
+    """Yield each run's id with the id that the client gave to the run's first message.
+
+    Messages are matched by their text and order.
+    """
     at = 0
     taken: set[str] = set()
     for run_id, message in messages:
@@ -268,7 +282,7 @@ def _match_ids(
 
 
 def _repeated(messages: Sequence[tuple[str, Any]], now: Sequence[str]) -> list[str]:
-    """Return those user messages at the start of an input that are already recorded, for example by a failed run."""
+    """Return the messages at the start of `now` that are already recorded, for example because their run failed."""
     last: list[str] = []
     for _, message in reversed(messages):
         if not isinstance(message, OurUserMessage):
@@ -282,7 +296,9 @@ def _answer(principal: str, given: InterruptAnswer, recorded: Sequence[QuestionR
     found = next((each for each in recorded if each.question.id == given.question_id), None)
     if found is None or not found.question.digest.startswith(given.digest) or len(given.digest) < 16:
         raise AnswerRefused(
-            given.question_id, "this thread has no such question", "Load the thread again: it may be closed."
+            given.question_id,
+            "this thread has no such question",
+            "Load the thread again: the question may be closed.",
         )
     question = found.question
     return Answer(
@@ -295,7 +311,7 @@ def _answer(principal: str, given: InterruptAnswer, recorded: Sequence[QuestionR
 
 
 def _tool_answers(principal: str, input: RunInput, open: Sequence[Question]) -> list[Answer]:
-    """Return the answers of the client's own tools to the calls that wait for one."""
+    """Return answers for the open calls of the client's own tools whose results are in the input."""
     found: list[Answer] = []
     for question in open:
         outcome = input.outcomes.get(question.call_id)
@@ -306,14 +322,16 @@ def _tool_answers(principal: str, input: RunInput, open: Sequence[Question]) -> 
 
 
 def _check_all_answered(thread_id: str, open: Sequence[Question], answers: Sequence[Answer]) -> None:
-    """Raise `AnswerRefused` if only some of the open interrupts are answered.
+    """Raise `AnswerRefused` if some open interrupts are answered and others are not.
 
-    Pending calls of the client's own tools may be answered one by one.
+    Pending calls of the client's own tools may be answered one at a time.
     """
     given = {answer.question_id for answer in answers}
     left = [each for each in open if each.id not in given and not is_pending_call(each)]
     if left and any(each.id in given and not is_pending_call(each) for each in open):
         names = ", ".join(interrupt_id(each) for each in left)
         raise AnswerRefused(
-            left[0].id, f"{names} is not answered", "Answer every open interrupt in one `resume`."
+            left[0].id,
+            f"these interrupts are not answered: {names}",
+            "Answer every open interrupt in one `resume`.",
         )

@@ -1,11 +1,11 @@
 """Questions in AG-UI: interrupts for people, and pending calls for a client's own tools.
 
-Clients know the calls that models make. They do not know the calls inside a call (inner calls, the acts of a
-handoff), so whatever concerns those is attached to the nearest call around them that a model made.
+Clients know the calls that models make. They don't know the calls inside those (inner calls, a handoff's acts),
+so anything that concerns an inner call is attached to the nearest enclosing call that a model made.
 
-`FrontendTool` is a tool that a client brings. A model calls it here, and the client executes it. Such a call
-is a question to the client: it is recorded in the journal, may wait for days, survives a restart, and is
-answered once, by the tool message in the client's next input.
+`FrontendTool` is a tool that a client brings. The model calls it here, and the client executes it. Such a call
+is a question to the client: it is recorded in the journal, can wait for days, survives a restart, and is
+answered once, by a tool message in one of the client's next inputs.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from handrail.serve.agui.wire_events import Event, dump, plain_json
 from handrail.tools import Tool, ToolResult
 
 FRONTEND_TOOL = "frontend_tool"
-"""The name of questions that a tool of the client answers."""
+"""The name of the questions that a client's own tools answer."""
 
 
 def question_json(question: Question) -> dict[str, Any]:
-    """Return a question in the form the page reads. `rows` is the payload as it is shown."""
+    """Return a question in the JSON form that the page reads. `rows` holds the payload as people see it."""
     shown: dict[str, Any] = plain_json(msgspec.to_builtins(question))
     shown["rows"] = msgspec.to_builtins(question.rows)
     del shown["principal"], shown["decision_keys"]
@@ -44,21 +44,21 @@ def question_json(question: Question) -> dict[str, Any]:
 
 
 def interrupt_id(question: Question) -> str:
-    """Return a question's id for answers: its own id, and a prefix of its digest."""
+    """Return the id that an answer refers to: the question's id and a prefix of its digest."""
     return f"{question.id}#{question.digest[:16]}"
 
 
 def is_pending_call(question: Question) -> bool:
-    """Return whether a question is answered by a tool of the client, through a tool message."""
+    """Return whether a question is a call to one of the client's own tools, which a tool message answers."""
     return question.kind == "input" and question.name == FRONTEND_TOOL
 
 
 def interrupt_leg(
     thread_id: str, leg_id: str, questions: Sequence[Question], call_at: CallAt, usage: Any
 ) -> Event:
-    """Return the event that ends a leg because everything waits.
+    """Return the event that ends a leg because everything in the run waits for an answer.
 
-    If the leg waits only for tools of the client, that is not an interrupt: their calls are pending.
+    If the run waits only for the client's own tools, the event is not an interrupt, but lists the pending calls.
     """
     asked = [question for question in questions if not is_pending_call(question)]
     pending = [question.call_id for question in questions if is_pending_call(question)]
@@ -94,7 +94,7 @@ def interrupt(question: Question, call_at: CallAt, older: bool = False) -> Inter
 
 
 class Holder(NamedTuple):
-    """A call that the client knows, to which questions and nested runs are attached."""
+    """A call that the client knows, to which questions and nested runs can be attached."""
 
     call_id: str
     run_id: str
@@ -102,16 +102,16 @@ class Holder(NamedTuple):
 
 
 CallAt = Callable[[Place], str | None]
-"""The id of the call that a model made at a place, or None."""
+"""Returns the id of the call that a model made at a place, or None if there is no such call."""
 
 
 def place_of_question(question: Question) -> Place:
-    """Return the place of a question in its run."""
+    """Return the place at which a question was asked."""
     return Place.from_id(question.id, question.run_id)
 
 
 def holder(place: Place, root: str, call_at: CallAt) -> Holder | None:
-    """Return the nearest call that a model made, at or around a place."""
+    """Return the nearest call that a model made, at a place or around it. None if there is no such call."""
     for each in (place, *place.parents):
         found = call_at(each) if each.kind == "call" else None
         if found is not None:
@@ -120,7 +120,7 @@ def holder(place: Place, root: str, call_at: CallAt) -> Holder | None:
 
 
 def outermost(place: Place, root: str, call_at: CallAt) -> Holder | None:
-    """Return the outermost run's call around a place, for clients that see no nested runs."""
+    """Return the outermost run's call around a place, for clients that don't see nested runs."""
     call = place.outermost_call
     found = None if call is None else call_at(call)
     return None if found is None else Holder(found, root)
@@ -132,17 +132,17 @@ _OPEN: dict[str, Any] = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a call, as the client reports it."""
+    """The result of a call to a client's own tool, as the client reports it."""
 
     content: str
     error: str | None = None
 
 
 class FrontendTool(Tool[Any, Any]):
-    """A tool with the client's name, description and JSON Schema. Its arguments are plain JSON."""
+    """A tool that a client describes and executes. Its arguments are plain JSON."""
 
     def parse(self, arguments: str | bytes | Mapping[str, Any]) -> Any:
-        """Return the arguments unchanged.
+        """Return the arguments as parsed JSON.
 
         Raises `ToolValidationError` if they do not fit the client's schema.
         """
@@ -153,7 +153,7 @@ class FrontendTool(Tool[Any, Any]):
             except ValueError as error:
                 raise ToolValidationError(f"the arguments are not valid JSON: {error}") from None
         if not isinstance(value, dict):
-            raise ToolValidationError("the arguments are not a JSON object. Send one: {...}.")
+            raise ToolValidationError("the arguments are not a JSON object. Send an object: {...}.")
         secret = asks_for_secrets(self.json_schema, self.json_schema)
         wrong = misfits(self.json_schema, cast("object", value), secret=secret)
         if wrong:
@@ -168,14 +168,16 @@ class FrontendTool(Tool[Any, Any]):
 
 
 def frontend_tool(name: str, description: str, parameters: Any = None) -> FrontendTool:
-    """Build the tool that a client describes. Raises `DefinitionError` if it can't be offered to a model."""
+    """Build the tool that a client describes. Raises `DefinitionError` if the tool can't be offered to a model."""
     if not _NAME.fullmatch(name):
         raise DefinitionError(
-            f"the tool {name!r} can't be offered to a model. A name has 1 to 64 letters, digits, - and _."
+            f"the tool {name!r} can't be offered to a model. Use a name of 1 to 64 letters, digits, - and _."
         )
     schema = _OPEN if parameters is None or parameters == {} else parameters
     if not isinstance(schema, dict) or cast("dict[str, Any]", schema).get("type", "object") != "object":
-        raise DefinitionError(f"the parameters of the tool {name!r} are not a JSON Schema of an object.")
+        raise DefinitionError(
+            f'the parameters of the tool {name!r} must be a JSON Schema with "type": "object".'
+        )
     check_foreign(cast("object", schema), f"the tool {name!r}")
 
     async def ask(params: None, *, context: UserContext) -> ToolResult[Any]:
@@ -197,7 +199,7 @@ def frontend_tool(name: str, description: str, parameters: Any = None) -> Fronte
 
 
 def frontend_tools_of(offered: Mapping[str, str], added: Iterable[str]) -> list[FrontendTool]:
-    """Return the client's tools that a recorded run was started with, so that it can be resumed."""
+    """Rebuild the client's tools that a recorded run was started with, so that the run can be resumed."""
     found: list[FrontendTool] = []
     for name in added:
         description, schema = msgspec.json.decode(offered[name])

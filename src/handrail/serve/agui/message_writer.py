@@ -1,4 +1,4 @@
-"""`MessageWriter`: text, reasoning and calls as AG-UI events while models write them, each started and ended once."""
+"""`MessageWriter`: turns the text, reasoning and calls that models stream into AG-UI events."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from handrail.place import split_run_id
 from handrail.serve.agui.wire_events import Event, clean, delta, wire_event
 
 MOST_CHARACTERS = 100_000
-"""Maximum number of characters of a call's result that clients are sent."""
-_NOT_MADE = "This call was not made: the answer it was part of failed."
+"""Maximum number of characters of a call's result that are sent to clients."""
+_NOT_MADE = "This call was not made, because the model's answer that contained it failed."
 
 
 @dataclass(slots=True)
 class Known:
-    """The calls and results that clients have been sent, so that none is sent twice.
+    """The calls and results that have been sent to clients, so that none is sent twice.
 
-    The runs of a thread share one `Known`. After a restart it is rebuilt from the messages that were sent.
+    A thread's runs share one `Known`. After a restart it is rebuilt from the messages that were sent.
     """
 
     calls: set[str] = field(default_factory=set[str])
@@ -39,7 +39,7 @@ class Known:
 
     @classmethod
     def of(cls, messages: list[dict[str, Any]]) -> Known:
-        """Return the calls and results that a client knows after it was sent these messages."""
+        """Return the calls and results that these messages contain."""
         known = cls()
         for message in messages:
             if message["role"] == "tool":
@@ -50,18 +50,18 @@ class Known:
 
 @dataclass(slots=True)
 class PartialCall:
-    """A call that a model is writing."""
+    """A call that a model is still writing."""
 
     id: str = ""
     name: str = ""
     arguments: str = ""
     shown: bool = False
-    """Whether clients have been sent the start of the call. If so, its end must be sent too."""
+    """Whether the start of the call has been sent to clients. If so, its end must be sent too."""
 
 
 @dataclass(slots=True)
 class OpenRun:
-    """A run, outermost or nested, with the answer that its model is writing."""
+    """A run, outermost or nested, and the answer that its model is writing."""
 
     id: str
     tag: str | None
@@ -73,9 +73,9 @@ class OpenRun:
     calls: int = 0
     """Number of calls in the answers that the run's model has given."""
     text: str | None = None
-    """The text of the message that is open; None if none is."""
+    """The text of the open message; None if no message is open."""
     thought: str | None = None
-    """The text of the reasoning that is open; None if none is."""
+    """The text of the open reasoning; None if no reasoning is open."""
     thoughts: int = 0
     writing: dict[int, PartialCall] = field(default_factory=dict[int, PartialCall])
     """The calls that the run's model is writing, by index."""
@@ -101,7 +101,7 @@ class OpenRun:
 
 
 class MessageWriter:
-    """A writer of the messages of one thread's models as AG-UI events."""
+    """Turns what a thread's models write into AG-UI events. Everything is started once and ended once."""
 
     def __init__(self, known: Known) -> None:
         self._known = known
@@ -109,7 +109,7 @@ class MessageWriter:
     # Streaming.
 
     def text(self, run: OpenRun, piece: str) -> list[Event]:
-        """Return the events for another piece of an answer's text."""
+        """Return the events for the next piece of an answer's text."""
         if not piece:
             return []
         content = delta("TEXT_MESSAGE_CONTENT", "messageId", run.message_id, piece, run.tag)
@@ -121,7 +121,7 @@ class MessageWriter:
         return events
 
     def thought(self, run: OpenRun, piece: str) -> list[Event]:
-        """Return the events for another piece of a model's reasoning."""
+        """Return the events for the next piece of a model's reasoning."""
         if not piece:
             return []
         events: list[Event] = []
@@ -133,11 +133,11 @@ class MessageWriter:
         return [*events, delta("REASONING_MESSAGE_CONTENT", "messageId", run.thought_id, piece, run.tag)]
 
     def call(self, run: OpenRun, piece: CallDelta) -> list[Event]:
-        """Return the events for another piece of a call.
+        """Return the events for the next piece of a call.
 
-        A call whose id may still change is sent only when the answer is complete, because ids that a model
-        repeats are then replaced. Which of two concurrent nested runs keeps an id is not known before that, so
-        only calls of the outermost run are sent while they are written.
+        Ids that a model repeats are replaced when its answer is complete. A call whose id may still be replaced is
+        therefore sent only then. Which of two concurrent nested runs keeps an id is not known earlier, so only the
+        outermost run's calls are sent while they are being written.
         """
         writing = run.writing.get(piece.index)
         if writing is None:
@@ -159,7 +159,7 @@ class MessageWriter:
         ]
 
     def complete(self, run: OpenRun, message: AssistantMessage) -> list[Event]:
-        """Return the events for the rest of a complete answer, and for the end of everything that was started."""
+        """Return the events for the unsent parts of a complete answer, and for the end of everything that was started."""
         events = self._end_thought(run)
         if run.text is None and message.text:
             events += self.text(run, message.text)
@@ -185,10 +185,10 @@ class MessageWriter:
             rest = rest[len(begun.arguments) :] if rest.startswith(begun.arguments) else ""
         return [*events, *self._arguments(run, asked.id, rest), self._end_call(run, asked.id)]
 
-    # Dropping answers, and joining in the middle of one.
+    # Failed answers, and clients that join in the middle of an answer.
 
     def drop(self, run: OpenRun) -> list[Event]:
-        """Return the events that end the started parts of a failed answer. The calls in it were not made."""
+        """Return the events that end the started parts of a failed answer, whose calls were not made."""
         events = self._end_thought(run)
         if run.text is not None:
             events.append(self._end_text(run))
@@ -205,7 +205,7 @@ class MessageWriter:
         return [self._end_call(run, writing.id), self.result(writing.id, _NOT_MADE, run.tag)]
 
     def so_far(self, run: OpenRun) -> list[Event]:
-        """Return the events that a client who joins in the middle of an answer needs."""
+        """Return the events for a client that joins in the middle of an answer."""
         events: list[Event] = []
         if run.thought is not None:
             events += self._start_thought(run)
@@ -222,7 +222,7 @@ class MessageWriter:
         return events
 
     def messages(self, run: OpenRun) -> list[dict[str, Any]]:
-        """Return the unfinished answer as messages, for a snapshot of all messages."""
+        """Return the unfinished answer as messages, to be included in a snapshot of all messages."""
         tag = {} if run.tag is None else {"subagentRunId": run.tag}
         open: list[dict[str, Any]] = []
         if run.thought is not None:
@@ -234,7 +234,7 @@ class MessageWriter:
         return open
 
     def result(self, call_id: str, text: str, tag: str | None) -> Event:
-        """Return the event with a call's result, as the model receives it."""
+        """Return the event with a call's result, which is the text that the model receives."""
         result = ToolCallResultEvent(message_id=result_id(call_id), tool_call_id=call_id, content=clean(text))
         return wire_event(result, tag)
 
@@ -276,15 +276,15 @@ def result_id(call_id: str) -> str:
 
 
 def call_json(id: str, name: str, arguments: str) -> dict[str, Any]:
-    """Return a call in the form that a message contains."""
+    """Return a call in the form that AG-UI messages use."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def shorten(text: str, run_id: str) -> str:
-    """Shorten a call's result to the part that clients are sent, its first 100,000 characters.
+    """Shorten a call's result to its first 100,000 characters, which is all that clients are sent.
 
-    The model and the record have the whole result. Clients are sent less because many results may arrive at once,
-    and a reader loses its place in a feed that outgrows its limit.
+    The model and the journal have the whole result. Clients are sent less because many results may arrive at once,
+    and a reader that falls too far behind in a feed loses its place.
     """
     left_out = len(text) - MOST_CHARACTERS
     if left_out <= 0:
@@ -292,5 +292,5 @@ def shorten(text: str, run_id: str) -> str:
     root, _ = split_run_id(run_id)
     return (
         f"{text[:MOST_CHARACTERS]}\n\n[{left_out:,} of {len(text):,} characters are not shown. "
-        f"All of it: GET /threads/THREAD/runs/{root}]"
+        f"To read the whole result: GET /threads/THREAD/runs/{root}]"
     )

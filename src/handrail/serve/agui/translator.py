@@ -1,13 +1,13 @@
-"""`Translator`: a translation of the events of a Handrail run to AG-UI events.
+"""`Translator`: translates the events of a Handrail run to AG-UI events.
 
-A run is sent in one or more *legs*. A leg is the response to one AG-UI request: it ends when the run ends, or
-when everything in it waits for a person. The next leg continues the same run.
+A run is sent in one or more *legs*. A leg is the response to one AG-UI request. It ends when the run ends, or
+when everything in the run waits for a person. The next leg continues the same run.
 
-Whatever happens in the run:
+These rules hold whatever happens in the run:
 
-- everything that is started in a leg (messages, reasoning, calls, nested runs) is ended in it;
+- everything that a leg starts (messages, reasoning, calls, nested runs) ends in the same leg;
 - every call and every result is sent once, in one of the legs;
-- what a model wrote in a request that failed is withdrawn: the messages are sent again without it.
+- if a request to a model fails, its partial answer is withdrawn: the messages are sent again without it.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ from handrail.serve.agui.wire_events import (
 )
 
 CANCELLED = "The run was cancelled."
-_CUT = "The outcome of this call is unknown: the call around it ended first."
+_CUT = "The outcome of this call is unknown, because the call that contained it ended first."
 
 
 class Translator:
-    """A translator for the events of one run, in the order in which they are published.
+    """Translates the events of one run, in the order in which they are published.
 
-    `known` has what the thread has already sent, and is shared by its runs. `history` returns the thread's
-    current messages, including those of nested runs. For a resumed run, `said` returns the recorded messages of
-    the run or of one nested in it, and `usage` and `cost` are the amounts that the run had used before.
+    `known` holds what has already been sent in the thread, and the thread's runs share it. `history` returns the
+    thread's current messages, including those of nested runs. For a resumed run, `said` returns the recorded
+    messages of the run or of a run nested in it, and `usage` and `cost` are what the run had used before.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class Translator:
         self._writer = MessageWriter(self._known)
         self._state: Any = None
         self._asked: dict[str, str] = {}
-        """The id of the call that asked each question that was sent, by question id."""
+        """The ids of the calls that wait for an answer, by the id of the question."""
         self._usage = usage or Usage()
         self._cost = cost
         self._spent: dict[str, Usage] = {}
-        """The usage of this leg, by model."""
+        """The usage in this leg, by model."""
         self._takes: dict[type, Callable[[Any, OpenRun], list[Event]]] = {
             TextDelta: lambda event, run: self._writer.text(run, event.text),
             ThinkingDelta: lambda event, run: self._writer.thought(run, event.text),
@@ -138,7 +138,7 @@ class Translator:
         return [self.started(leg_id), *self._snapshot(state)]
 
     def started(self, leg_id: str) -> Event:
-        """Return the event that starts a leg. It is also sent to a reader who joins in the middle of the leg."""
+        """Return the event that starts a leg. It is also sent to clients that join in the middle of the leg."""
         begun = RunStartedEvent(
             thread_id=self.thread_id,
             run_id=leg_id,
@@ -160,7 +160,7 @@ class Translator:
         return self._end_leg(events, wire_event(self._finished(events, RunFinishedSuccessOutcome(), result)))
 
     def cancel(self) -> list[Event]:
-        """Return the events that end the leg because the run was cancelled. Older clients get an error instead."""
+        """Return the events that end the leg because the run was cancelled. Older clients are sent an error instead."""
         events = [*self._end_writing(), *self._nested.abandon("cancelled")]
         finished = self._finished(events, RunFinishedCancelledOutcome())
         older = RunErrorEvent(message=CANCELLED, code="cancelled", usage=finished.usage)
@@ -183,7 +183,10 @@ class Translator:
         )
 
     def open(self) -> list[Event]:
-        """Return the events for a client who joins now. They follow the leg's start, the messages and the state."""
+        """Return the events that bring a newly joined client up to date.
+
+        They are sent after the leg's start, the messages and the state.
+        """
         events = self._nested.so_far()
         for run in self._nested:
             events += self._writer.so_far(run)
@@ -193,7 +196,7 @@ class Translator:
         return events
 
     def _leg_id(self, events: list[Event]) -> str:
-        """Return the id of the open leg. If there is none, a new leg is started and its start put before these events."""
+        """Return the id of the open leg. If no leg is open, start one and insert its events before `events`."""
         if self._leg is None:
             events[:0] = self.begin_leg(f"{self.run_id}-{self._legs + 1}")
         assert self._leg is not None
@@ -207,7 +210,7 @@ class Translator:
         return [*events, last]
 
     def _end_writing(self) -> list[Event]:
-        """Return the events that end what models were writing, which is nothing unless a run was cut off."""
+        """Return the events that end unfinished answers. There are none unless a run was cut off."""
         cut = [run for run in self._nested if run.is_writing]
         events = [event for run in cut for event in self._writer.drop(run)]
         return [*events, *self._messages()] if cut else events
@@ -219,13 +222,13 @@ class Translator:
         return [wire_event(StateSnapshotEvent(snapshot=state))]
 
     def _token_usage(self) -> list[TokenUsage] | None:
-        """Return the token usage of this leg by model, or None if there is none."""
+        """Return the token usage in this leg by model, or None if there was none."""
         return [_token_usage(model, usage) for model, usage in self._spent.items()] or None
 
-    # --- from outside the run --------------------------------------------------------------------
+    # --- reports from outside the run --------------------------------------------------------------
 
     def changed(self, state: Any) -> list[Event]:
-        """Return the event with the change from the last state that was sent, if there is one."""
+        """Return the event for the difference from the last state that was sent, or no event if there is none."""
         before, self._state = self._state, state
         operations = state_patch(before, state)
         if not operations or self._leg is None:
@@ -235,7 +238,7 @@ class Translator:
     def ask(self, question: Question) -> list[Event]:
         """Return the events that announce an open question.
 
-        The page shows the question even before the run is interrupted.
+        The page shows the question at once, before the run is interrupted.
         """
         self._asked[question.id] = question.call_id
         return [
@@ -244,7 +247,7 @@ class Translator:
         ]
 
     def close(self, question_id: str, outcome: str, by: str = "") -> list[Event]:
-        """Return the events that announce that a question is no longer open."""
+        """Return the events that announce that a question was closed, or none if it was not open."""
         call_id = self._asked.pop(question_id, None)
         if call_id is None:
             return []
@@ -253,11 +256,11 @@ class Translator:
         return [*self._calls.set_waiting(call_id, waits), custom("handrail.question.closed", value)]
 
     def committed(self, call_id: str, diff: str, paths: Sequence[str]) -> list[Event]:
-        """Return the event with a finished call's file changes, if it has any."""
+        """Return the event that reports the files that a finished call changed, or no event if it changed none."""
         return [self._calls.commit(call_id, diff, list(paths))] if diff or paths else []
 
     def recall(self, run_id: str, said: Sequence[Message]) -> None:
-        """Record that these messages of a run, outermost or nested, were sent, so that they are not sent again."""
+        """Record that these messages of a run, outermost or nested, were already sent, so that they are not sent again."""
         run = self._nested.run(run_id)
         run.begun, run.turn, run.calls = True, 0, 0
         for message in said:
@@ -271,7 +274,10 @@ class Translator:
     # --- events of the run -----------------------------------------------------------------------
 
     def take(self, event: object) -> list[Event]:
-        """Return the events for one event of the run or of a run nested in it. Events of other types are ignored."""
+        """Return the AG-UI events for one event of the run or of a run nested in it.
+
+        There are none for events of other runs and for types that are not translated.
+        """
         taken = self._takes.get(type(event))
         if taken is None:
             return []
@@ -283,13 +289,12 @@ class Translator:
         if events and run.tag is not None and type(event) is not PromptExecuted:
             events = [*self._nested.enter(run), *events]
         if self._leg is None and any(each.data["type"] != "CUSTOM" for each in events):
-            self._leg_id(
-                events
-            )  # the run continued without an answer, for example because a question timed out
+            # the run continued without an answer, for example because a question timed out
+            self._leg_id(events)
         return events
 
     def _rendered(self, event: PromptRendered, run: OpenRun) -> list[Event]:
-        """Return the events for the start or the replay of a run."""
+        """Prepare for the start or the replay of a run. Return the events that start it if it is nested."""
         run.name = event.prompt
         run.clear_answer()
         self.recall(run.id, () if self._said_before is None else self._said_before(run.id))
@@ -300,7 +305,7 @@ class Translator:
         if isinstance(message, ToolMessage):
             return [events for each in message.results for events in self._result(each.id, each.text, run)]
         if not run.begun:
-            return []  # history from before the run
+            return []  # this is history from before the run
         if isinstance(message, AssistantMessage):
             self._calls.number(run, message)
             events = self._writer.complete(run, message)
@@ -309,17 +314,14 @@ class Translator:
         return self._said(message, run)
 
     def _said(self, message: UserMessage, run: OpenRun) -> list[Event]:
-        """Return the event with the user's message.
-
-        The sender already has the message; the event is for the page's other windows.
-        """
+        """Return the event that shows the user's message in the page's other windows. The sender already has it."""
         id = f"{run.id}/user"
         if run.tag is not None or message.by_run:
             return []
         return [custom("handrail.message", {"id": id, "role": "user", "content": clean(message.text)})]
 
     def _result(self, call_id: str, text: str, run: OpenRun) -> list[Event]:
-        """Return the event with a call's result, if clients know the call but not yet its result."""
+        """Return the event with a call's result. There is none if clients don't know the call or already have its result."""
         known = self._known
         if call_id not in known.calls or call_id in known.results:
             return []
@@ -331,9 +333,9 @@ class Translator:
         return [*events, *self._result(event.call_id, event.result.render(), run)]
 
     def _close_inside(self, call_id: str) -> list[Event]:
-        """Return the events that close the calls of nested runs that were cut off.
+        """Return the events that close the calls of nested runs that were cut off inside a call.
 
-        The call around them is over, so these runs are never resumed.
+        The call is over, so these runs are never resumed.
         """
         events: list[Event] = []
         cut: dict[str, OpenRun] = {}
@@ -376,7 +378,7 @@ class Translator:
         return [*self._writer.drop(run), *self._messages()]
 
     def _messages(self) -> list[Event]:
-        """Return the event with a snapshot of all messages, which withdraws every message that is not in it."""
+        """Return the event with a snapshot of all messages. Clients drop every message that is not in it."""
         if self._history is None:
             return []
         all = [*self._history(), *(each for run in self._nested for each in self._writer.messages(run))]
@@ -388,7 +390,7 @@ class Translator:
 
     def _executed(self, event: PromptExecuted, run: OpenRun) -> list[Event]:
         if run.tag is None:
-            return []  # the end of the run is reported by `finish`, `fail` or `cancel`
+            return []  # `finish`, `fail` and `cancel` report the end of the outermost run
         events = self._writer.drop(run) if run.is_writing else []
         return [*events, *self._nested.end(run, event.stop_reason)]
 
@@ -396,7 +398,7 @@ class Translator:
 def messages_snapshot(messages: Sequence[Mapping[str, Any]]) -> Event:
     """Return the event with a snapshot of a thread's messages.
 
-    Older clients are not sent the messages of nested runs.
+    Older clients are sent the snapshot without the messages of nested runs.
     """
     event = MessagesSnapshotEvent.model_validate({"messages": messages})
     data = dump(event)

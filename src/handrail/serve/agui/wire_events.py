@@ -1,7 +1,7 @@
-"""`Event`: an AG-UI event as it is sent, both to current clients and to those from before protocol 1.0.
+"""`Event`: an AG-UI event as it is sent, for clients of protocol 1.0 and for older ones.
 
-Events are built by the models of the protocol's package, which check their fields. Only deltas are built by
-hand, because there is one for each token, and building one with a model takes fifty times as long.
+The models in the `ag_ui` package build the events and check their fields. Only deltas are built by hand: there
+is one for each token, and building one with a model takes fifty times as long.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ PROTOCOL = "1.0"
 
 
 class Event(NamedTuple):
-    """One event that is ready to be encoded.
+    """An event that is ready to be encoded.
 
-    Clients from before protocol 1.0 do not know nested runs. They are sent `older`.
+    Older clients, from before protocol 1.0, do not know nested runs. They are sent `older`.
     """
 
     data: dict[str, Any]
     nested: bool = False
     """Whether the event belongs to a nested run. Such an event is not sent to older clients."""
     plain: dict[str, Any] | None = None
-    """The event that older clients are sent instead; None if it is the same."""
+    """The event that older clients are sent instead; None if they are sent the same event."""
 
     @property
     def older(self) -> dict[str, Any] | None:
-        """The event for a client from before protocol 1.0; None if nothing is sent to it."""
+        """The event for older clients, from before protocol 1.0. None if they are sent nothing."""
         if self.plain is not None:
             return self.plain
         return None if self.nested else self.data
 
 
 def wire_event(event: BaseEvent, subagent: str | None = None) -> Event:
-    """Build an event of the outermost run, or of the nested run named `subagent`."""
+    """Build an event of the outermost run, or of the nested run `subagent`."""
     data = dump(event)
     if subagent is None:
         return Event(data)
@@ -63,7 +63,10 @@ def custom(name: str, value: Any, subagent: str | None = None) -> Event:
 
 
 def plain_json(value: object) -> Any:
-    """Return any value as JSON that every client can read, with secrets masked, no infinities, and only valid text."""
+    """Return any value as JSON that every client can read.
+
+    Secrets are masked, infinite numbers become null, and lone surrogates are replaced.
+    """
     try:
         written = pydantic_core.to_json(value, inf_nan_mode="null", fallback=_unknown)
     except (pydantic_core.PydanticSerializationError, ValueError, RecursionError):
@@ -72,7 +75,7 @@ def plain_json(value: object) -> Any:
 
 
 def clean(text: str) -> str:
-    """Return a text without lone surrogates, which file names may contain and no encoder accepts."""
+    """Return the text with lone surrogates replaced. File names may contain them, but no encoder accepts them."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -83,10 +86,10 @@ def _unknown(value: object) -> Any:
 
 
 def state_patch(before: Any, after: Any) -> list[dict[str, Any]]:
-    """Return the JSON Patch between two states, each `{type name: [items]}`. It is empty if they are equal.
+    """Return the JSON Patch from one state to another. It is empty if they are equal.
 
-    If items were appended to a list, which is the usual change, the patch appends them. For any other change
-    it replaces the whole list.
+    A state is `{type name: [items]}`. If items were appended to a list, which is the usual change, the patch appends
+    them. For any other change it replaces the whole list.
     """
     if before == after:
         return []

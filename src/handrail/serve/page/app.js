@@ -1,4 +1,4 @@
-// The page: signing in, the open thread, and the frame around it.
+// The root component: signs people in, and lays out the open thread with the header, the tabs and the list of threads.
 
 import { Approvals } from "./approvals.js";
 import { ChatPane } from "./chat.js";
@@ -112,7 +112,7 @@ function skip(event) {
   document.getElementById("composer")?.focus();
 }
 
-/** The conversation with this id, open while it is shown. */
+/** Opens the conversation with this id, and closes it when another one is shown. */
 function useConversation({ id, unsaid }, signedOut, told) {
   const [, draw] = useReducer((number) => number + 1, 0);
   const latest = useRef(null);

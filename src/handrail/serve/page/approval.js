@@ -1,4 +1,4 @@
-// An approval: what the call would do, why it needs approval, and the choices, each with a key.
+// An approval question: what the call would do, why it needs approval, and the choices, each with a keyboard shortcut.
 
 import { Diff } from "./changes.js";
 import { Icon } from "./icons.js";
@@ -21,8 +21,8 @@ export function Approval({ question, give, busy, keys }) {
   choices.push({ key: "d", words: "Deny", style: "danger", act: () => deny("") });
   choices.push({ key: "r", words: "Deny with a reason", act: () => setReasoning(true) });
 
-  // Keys work only while the focus is in this question and not in a field, so that nothing is allowed by accident.
-  const others = question.mine ? [] : (question.quorums ?? []); // it is put to other people, who see it in their inbox
+  // Shortcuts work only while the focus is in this question and not in a field, so that nothing is allowed by accident.
+  const others = question.mine ? [] : (question.quorums ?? []); // other people vote on it in their inboxes
   keys.current = (event) => {
     if (busy || others.length || event.altKey || event.ctrlKey || event.metaKey || event.target.closest("input, textarea, select")) return;
     const choice = choices.find((each) => each.key === event.key.toLowerCase());
@@ -51,7 +51,7 @@ export function Approval({ question, give, busy, keys }) {
   </div>`;
 }
 
-/** Who has to approve, and who has: "Waiting for 2 people with the role finance. Allowed by fay." */
+/** Says who must approve and who has: "Waiting for 2 people with the role finance. Allowed by fay." */
 function waitingFor(quorums, votes) {
   const needed = quorums.map(({ role, approvals }) => `${approvals} ${approvals === 1 ? "person" : "people"} ${role ? `with the role ${role}` : "who may approve for others"}`);
   return `Waiting for ${needed.join(" and ")}.${votes.length ? ` Allowed by ${votes.join(", ")}.` : ""}`;

@@ -1,4 +1,4 @@
-// The remembered decisions of a thread, and revoking them.
+// A thread's remembered decisions, each with a button that revokes it.
 
 import { useEffect, useState, html } from "./vendor/standalone.js";
 import * as server from "./server.js";
@@ -26,7 +26,7 @@ export function Approvals({ id, unsaid }) {
     return load();
   };
   return html`<div class="approvals">
-    <p class="soft">You are not asked again about these until you revoke them.</p>
+    <p class="soft">You won’t be asked about these again until you revoke them.</p>
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     ${kept === null && !problem && html`<${Loading} words="Loading…" />`}
     ${kept?.length === 0 && html`<p class="nothing">No decisions are remembered in this thread.</p>`}

@@ -1,4 +1,4 @@
-// The arguments of a call as the model writes them: names and values. What a person approves is shown by rows.js.
+// The arguments of a call while the model writes them, as names and values. rows.js shows what a person approves.
 
 import { drawnFor } from "./hooks.js";
 import { exactly, partial, visible } from "./partial.js";

@@ -1,4 +1,4 @@
-// The files a call changed: a summary, the diff on demand, and undo.
+// The files that a call changed: a summary, a diff that can be opened, and an undo button.
 
 import { DiffView } from "./diff.js";
 import { useKept } from "./hooks.js";
@@ -16,7 +16,7 @@ export function Changes({ id, facts, conversation }) {
   </div>`;
 }
 
-/** A diff, unified or split as the reader last chose. */
+/** A diff, either unified or side by side, as the reader last chose. */
 export function Diff({ diff }) {
   const [mode, setMode] = useKept("handrail.diff", "unified");
   return html`<${DiffView} diff=${diff} mode=${mode} onMode=${setMode} />`;

@@ -37,7 +37,7 @@ export function ChatPane({ about, conversation, say }) {
         <span>${many(mine, "question is", "questions are")} waiting for you.</span>
         <button type="button" class="small" aria-keyshortcuts="Alt+Q" onClick=${toQuestion}>Go to it <kbd>Alt Q</kbd></button>
       </p>`}
-      ${!about.actions.includes("run") && html`<p class="waiting-bar" role="status">You can read here. Sending messages needs another role.</p>`}
+      ${!about.actions.includes("run") && html`<p class="waiting-bar" role="status">You can read this thread, but your role does not allow you to send messages.</p>`}
       <${Composer} id=${view.id} status=${view.status} loading=${phase === "loading"} open=${open} say=${said} cancel=${() => conversation.cancel()} />
     </div>
   </div>`;
@@ -47,11 +47,11 @@ function Welcome({ about }) {
   return html`<div class="welcome">
     <h2>${about.name}</h2>
     ${about.description && html`<p>${about.description}</p>`}
-    <p class="soft">${about.files ? "It can read and change files; what it changes is listed under Files and can be undone." : "Write a message to start."}</p>
+    <p class="soft">${about.files ? "It can read and change files. Its changes are listed under Files and can be undone." : "Write a message to start."}</p>
   </div>`;
 }
 
-/** Shown while the model has not answered yet. Its space is always reserved, so that nothing moves. */
+/** Shows that the model has not answered yet. The space for it is always reserved, so that nothing moves. */
 function Thinking({ view }) {
   const last = view.entries[""].at(-1);
   const quiet = view.status === "running" && !busy(view, last);

@@ -68,7 +68,7 @@ export function Composer({ id, status, loading, open, say, cancel }) {
         onKeyDown=${pressed}
       ></textarea>
       ${running
-        ? html`<button type="button" class="send stop" disabled=${stopping} aria-label=${stopping ? "Stopping…" : "Stop"} title="Stop, and roll back what is in progress" onClick=${stop}>
+        ? html`<button type="button" class="send stop" disabled=${stopping} aria-label=${stopping ? "Stopping…" : "Stop"} title="Stop, and roll back unfinished calls" onClick=${stop}>
             ${stopping ? html`<span class="spinner"></span>` : html`<${Icon} name="stop" />`}
           </button>`
         : html`<button type="submit" class="send" disabled=${!text.trim() || busy || loading} aria-label="Send" title="Send (Enter)"><${Icon} name="send" /></button>`}
@@ -79,6 +79,6 @@ export function Composer({ id, status, loading, open, say, cancel }) {
 
 function help(running, open, text) {
   if (!running || !text.trim()) return "Enter sends, Shift+Enter starts a new line";
-  if (open) return "Your text is kept: answer the open question, then send it";
-  return "Your text is kept: send it when the run has finished, or press Escape to stop the run";
+  if (open) return "Your text is kept. Answer the open question, then send it";
+  return "Your text is kept. Send it when the run has finished, or press Escape to stop the run";
 }

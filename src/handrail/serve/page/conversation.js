@@ -3,8 +3,8 @@
 import * as server from "./server.js";
 import { blank, fromSnapshot, reduce, withRun, withSaid } from "./store.js";
 
-const QUIET = 40_000; // Milliseconds without data after which a connection counts as dead: the server pings every 15 s.
-const LONGEST = 15_000; // The longest pause between two attempts, in milliseconds.
+const QUIET = 40_000; // Milliseconds without data after which a connection is considered dead. The server pings every 15 s.
+const LONGEST = 15_000; // The longest pause between two attempts to connect, in milliseconds.
 
 /**
  * `phase`: "loading", "new" (no messages yet), "ready" or "broken" (with `problem`).
@@ -14,7 +14,7 @@ export class Conversation {
   constructor(id, { unsaid, changed, signedOut, told }) {
     this.id = id;
     this.view = blank(id);
-    this.phase = unsaid ? "new" : "loading"; // The server does not know an id that was made here.
+    this.phase = unsaid ? "new" : "loading"; // The server does not know the id of a new thread yet.
     this.connection = "none";
     this.problem = null;
     this.changed = changed;
@@ -43,7 +43,7 @@ export class Conversation {
       if (error.kind === "ThreadUnknown") {
         this.phase = "new";
       } else if (this.phase === "ready") {
-        // It was shown before: keep it on screen, and try again.
+        // The thread was already shown, so keep it on screen and try again.
         this.connected("reconnecting");
         await pause(1000 + Math.random() * 1000);
         return this.closed ? undefined : this.open();
@@ -75,7 +75,7 @@ export class Conversation {
           if (!event) continue;
           heard += 1;
           if (event.type === "MESSAGES_SNAPSHOT" && known && heard <= 2) {
-            // We were away for longer than the server keeps events: load a new snapshot.
+            // The page was disconnected for longer than the server keeps events, so load a new snapshot.
             return void this.open();
           }
           this.take(id, event);
@@ -116,11 +116,11 @@ export class Conversation {
     for (const [, event] of taken) this.told(event);
   }
 
-  /** Send a message. This creates a new thread. */
+  /** Send a message. The first message of a new thread creates it on the server. */
   async say(text) {
     const before = this.view;
     if (this.phase === "ready") {
-      // Shown at once: the first events may arrive before the server's response.
+      // Show the message at once, because the first events may arrive before the server's response.
       this.view = { ...withSaid(before, `said-${Date.now()}`, text), status: "running" };
       this.changed();
     }
@@ -157,7 +157,7 @@ export class Conversation {
   }
 }
 
-/** The events of a thread. A connection that stays silent for too long is closed. */
+/** Yields the events of a thread. A connection that is silent for too long is closed. */
 async function* watched(id, after, signal) {
   const dead = new AbortController();
   let timer = setTimeout(() => dead.abort(), QUIET);
@@ -173,13 +173,13 @@ async function* watched(id, after, signal) {
   }
 }
 
-/** Before the next frame; a hidden page draws no frames, so there after a moment. */
+/** Calls `act` before the next frame, or after a moment if the page is hidden, because a hidden page draws no frames. */
 function frame(act) {
   if (document.hidden) setTimeout(act, 200);
   else requestAnimationFrame(act);
 }
 
-/** Wait, or until the network is back. */
+/** Waits for this long, or until the network is back or the signal aborts. */
 function pause(milliseconds, signal) {
   return new Promise((resolve) => {
     const done = () => {

@@ -1,14 +1,14 @@
-// A diff of files. The diff is untrusted: it becomes text nodes only.
+// A diff of files. The diff is untrusted, so it is rendered as text nodes only.
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/standalone.js";
 import { parseDiff } from "./diff/parse.js";
 import { rowsOf } from "./diff/words.js";
 
 const KEPT_UNDER = "handrail.diff";
-const FOLD_OVER = 400; // lines of a file beyond which only the first are shown
+const FOLD_OVER = 400; // a file with more lines than this shows only its first lines
 const FOLDED_TO = 200;
-const OPEN_FILES = 12; // more files than this start folded
-const NARROW = 620; // pixels below which two columns are unreadable
+const OPEN_FILES = 12; // if there are more files than this, they start folded
+const NARROW = 620; // below this width in pixels, two columns are unreadable
 
 const views = new Set();
 
@@ -20,7 +20,7 @@ function keptMode() {
   }
 }
 
-/** The mode that was chosen last, shared by all diffs. */
+/** The mode that was chosen last. All diffs share it. */
 function useKeptMode() {
   const [mode, setMode] = useState(keptMode);
   useEffect(() => {
@@ -33,7 +33,7 @@ function useKeptMode() {
       try {
         localStorage.setItem(KEPT_UNDER, chosen);
       } catch {
-        // then it lasts as long as the page
+        // without storage, the choice lasts as long as the page
       }
       for (const set of views) set(chosen);
     },
@@ -83,7 +83,7 @@ export function DiffView({ diff, mode, onMode }) {
 function ModeToggle({ mode, choose }) {
   const option = (value, label) => html`<button type="button" aria-pressed=${mode === value ? "true" : "false"}
     onClick=${() => choose(value)}>${label}</button>`;
-  return html`<div class="segmented" role="group" aria-label="How the diff is shown">
+  return html`<div class="segmented" role="group" aria-label="Diff layout">
     ${option("unified", "Unified")}${option("split", "Side by side")}
   </div>`;
 }
@@ -118,7 +118,7 @@ function FileView({ file, mode, openFirst }) {
     </h4>
     ${open && html`<div class="diff-body">
       ${file.notes.map((note) => html`<p class="diff-note">${note}</p>`)}
-      ${file.change === "renamed" && !file.lines && html`<p class="diff-note">Moved; its content is the same.</p>`}
+      ${file.change === "renamed" && !file.lines && html`<p class="diff-note">Moved without changes.</p>`}
       ${file.lines > 0 && html`<${Lines} file=${file} mode=${mode} most=${folded ? FOLDED_TO : Infinity} />`}
       ${folded && html`<button type="button" class="diff-more" onClick=${() => setAll(true)}>
         Show all ${file.lines.toLocaleString("en")} lines
@@ -132,7 +132,7 @@ function count(word, sign, number) {
   return html`<span class=${`is-${word}`} title=${`${counted(number, "line")} ${word}`}>${sign}${number.toLocaleString("en")}</span>`;
 }
 
-/** The table. Its rows are made once per file, not on every render around it. */
+/** The table of a file's lines. Its rows are built once per file, not whenever the parent renders. */
 function Lines({ file, mode, most }) {
   const hunks = useMemo(() => file.hunks.map((hunk) => ({ header: hunk.header, rows: rowsOf(hunk.lines) })), [file]);
   return useMemo(() => {
@@ -158,7 +158,7 @@ function hunkHead(header, mode) {
   return html`<tr class="diff-hunk"><td colspan=${mode === "split" ? 6 : 4}>${header}</td></tr>`;
 }
 
-/** Removed lines before added ones, as in a unified diff. */
+/** Orders removed lines before added ones, as in a unified diff. */
 function unifiedRows(rows) {
   const out = [];
   let added = [];

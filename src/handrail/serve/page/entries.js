@@ -23,7 +23,7 @@ function Entry({ kind, id, view, conversation }) {
   return html`<${Message} kind=${kind} message=${view.messages[id]} />`;
 }
 
-/** An entry that can't be drawn says so. The others, and the questions in them, are not affected. */
+/** Shows a note if an entry can't be drawn. Other entries, and the questions in them, are not affected. */
 class Guarded extends Component {
   constructor() {
     super();
@@ -35,7 +35,7 @@ class Guarded extends Component {
   }
 
   render({ children }, { failed }) {
-    return failed ? html`<p class="note failed" role="alert">This part can't be shown here.</p>` : children;
+    return failed ? html`<p class="note failed" role="alert">This part can't be shown.</p>` : children;
   }
 }
 
@@ -55,7 +55,7 @@ const Note = drawnFor(
   ({ note }) => [note],
   ({ note }) =>
     note.status === "cancelled"
-      ? html`<p class="note cancelled"><${Icon} name="cancelled" /> Stopped. What was in progress has been rolled back.</p>`
+      ? html`<p class="note cancelled"><${Icon} name="cancelled" /> Stopped. Unfinished calls were rolled back.</p>`
       : html`<div class="note failed" role="alert"><${Icon} name="error" /><div><strong>The run failed.</strong><p>${note.text}</p></div></div>`,
 );
 
@@ -71,7 +71,7 @@ const Activity = drawnFor(
 const Card = drawnFor(
   ({ id, view }) => {
     const agents = agentsOf(view, id);
-    // With agents inside, anything may have changed; without, only these.
+    // If the call has agents, anything may have changed. If not, only these may have.
     return [view.calls[id], view.activities[`progress-${id}`], agents.length ? view : null, ...questionsOf(view, id), ...closedOf(view, id)];
   },
   ({ id, view, conversation }) => {
@@ -116,11 +116,11 @@ function statusOf(call, questions) {
 function Facts({ facts, status }) {
   const running = status === "running" && Boolean(facts.began_at);
   const now = useNow(running);
-  // While it runs, shown from the first second on: racing digits are hard to read.
+  // While the call runs, its duration is shown only after a second, because racing digits are hard to read.
   const gone = running ? now - Date.parse(facts.began_at) / 1000 : 0;
   const seconds = running ? (gone >= 1 ? gone : null) : isOver(facts.status) ? facts.seconds : null;
   return html`<span class="facts">
-    ${facts.usage && html`<span title="tokens used by its agents">${count((facts.usage.input ?? 0) + (facts.usage.output ?? 0))} tokens</span>`}
+    ${facts.usage && html`<span title="tokens used by this call’s agents">${count((facts.usage.input ?? 0) + (facts.usage.output ?? 0))} tokens</span>`}
     ${facts.cost && html`<span>${dollars(facts.cost)}</span>`}
     ${seconds !== null && seconds !== undefined && html`<time>${duration(Math.max(0, seconds))}</time>`}
   </span>`;
@@ -141,7 +141,7 @@ function Progress({ activity, tool }) {
 
 const LONG = 420;
 
-/** The result, as the model gets it. Long results are folded. */
+/** The result, as the model receives it. Long results are folded. */
 function Result({ text, status }) {
   const [open, setOpen] = useState(false);
   const long = text.length > LONG || text.split("\n").length > 8;
@@ -156,7 +156,7 @@ function RolledBack({ told }) {
   return html`<div class="rolled-back">
     <p><${Icon} name="undo" /> Rolled back: ${told.reason}</p>
     ${told.not_undone?.length > 0 &&
-    html`<p>These could not be undone:</p>
+    html`<p>These effects could not be undone:</p>
       <ul>
         ${told.not_undone.map((what) => html`<li>${typeof what === "string" ? what : JSON.stringify(what)}</li>`)}
       </ul>`}
@@ -169,7 +169,7 @@ function RolledBack({ told }) {
 function Agent({ agent, view, conversation }) {
   const entries = view.entries[agent.id] ?? [];
   const asked = entries.some((entry) => entry.kind === "call" && isAsked(view, entry.id));
-  // Opens when it runs or asks, unless the reader chose otherwise. It never closes by itself, so that nothing jumps.
+  // The branch opens when the agent runs or asks, unless the reader chose otherwise. It never closes by itself, so that nothing jumps.
   const [chosen, setChosen] = useState(null);
   const [worked, setWorked] = useState(false);
   if ((agent.status === "running" || asked) && !worked) setWorked(true);

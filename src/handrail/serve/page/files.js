@@ -7,13 +7,13 @@ import { parseDiff } from "./diff/parse.js";
 /**
  * @param {{changes: object[], onUndo: (callId: string) => any, busy?: boolean|string}} props
  *   `changes` as `GET /threads/{id}/files` returns them, oldest first. If the promise of `onUndo` rejects,
- *   its message is shown at the call. `busy`: true if nothing can be undone now, or the id of the call being undone.
+ *   its message is shown at the call. `busy` is true if nothing can be undone now, or the id of the call that is being undone.
  */
 export function FilesPanel({ changes, onUndo, busy }) {
   if (!changes?.length) {
     return html`<div class="state">
       <h2>No files changed</h2>
-      <p>Files that tools change in this conversation are listed here, with their diffs, and can be restored.</p>
+      <p>Files that tools change in this conversation are listed here with their diffs, and you can undo the changes.</p>
     </div>`;
   }
   return html`<ol class="file-changes" aria-label="Changes, newest first">
@@ -43,7 +43,7 @@ function Change({ change, onUndo, busy }) {
   </li>`;
 }
 
-/** Undo, with a confirmation in the same place. */
+/** An undo button, which asks for confirmation in the same place. */
 export function Undo({ change, onUndo, busy }) {
   const { call_id: id, tool, paths = [], undone, undoable } = change;
   const [asking, setAsking] = useState(false);
@@ -57,8 +57,8 @@ export function Undo({ change, onUndo, busy }) {
     else if (was.current) button.current?.focus();
     was.current = asking;
   }, [asking]);
-  if (undone) return html`<span class="change-word">Its changes were undone.</span>`;
-  if (!undoable) return html`<span class="change-word">It can’t be undone: later changes depend on it, or the earlier content was not kept.</span>`;
+  if (undone) return html`<span class="change-word">The changes were undone.</span>`;
+  if (!undoable) return html`<span class="change-word">This can’t be undone: later changes depend on it, or the earlier content was not kept.</span>`;
   const undo = async () => {
     setAsking(false);
     setRefused("");

@@ -1,6 +1,6 @@
 // A form generated from a JSON Schema, as pydantic writes them.
 //
-// Input is held as the JSON value it stands for. Text that is not a number yet stays text, so that nothing is
+// Input is kept as the JSON value that it represents. Text that is not a number yet stays text, so that nothing is
 // lost and validation can report it.
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/standalone.js";
@@ -55,7 +55,7 @@ export function SchemaForm({ schema, value, errors = [], onSubmit, onChange, sub
     if (disabled) return;
     const sent = held === undefined ? undefined : JSON.parse(JSON.stringify(held));
     if (validate(schema, held).length || blocks.size) {
-      toFocus.current = !submitted; // then it waits until the errors are rendered
+      toFocus.current = !submitted; // on the first submission, the focus moves after the errors are rendered
       setSubmitted(true);
       if (submitted) focusFirst(root.current);
     } else {
@@ -71,7 +71,7 @@ export function SchemaForm({ schema, value, errors = [], onSubmit, onChange, sub
   const wrong = submitted ? new Set([...problems.map((one) => one.path), ...blocks.keys()]).size : 0;
   return html`<form class="schema-form" ref=${root} onSubmit=${submit} novalidate>
     <div role="alert" class="form-alerts">
-      ${wrong > 0 && html`<p class="form-alert">${wrong === 1 ? "One field needs another look." : `${wrong} fields need another look.`}</p>`}
+      ${wrong > 0 && html`<p class="form-alert">${wrong === 1 ? "One field needs to be corrected." : `${wrong} fields need to be corrected.`}</p>`}
       ${stray.map((one) => html`<p class="form-alert">${one.path && html`<span class="form-where">${inWords(one.path)}: </span>`}${one.message}</p>`)}
     </div>
     <${Field} form=${form} schema=${schema} path="" label=${label ?? topLabel(schema)} required=${true} value=${held} onChange=${change} top=${true} />
@@ -82,7 +82,7 @@ export function SchemaForm({ schema, value, errors = [], onSubmit, onChange, sub
   </form>`;
 }
 
-/** The server's errors, each until its field, a parent or a child of it is edited. */
+/** The server's errors. Each is kept until its field, a parent or a child of the field is edited. */
 function useServerErrors(errors) {
   const key = JSON.stringify(errors);
   const seen = useRef({ key: "[]", edited: new Set(), focused: "[]" }).current;
@@ -95,7 +95,7 @@ function useServerErrors(errors) {
     open: errors.filter((one) => !near(one.path)),
     edited: (path) => seen.edited.add(path),
     forget: () => {
-      seen.focused = "[]"; // the same errors again are new again
+      seen.focused = "[]"; // if the same errors come again, they count as new
     },
     arrived: () => {
       const news = seen.focused !== key && errors.length > 0;
@@ -105,7 +105,7 @@ function useServerErrors(errors) {
   };
 }
 
-/** Errors whose path belongs to no field: they are shown above the form. */
+/** Errors whose path belongs to no field. They are shown above the form. */
 function useStray(root, errors) {
   const [stray, setStray] = useState([]);
   const key = JSON.stringify(errors);
@@ -131,7 +131,7 @@ function topLabel(schema) {
   return found.title ?? (shape === "object" && isObject(found.properties) ? "" : "Answer");
 }
 
-/** "/to/0/street" for people: to, 1, street. */
+/** A JSON pointer as people read it: "/to/0/street" becomes "to, 1, street". */
 function inWords(path) {
   return path
     .split("/")

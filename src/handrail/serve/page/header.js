@@ -1,4 +1,4 @@
-// The header: the app, the cost so far, the connection; and the tabs.
+// The header (the app's name, the cost so far, the connection) and the tabs.
 
 import { useKept } from "./hooks.js";
 import { Icon } from "./icons.js";
@@ -23,7 +23,7 @@ export function Header({ about, conversation, onMenu, waitingElsewhere, onRememb
       ${connection === "reconnecting" && html`<span class="spinner" aria-hidden="true"></span> Reconnecting…`}
     </p>
     ${input + output > 0 &&
-    html`<p class=${cost === null ? "spent" : "spent priced"} title="Tokens in and out, and their cost, in this thread">
+    html`<p class=${cost === null ? "spent" : "spent priced"} title="Tokens read and written in this thread, and their cost">
       <span><abbr title="tokens in">↑</abbr> ${count(input)}</span>
       <span><abbr title="tokens out">↓</abbr> ${count(output)}</span>
       ${cost !== null && html`<span>${dollars(cost)}</span>`}

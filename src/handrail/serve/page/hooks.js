@@ -27,7 +27,7 @@ export function useNow(running) {
   return now;
 }
 
-/** A value stored in this browser, or for as long as the page lives if there is no storage. */
+/** A value that is stored in this browser. Without storage, it lasts as long as the page. */
 export function useKept(key, initial) {
   const [value, setValue] = useState(() => kept(key) ?? initial);
   const keep = (next) => {
@@ -35,7 +35,7 @@ export function useKept(key, initial) {
     try {
       localStorage.setItem(key, JSON.stringify(next));
     } catch {
-      // Storage is off: the choice lasts as long as the page.
+      // Storage is not available, so the choice lasts as long as the page.
     }
   };
   return [value, keep];

@@ -1,4 +1,4 @@
-// Icons, in the colour of the text beside them. The text says the same, so they are hidden from screen readers.
+// Icons in the colour of the text beside them. They repeat what the text says, so screen readers skip them.
 
 import { html } from "./vendor/standalone.js";
 

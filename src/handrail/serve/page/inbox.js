@@ -1,4 +1,4 @@
-// The inbox: questions of other people's runs that are put to this person.
+// The inbox: questions in other people's runs that this person may vote on.
 
 import { Question } from "./question.js";
 import * as server from "./server.js";
@@ -6,7 +6,7 @@ import { html, useCallback, useEffect, useState } from "./vendor/standalone.js";
 
 const SECONDS = 3;
 
-/** What waits for this person, read again every few seconds. `null` where nobody can be asked for others. */
+/** The questions that wait for this person's vote, reloaded every few seconds. `null` if the person may not vote. */
 export function useInbox(enabled, signedOut) {
   const [questions, setQuestions] = useState(enabled ? [] : null);
   const reload = useCallback(async () => {
@@ -35,7 +35,7 @@ export function Inbox({ inbox }) {
     },
   };
   return html`<div class="inbox">
-    ${waits.length === 0 && html`<p class="nothing">Nothing waits for you.</p>`}
+    ${waits.length === 0 && html`<p class="nothing">Nothing is waiting for you.</p>`}
     ${waits.map(
       (question) => html`<article key=${question.digest}>
         <p class="soft">${question.principal} asks${question.votes.length ? `; allowed by ${question.votes.join(", ")}` : ""}</p>

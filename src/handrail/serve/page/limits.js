@@ -1,17 +1,17 @@
-// Limits on the Markdown that the page renders. A parser of Markdown needs a stack that grows with nesting and time that
-// grows with the square of a paragraph's marks, so text beyond these limits is shown as it was written.
+// Limits on the Markdown that the page renders. A Markdown parser needs stack that grows with the nesting, and time that
+// grows with the square of a paragraph's marks. Text beyond these limits is therefore shown as it was written.
 
-const MOST = 300_000; // characters of a text
-const DEEP = 24; // quotes and lists inside each other
-const INDENT = 80; // spaces before a list's mark
-const ITEMS = 4_000; // items of lists and rows of tables
-const COST = 6_000_000; // characters times marks of one paragraph; ten times that of a whole text
+const MOST = 300_000; // characters in a text
+const DEEP = 24; // levels of nested quotes and lists
+const INDENT = 80; // spaces before a list marker
+const ITEMS = 4_000; // list items and table rows
+const COST = 6_000_000; // characters times marks in one paragraph; a whole text may cost ten times as much
 
 const CONTAINERS = /^(?:[ \t]*(?:>|[-*+](?=[ \t])|\d{1,9}[.)](?=[ \t])))+/;
 const INDENTED = /^[ \t]*/;
 const MARKS = /[_*~`[\]!<>|&\\:@]/g;
 
-const STARTS = /^[ \t]*(?:[-*+][ \t]|\d{1,9}[.)][ \t]|\|)/; // a list's item or a row of a table, parsed by itself
+const STARTS = /^[ \t]*(?:[-*+][ \t]|\d{1,9}[.)][ \t]|\|)/; // a list item or a table row, which is parsed by itself
 const FENCE = /^ {0,3}(?:(`{3,})[^`]*|(~{3,}).*)$/;
 
 /** Whether a text is too large, too deep or too costly to be rendered as Markdown. */

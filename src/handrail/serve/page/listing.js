@@ -1,4 +1,4 @@
-// A list of threads, built from its pages: `{threads, next}`, newest first, with `next` the mark of the next page.
+// A list of threads that is built from its pages: `{threads, next}`, newest first. `next` is the mark of the next page.
 // No DOM.
 
 /**

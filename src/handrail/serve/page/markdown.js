@@ -15,7 +15,7 @@ const marked = new Marked({
     checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
     // HTML is shown as text, except for a few elements that only format text.
     html: ({ text }) => (HARMLESS.test(text.trim()) ? text : escaped(text)),
-    // An external image would reveal the reader to its server. Its text is shown instead, as a link.
+    // Loading an external image would reveal the reader to the image's server. A link with the image's text is shown instead.
     image: ({ href, text }) => `<a href="${escaped(href)}">${escaped(text || href)}</a>`,
   },
 });
@@ -47,7 +47,7 @@ export function safe(unsafe) {
   return purify.sanitize(unsafe, ALLOWED);
 }
 
-/** The blocks of a text, or null if it can't be rendered: it is beyond the limits, or the parser fails on it. */
+/** The blocks of a text, or null if the text is beyond the limits or can't be parsed. */
 function blocksOf(text) {
   if (isTooMuch(text)) return null;
   try {
@@ -57,7 +57,7 @@ function blocksOf(text) {
   }
 }
 
-/** The HTML of a block, or its text if the parser fails on it. */
+/** The HTML of a block, or the block's text if it can't be parsed. */
 function rendered(block) {
   try {
     return safe(marked.parser([block]));

@@ -7,7 +7,7 @@ import { Timeline } from "./timeline.js";
 import { html, useEffect, useState } from "./vendor/standalone.js";
 import { duration } from "./words.js";
 
-/** The result of `load`, loaded again when one of `facts` changes. The old result stays until then. */
+/** The result of `load`, which is called again when one of `facts` changes. The old result stays until the new one arrives. */
 function useLoaded(load, facts) {
   const [state, setState] = useState({ value: null, problem: null });
   useEffect(() => {

@@ -1,22 +1,22 @@
 // A parser for JSON that is still being written. Numbers that JavaScript would round keep their digits.
 
-// Marks a number that is kept as text. Nobody else knows it, so no text can pretend to be a number.
+// A random prefix for numbers that are kept as text. It is secret, so no text can pretend to be a number.
 const NUMBER = `number ${crypto.getRandomValues(new Uint32Array(4)).join(" ")} `;
 const STRINGS_AND_NUMBERS = /"(?:[^"\\]|\\[^])*(?:"|$)|-?\d[\d.eE+-]*/g;
 
-/** The value of a truncated JSON text so far, or undefined. Numbers that would be rounded are written by `exactly`. */
+/** The value of an unfinished JSON text so far, or undefined. `exactly` restores numbers that would have been rounded. */
 export function partial(written) {
   const text = written.replace(STRINGS_AND_NUMBERS, (token) => (token[0] === '"' || String(Number(token)) === token ? token : JSON.stringify(NUMBER + token)));
   try {
     return JSON.parse(text);
   } catch {
-    // Incomplete. Close what is open; if that does not parse, drop the last token.
+    // The text is incomplete. Close what is open. If the result does not parse, drop the last token.
   }
   for (const cut of [text, withoutTail(text)]) {
     try {
       return JSON.parse(closed(cut));
     } catch {
-      // The next, shorter one.
+      // Try the next, shorter candidate.
     }
   }
   return undefined;
@@ -60,7 +60,7 @@ function withoutTail(text) {
   return text.slice(0, end);
 }
 
-/** A parsed value as text, with every number as it was written. */
+/** Returns a parsed value as text, with every number as it was written. */
 export function exactly(value) {
   if (typeof value === "string") return value.startsWith(NUMBER) ? value.slice(NUMBER.length) : value;
   const flat = JSON.stringify(value);
@@ -70,7 +70,7 @@ export function exactly(value) {
 
 const HIDDEN = /(?![\n\t\ufe0f])[\p{Cc}\p{Cf}\p{Cn}\p{Co}\p{Cs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u2800]/gu;
 
-/** The text with every character that is invisible or turns the direction of text as an escape. */
+/** Returns the text with escapes for characters that are invisible or change the direction of text. */
 export function visible(text) {
   return text.replace(HIDDEN, (character) => {
     const number = character.codePointAt(0);

@@ -1,6 +1,6 @@
 // JSON Patch (RFC 6902), as far as AG-UI's deltas use it. Values are never mutated.
 
-/** `value` after the operations of `patch`. */
+/** Returns `value` after applying the operations of `patch`. */
 export function patched(value, patch) {
   return (patch ?? []).reduce((whole, operation) => applied(whole, operation), value);
 }
@@ -19,7 +19,7 @@ function applied(whole, operation) {
     case "copy":
       return put(whole, path, at(whole, keys(operation.from)), true);
     default:
-      return whole; // "test" is ignored: the server sends only what holds.
+      return whole; // "test" is ignored, because the server sends only tests that hold.
   }
 }
 

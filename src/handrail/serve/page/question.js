@@ -6,10 +6,10 @@ import { QuestionForm, rendererFor } from "./renderers.js";
 import { Rows } from "./rows.js";
 import { html, useEffect, useRef, useState } from "./vendor/standalone.js";
 
-// Unsent input, by question. It outlives the component, so that answering one question leaves the others alone.
+// Unsent input, by question. It outlives the component, so that answering one question keeps the input of the others.
 const drafts = new Map();
 
-const PAUSE = 400; // Milliseconds in which a question that was just shown or focused takes no click or key.
+const PAUSE = 400; // Milliseconds for which a question that was just shown or focused ignores clicks and keys.
 
 /** Scroll to the next open question and focus it. */
 export function toQuestion() {
@@ -20,7 +20,7 @@ export function toQuestion() {
   next?.focus({ preventScroll: true });
 }
 
-/** The focused element disappears: focus the next question, or the message field. */
+/** Moves the focus to the next question, or to the message field, when the focused element disappears. */
 function goOn(gone) {
   const now = document.activeElement;
   if (now !== document.body && !gone?.contains(now)) return;
@@ -33,7 +33,7 @@ export function Question({ question, conversation }) {
   const [problem, setProblem] = useState(null);
   const group = useRef(null);
   const keys = useRef(null); // Keyboard shortcuts, active while the focus is inside the question.
-  // A key that is held or pressed right when the focus comes in, or the second half of a double click, was meant for
+  // A key that is held or pressed just when the question gets the focus, or the second half of a double click, was meant for
   // something else.
   const [focused, setFocused] = useState(0);
   const since = useRef(0);
@@ -80,7 +80,7 @@ export function Question({ question, conversation }) {
   </section>`;
 }
 
-/** Whether some time has passed since the last change. */
+/** Whether `PAUSE` milliseconds have passed since the last change. */
 function usePause(change) {
   const [over, setOver] = useState(null);
   useEffect(() => {

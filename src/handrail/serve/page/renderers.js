@@ -1,7 +1,7 @@
-// Renderers of questions: the one registered for a question's name (the first argument of `wait_for`, or the
-// handoff's name), else a form generated from its schema.
+// Renderers of questions. A question is shown by the renderer that is registered for its name (the first argument of
+// `wait_for`, or the handoff's name). If there is none, it is shown as a form that is generated from its schema.
 //
-// An app's own renderers are a module, served as /app/renderers.js:
+// An app's own renderers are in a module that is served as /app/renderers.js:
 //
 //     import { html, register } from "/assets/renderers.js";
 //     register("pick_colour", ({ question, submit }) => html`<button onClick=${() => submit("red")}>Red</button>`);
@@ -18,22 +18,22 @@ export { SchemaForm };
  *   question: object, submit: (value: any) => void, decline: (reason?: string) => void,
  *   errors: {path: string, message: string}[], draft: any, onDraft: (value: any) => void, busy?: boolean,
  * }} RendererProps
- *   `errors` are the server's errors for the last answer; `draft` is the last argument of `onDraft`.
+ *   `errors` are the server's errors for the last answer. `draft` is the last value that was passed to `onDraft`.
  */
 
 const registered = new Map();
 const guarded = new Map();
 
-/** Show questions of this name with this component. The last one registered is used. */
+/** Show questions with this name by this component. If several are registered, the last one is used. */
 export function register(kind, Component) {
-  if (typeof kind !== "string" || !kind) throw new TypeError("register(kind, Component): the kind is the name that wait_for gives, such as \"pick_colour\"");
-  if (typeof Component !== "function") throw new TypeError(`register("${kind}", Component): a function that gets {question, submit, …} and returns html\`…\``);
+  if (typeof kind !== "string" || !kind) throw new TypeError("register(kind, Component): `kind` must be the name that is passed to wait_for, such as \"pick_colour\"");
+  if (typeof Component !== "function") throw new TypeError(`register("${kind}", Component): \`Component\` must be a function that takes {question, submit, …} and returns html\`…\``);
   registered.set(kind, Component);
   guarded.delete(kind);
 }
 
 /**
- * The component for questions of this name, or null for a form. It stays the same until another is
+ * The component for questions with this name, or null for a form. It stays the same until another one is
  * registered, so that its input is kept.
  * @returns {((props: RendererProps) => any)|null}
  */
@@ -51,7 +51,7 @@ export async function loadRenderers(address) {
     return null;
   } catch (error) {
     console.error(error);
-    return `The app's own renderers (${address}) did not load: ${error.message}. Questions are shown as forms.`;
+    return `The app's own renderers (${address}) could not be loaded: ${error.message}. Questions are shown as forms instead.`;
   }
 }
 
@@ -61,7 +61,7 @@ function guard(kind, Component) {
     const [error] = useErrorBoundary((thrown) => console.error(`the renderer for "${kind}" failed:`, thrown));
     if (!error) return html`<${Component} ...${props} />`;
     return html`<div class="renderer-failed">
-      <p class="renderer-note" role="status">The page's own view of this question failed (${String(error?.message ?? error)}), so here it is as a form.</p>
+      <p class="renderer-note" role="status">The app's own renderer for this question failed (${String(error?.message ?? error)}), so the question is shown as a form.</p>
       <${QuestionForm} ...${props} />
     </div>`;
   };
@@ -80,7 +80,7 @@ export function Decline({ decline, busy }) {
   const [open, setOpen] = useState(false);
   const [reason, setReason] = useState("");
   const field = useRef(null);
-  useLayoutEffect(() => field.current?.focus(), [open]); // at once: a key may follow
+  useLayoutEffect(() => field.current?.focus(), [open]); // at once, because a key may follow immediately
   if (!open) return html`<button type="button" class="quiet small" disabled=${busy} onClick=${() => setOpen(true)}>Decline…</button>`;
   const send = () => decline(reason.trim() || undefined);
   const key = (event) => {
@@ -88,12 +88,12 @@ export function Decline({ decline, busy }) {
       event.stopPropagation();
       setOpen(false);
     } else if (event.key === "Enter") {
-      event.preventDefault(); // it would submit the form
+      event.preventDefault(); // Enter would submit the form
       send();
     }
   };
   return html`<span class="decline" role="group" aria-label="Decline" onKeyDown=${key}>
-    <input class="input" type="text" aria-label="Reason, if you like" placeholder="Reason, if you like" value=${reason}
+    <input class="input" type="text" aria-label="Reason (optional)" placeholder="Reason (optional)" value=${reason}
       ref=${field} onInput=${(event) => setReason(event.target.value)} />
     <button type="button" class="small" disabled=${busy} onClick=${send}>Decline</button>
     <button type="button" class="quiet small" onClick=${() => setOpen(false)}>Back</button>

@@ -4,14 +4,14 @@ import { useEffect, useState } from "./vendor/standalone.js";
 
 export const TABS = ["chat", "files", "timeline"];
 
-/** The thread and tab of an address; a new thread if it names none. */
+/** The thread and tab that an address names. An address without a thread means a new one. */
 export function read(hash) {
   const found = /^#\/t\/([^/]+)(?:\/(files|timeline))?$/.exec(hash);
   const id = found && decoded(found[1]);
   return id ? { id, tab: found[2] ?? "chat" } : { id: null, tab: "chat" };
 }
 
-/** The decoded part of an address; null if it is malformed, as in a link that a model wrote. */
+/** The decoded part of an address, or null if it is malformed, which is possible in a link that a model wrote. */
 function decoded(part) {
   try {
     return decodeURIComponent(part);
@@ -25,7 +25,7 @@ export function address(id, tab = "chat") {
   return `#/t/${encodeURIComponent(id)}${tab === "chat" ? "" : `/${tab}`}`;
 }
 
-/** The current route. If the address names no thread, it is a new one. */
+/** The current route. If the address names no thread, the route is a new thread. */
 export function useRoute() {
   const [route, setRoute] = useState(() => withId(read(location.hash)));
   useEffect(() => {
@@ -44,7 +44,7 @@ function fresh() {
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** What the address gives to sign in with (#link=…). It is removed from there, so that it is not bookmarked or shown. */
+/** Takes the sign-in code from the address (#link=…). It is removed there, so that it is neither bookmarked nor shown. */
 export function takeLink() {
   const found = /[#&]link=([^&]+)/.exec(location.hash);
   if (!found) return null;

@@ -1,8 +1,8 @@
-// What a question is about, as rows that the server wrote: every character can be seen, and numbers are exact.
+// A question's payload as rows of text from the server, in which every character is visible and numbers are exact.
 
 import { html } from "./vendor/standalone.js";
 
-/** Rows of names and text. A long value ends with the number of characters that are folded; a click shows them. */
+/** Rows of names and text. A long value ends with the number of folded characters, and a click shows them. */
 export function Rows({ rows }) {
   if (!rows?.length) return null;
   return html`<dl class="values rows">

@@ -10,7 +10,7 @@ export class ServerError extends Error {
   }
 }
 
-// The key of this page's session. Cookies are shared by all ports of a host; storage belongs to this origin alone.
+// The key of this page's session. All ports of a host share cookies, but storage belongs to this origin alone.
 const KEY = "handrail.key";
 
 async function called(path, options) {
@@ -28,7 +28,7 @@ async function called(path, options) {
   try {
     told = (await response.json()).error;
   } catch {
-    // Not JSON: a proxy answered, for example.
+    // The response is not JSON, for example because a proxy answered.
   }
   throw new ServerError(
     response.status,
@@ -57,7 +57,7 @@ export const login = async (given) => {
   const { key } = await json("login", sent("POST", given));
   localStorage.setItem(KEY, key);
 };
-/** Where people sign in with a provider; null if they sign in here. */
+/** The address where people sign in with a provider, or null if they sign in on this page. */
 export const signInAddress = () => json("health").then((told) => told.sign_in ?? null, () => null);
 export const logout = async () => {
   await json("logout", sent("POST"));

@@ -1,4 +1,4 @@
-// The page without content: loading, failed, or signed out.
+// What the page shows when it has no content: loading, an error, or the sign-in form.
 
 import { signInAddress } from "./server.js";
 import { html, useEffect, useRef, useState } from "./vendor/standalone.js";
@@ -39,7 +39,7 @@ export function SignIn({ enter, refused, problem }) {
   return html`<div class="state whole">
     <form class="signin" onSubmit=${submit}>
       <h1>Sign in</h1>
-      <p>Open the newest link that <code>handrail serve</code> printed. If the server has users, sign in with your name; if it was started with a token, with that.</p>
+      <p>Open the newest link that <code>handrail serve</code> printed. If the server has users, sign in with your name and password. If it was started with a token, sign in with the token.</p>
       ${provider && html`<p><a class="button primary" href=${provider}>Sign in with your organisation</a></p>`}
       <label for="name">Name</label>
       <input id="name" autocomplete="username" spellcheck=${false} value=${name} onInput=${(event) => setName(event.target.value)} />

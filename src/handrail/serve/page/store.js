@@ -1,5 +1,5 @@
 // The view of one thread: a snapshot, with every later AG-UI event applied to it.
-// Pure, without DOM: the same snapshot and events always give the same view (store.test.mjs).
+// Pure functions without DOM: the same snapshot and events always give the same view (store.test.mjs).
 // Unchanged parts keep their identity, so that components can skip drawing them.
 
 import { patched } from "./patch.js";
@@ -31,7 +31,7 @@ export function blank(id) {
   };
 }
 
-/** The view of a snapshot from `GET /threads/{id}`. */
+/** Builds the view from a snapshot, as `GET /threads/{id}` returns it. */
 export function fromSnapshot(snapshot) {
   let view = {
     ...blank(snapshot.id),
@@ -61,7 +61,7 @@ export function fromSnapshot(snapshot) {
   return view;
 }
 
-/** The view after one event. Unknown events change nothing. */
+/** Returns the view after one event. Unknown events change nothing. */
 export function reduce(view, event) {
   const change = CHANGES[event.type];
   return change ? change(view, event) : view;
@@ -180,7 +180,7 @@ export function agentsOf(view, callId) {
   return Object.values(view.agents).filter((agent) => agent.callId === callId);
 }
 
-/** The open questions of a call; with null, those that belong to no visible call. */
+/** The open questions of a call. With null, those that belong to no visible call. */
 export function questionsOf(view, callId) {
   const all = Object.values(view.questions);
   return callId === null
@@ -188,7 +188,7 @@ export function questionsOf(view, callId) {
     : all.filter((question) => question.call_id === callId);
 }
 
-/** Whether a call has an open question, its own or one of its agents'. */
+/** Whether a call or one of its agents has an open question. */
 export function isAsked(view, callId, seen = new Set()) {
   if (seen.has(callId)) return false;
   seen.add(callId);
@@ -211,13 +211,13 @@ export function spent(view) {
   return { input, output, cost };
 }
 
-/** The view with a run that has just started, unless it already has it. */
+/** Returns the view with a run that has just started, unless the run is already in it. */
 export function withRun(view, id) {
   if (view.runs.some((run) => run.id === id)) return view;
   return { ...view, runId: id, runs: [...view.runs, { id, status: "running" }] };
 }
 
-/** The view with a message that was just sent, before the server confirms it. */
+/** Returns the view with a message that was just sent, before the server confirms it. */
 export function withSaid(view, id, text) {
   return withMessage(view, "", id, "user", { text, open: false, local: true });
 }
@@ -292,7 +292,7 @@ function agentEnded(view, id, status) {
   return view.agents[id] ? { ...view, agents: { ...view.agents, [id]: { ...view.agents[id], status } } } : view;
 }
 
-/** The run is over: close calls and agents that the server left open. */
+/** Closes calls and agents that the server left open, because the run is over. */
 function ended(view, status) {
   const halted = status === "idle" ? "ok" : "cancelled";
   const calls = {};

@@ -3,5 +3,5 @@ try {
   const chosen = JSON.parse(localStorage.getItem("handrail.theme"));
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
 } catch {
-  // No storage: use the system's theme.
+  // Storage is not available, so use the system's theme.
 }

@@ -8,7 +8,7 @@ import * as server from "./server.js";
 import { html, useCallback, useEffect, useRef, useState } from "./vendor/standalone.js";
 import { ago, many, THREAD_STATUS } from "./words.js";
 
-const FEW = 8; // up to this many need no search
+const FEW = 8; // a list of up to this many threads has no search field
 
 export const ThreadList = drawnFor(
   ({ list, current, live }) => [
@@ -31,7 +31,7 @@ function Threads({ list, current, live, onForgotten }) {
   const older = async () => {
     const before = list.shown.threads.length;
     await list.shown.older();
-    // Focus the first new one: the button may be gone, and the focus with it.
+    // Focus the first new thread, because the button may be gone, and the focus with it.
     requestAnimationFrame(() => all.current?.children[before]?.querySelector("a")?.focus());
   };
   const { threads, next, problem, busy, load } = list.shown;
@@ -59,10 +59,10 @@ function Threads({ list, current, live, onForgotten }) {
 }
 
 function nothing(next) {
-  return next ? "Not found in the newest threads. Older ones have not been searched yet." : "No thread starts with these words.";
+  return next ? "Not found in the newest threads. Older ones have not been searched yet." : "No thread’s first message contains these words.";
 }
 
-/** Start a new thread, even if the address already is that of one. */
+/** Starts a new thread, even if the address already belongs to a new thread. */
 function begun(event) {
   event.preventDefault();
   if (location.hash === "#/") dispatchEvent(new HashChangeEvent("hashchange"));
@@ -108,7 +108,7 @@ const REFRESH = 20_000; // milliseconds
 const TYPING = 200; // milliseconds after the last key
 const NOTHING = { threads: null, next: null, problem: null, busy: false };
 
-/** The threads whose first message contains `find`, or all; null loads nothing. */
+/** The threads whose first message contains `find`. An empty `find` loads all threads, and null loads none. */
 function usePages(find, signedOut) {
   const [state, setState] = useState(NOTHING);
   const now = useRef(find);
@@ -136,7 +136,7 @@ function usePages(find, signedOut) {
 }
 
 /**
- * The threads of the person and the result of their search. They are reloaded after events, and regularly while the
+ * A person's threads and the result of their search. Both are reloaded after events, and regularly while the
  * page is visible.
  */
 export function useThreads(signedOut) {

@@ -1,4 +1,4 @@
-// The timeline of a run: spans on a time axis, and beside them the same as a tree in words, for the keyboard and
+// The timeline of a run: spans on a time axis, and beside them the same spans as a tree of text, for the keyboard and
 // for screen readers.
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/standalone.js";
@@ -78,7 +78,7 @@ function Tree({ visible, at, folded, start, go, fold, point }) {
   const list = useRef(null);
   const moved = useRef(false);
   useLayoutEffect(() => {
-    // At once: the next key may come before the next frame.
+    // Move the focus at once, because the next key may come before the next frame.
     if (moved.current) list.current.querySelector('[tabindex="0"]')?.focus();
     moved.current = false;
   });
@@ -109,7 +109,7 @@ function Tree({ visible, at, folded, start, go, fold, point }) {
   </ul>`;
 }
 
-/** The effect of a key: an index in the list, "open", "shut", or null for any other key. */
+/** What a key does: an index in the list, "open", "shut", or null if it does nothing. */
 function target(key, visible, at, folded) {
   const span = visible[at];
   const parent = visible.findIndex((one) => one.id === span.parent);
@@ -134,7 +134,7 @@ export function wordOf(status) {
   return String(status).replace(/\W+/g, "-");
 }
 
-/** One span in a line: its name, outcome, duration and cost. */
+/** One span as a line of text: its name, outcome, duration and cost. */
 export function detailOf(span, start) {
   const parts = [span.kind === "turn" && span.model ? `${span.label} (${span.model})` : span.label];
   if (span.kind === "run") parts.push("nested run");

@@ -1,5 +1,5 @@
 // Validates a value against the JSON Schemas that pydantic writes, for immediate feedback.
-// The server has the last word: unknown keywords never block, and it checks everything again. No DOM.
+// The server validates everything again, so unknown keywords never block an answer. No DOM.
 
 import { below, entriesOf, isObject, kindOfValue, kindsOf, optionsOf, shown, typeFits } from "./form/schema.js";
 
@@ -30,7 +30,7 @@ function check(schema, value, at) {
   else checkKind(kinds[kindOfValue(kinds, value, discriminator, at.root)], value, at);
 }
 
-/** One matching alternative is enough; otherwise the problems of the closest one. */
+/** Accepts a value that matches one alternative. Otherwise reports the problems of the closest one. */
 function checkUnion(kinds, value, at) {
   let nearest = null;
   for (const kind of kinds) {
@@ -40,7 +40,7 @@ function checkUnion(kinds, value, at) {
     const off = typeFits(kind.type, value) ? found.length : Infinity;
     if (!nearest || off < nearest.off) nearest = { off, found };
   }
-  if (nearest.off === Infinity) at.say(at.path, "it matches none of the allowed types");
+  if (nearest.off === Infinity) at.say(at.path, "this matches none of the allowed types");
   else for (const { path, message } of nearest.found) at.say(path, message);
 }
 
@@ -76,11 +76,11 @@ function checkString(schema, text, at) {
   const { minLength, maxLength, pattern, format } = schema;
   if (typeof minLength === "number" && length < minLength) at.say(at.path, `at least ${counted(minLength, "character")}, this has ${length}`);
   else if (typeof maxLength === "number" && length > maxLength) at.say(at.path, `at most ${counted(maxLength, "character")}, this has ${length}`);
-  else if (typeof pattern === "string" && !matches(pattern, text)) at.say(at.path, `it must match ${pattern}`);
+  else if (typeof pattern === "string" && !matches(pattern, text)) at.say(at.path, `this must match ${pattern}`);
   else if (Object.hasOwn(FORMATS, format ?? "") && !FORMATS[format].fits(text)) at.say(at.path, FORMATS[format].words);
 }
 
-/** Also true if the pattern is written for another engine, or means something else there. */
+/** Whether a text matches a pattern. Also true if the pattern can't be used here, or means something else in JavaScript. */
 function matches(pattern, text) {
   if (/\[\[|&&|~~|\(\?[^:=!]/.test(pattern)) return true;
   try {
@@ -91,11 +91,11 @@ function matches(pattern, text) {
 }
 
 const TIME = /^([01]\d|2[0-3]):[0-5]\d(:[0-5]\d([.,]\d+)?)?(Z|[+-]\d\d:?(\d\d)?)?$/i;
-const SECONDS = /^[+-]?(\d+\.?\d*|\.\d+)$/; // seconds since 1970 are a moment too
+const SECONDS = /^[+-]?(\d+\.?\d*|\.\d+)$/; // a number of seconds since 1970 is also valid
 const PERIOD = /^[+-]?P(?=.)(\d+Y)?(\d+M)?(\d+W)?(\d+([.,]\d+)?D)?(T(\d+([.,]\d+)?H)?(\d+([.,]\d+)?M)?(\d+([.,]\d+)?S)?)?$/i;
 const DAYS_AND_TIME = /^[+-]?(?=\S)(\d+ ?d(ays?)?,? ?)?(\d+:\d\d(:\d\d(\.\d+)?)?)?$/i;
 
-/** The known formats, as liberal as pydantic: a check, and a description with an example. */
+/** The known formats, each with a check that is as liberal as pydantic's, and a description with an example. */
 export const FORMATS = {
   date: { fits: isDate, words: "a date, such as 2026-05-31" },
   time: { fits: (text) => TIME.test(text), words: "a time, such as 14:30" },
@@ -179,7 +179,7 @@ function same(a, b) {
   return a === b || canonical(a) === canonical(b);
 }
 
-/** Canonical JSON: equal for equal values, whatever the order of keys. */
+/** Returns canonical JSON, which is equal for equal values, regardless of the order of keys. */
 function canonical(value) {
   return JSON.stringify(value, (_, held) => (isObject(held) ? Object.fromEntries(Object.entries(held).sort(([a], [b]) => (a < b ? -1 : 1))) : held));
 }

@@ -48,7 +48,7 @@ export function dollars(cost) {
   return `$${value < 0.1 ? value.toFixed(4) : value.toFixed(2)}`;
 }
 
-/** How long ago, briefly; the date if more than a week. */
+/** How long ago, in short form. The date if it is more than a week ago. */
 export function ago(iso, now = Date.now()) {
   const then = Date.parse(iso);
   if (Number.isNaN(then)) return "";

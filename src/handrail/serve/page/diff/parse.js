@@ -1,11 +1,11 @@
 // Parses unified diffs as Handrail's filesystems write them. No DOM: node can test it.
 //
-// A hunk is read by the counts in its header, never by the look of a line, so that a file that contains
-// "--- a/x" or "diff --git" can't pass for another file.
+// A hunk is read by the counts in its header, never by what a line looks like. A file that contains
+// "--- a/x" or "diff --git" can therefore not be taken for another file.
 
 /**
  * @typedef {{type: "same"|"added"|"removed", text: string, old: number|null, new: number|null, bare: boolean}} Line
- *   `bare`: it has no newline at its end.
+ *   `bare`: the line has no newline at its end.
  * @typedef {{header: string, lines: Line[]}} Hunk
  * @typedef {{path: string, from: string|null, change: "new"|"deleted"|"renamed"|"changed", notes: string[],
  *   hunks: Hunk[], added: number, removed: number, lines: number}} FileDiff
@@ -48,7 +48,7 @@ function newFile({ old, path }) {
   };
 }
 
-/** With plain names both halves have the same length, unless the file was renamed. */
+/** Splits the two names of a `diff --git` line. Plain names have the same length, unless the file was renamed. */
 function namesIn(text) {
   const half = (text.length - 1) / 2;
   if (text[half] === " " && text.slice(2, half) === text.slice(half + 3)) {
@@ -108,7 +108,7 @@ function readHunk(file, match, lines, at) {
   return at;
 }
 
-/** Whether this line concerns the file. Then it is added to its notes. */
+/** Adds a line to the file's notes if it concerns the file. Returns whether it does. */
 function takeNote(file, line) {
   if (!file || file.hunks.length) return false;
   if (line.startsWith("rename from ")) {

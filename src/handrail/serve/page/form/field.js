@@ -7,7 +7,7 @@ import {
   below, blank, entriesOf, initial, isObject, kindName, kindOfValue, kindsOf, labelOf, optionsOf, resolved, shapeOf, shown,
 } from "./schema.js";
 
-const MOST_DEEP = 12; // levels of nesting before the form asks for JSON
+const MOST_DEEP = 12; // beyond this many levels of nesting, the form asks for JSON
 
 /**
  * @param {{form: object, schema: object, path: string, label: string, required: boolean, value: any,
@@ -25,7 +25,7 @@ export function Field({ form, schema, path, label, required, value, onChange, to
     required,
     optional: nullable || !required,
     default: given ? found.default : undefined,
-    // The value of a cleared field: none, or null if that makes a difference.
+    // The value of a cleared field is undefined, or null if that makes a difference.
     empty: nullable && (required || given) ? null : undefined,
     id: idOf(form, path),
     errors: form.errorsAt(path),
@@ -37,7 +37,7 @@ export function Field({ form, schema, path, label, required, value, onChange, to
   return html`<${Shape} ...${words} kind=${kind} hint=${found.description ?? kind.description} />`;
 }
 
-/** A change propagates to all parents; only the field itself counts as edited. */
+/** Propagates a change to all parents. Only the field itself counts as edited. */
 function edit(form, path, change) {
   if (form.inner.changing) {
     change();
@@ -93,7 +93,7 @@ function ObjectField(props) {
   <//>`;
 }
 
-/** Keys in the order of the schema, so that the value reads like the form. */
+/** Returns the object with its keys in the order of the schema, so that the value reads like the form. */
 function inOrder(kind, value) {
   const names = Object.keys(kind.properties);
   const place = (name) => (names.includes(name) ? names.indexOf(name) : names.length);
@@ -232,7 +232,7 @@ function MapField(props) {
 }
 
 function MapRow({ form, schema, path, row, label, twice, put, remove }) {
-  const own = `${path}/ name ${row.id}`; // the path of the name itself, which no value has
+  const own = `${path}/ name ${row.id}`; // a path for the name field itself, which no value can have
   const problem = row.name === "" ? "a name is required" : twice ? "this name occurs twice" : null;
   const errors = useBlock({ form, path: own, errors: [] }, problem);
   const id = idOf(form, own);

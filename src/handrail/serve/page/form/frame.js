@@ -1,4 +1,4 @@
-// What surrounds every input: label, hint, errors, and what assistive technology needs.
+// The parts around every input: label, hint, errors, and attributes for assistive technology.
 
 import { html, useLayoutEffect } from "../vendor/standalone.js";
 
@@ -13,7 +13,7 @@ export function Frame({ path, id, label, hint, optional, errors, children, foot 
   </div>`;
 }
 
-/** The same around a group of inputs. */
+/** Label, hint and errors around a group of inputs. */
 export function GroupFrame({ path, id, label, hint, optional, errors, children, className = "", role, tools }) {
   return html`<fieldset class=${`field-group ${className} ${errors.length ? "is-bad" : ""}`} role=${role} data-path=${path} id=${id}
       aria-invalid=${errors.length ? "true" : undefined} aria-describedby=${describedBy({ id, hint, errors })}>
@@ -54,7 +54,7 @@ export function aria(props) {
 }
 
 /**
- * Block submitting while the input of this field is invalid.
+ * Blocks submitting while this field's input is invalid.
  * @returns the errors to show
  */
 export function useBlock({ form, path, errors }, message) {

@@ -4,7 +4,7 @@ import { html, useState } from "../vendor/standalone.js";
 import { aria, Errors, Frame, GroupFrame, useBlock } from "./frame.js";
 import { optionsOf, shown } from "./schema.js";
 
-const LONG = 200; // a maximum length from which a text gets several lines
+const LONG = 200; // a text with at least this maximum length gets several lines
 const MOST_RADIOS = 4;
 
 const INPUT_TYPES = { email: "email", uri: "url", date: "date", time: "time", password: "password" };
@@ -46,7 +46,7 @@ function placeholder({ kind, default: given }) {
 const WHOLE = /^[+-]?\d+$/;
 const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
 
-/** The number of a text; null if it is not a number, or can't be sent exactly. */
+/** Parses a number. Returns null if the text is not a number, or the number can't be sent exactly. */
 function numberIn(text, type) {
   if (!(type === "integer" ? WHOLE : NUMBER).test(text)) return null;
   const number = Number(text);
@@ -111,7 +111,7 @@ function stepped(kind, from, way) {
   return Math.max(low, Math.min(high, next));
 }
 
-/** A checkbox if there is a default; else yes and no, so that nobody answers by doing nothing. */
+/** A checkbox if there is a default. Otherwise a choice of yes or no, so that nobody answers by doing nothing. */
 export function BooleanInput(props) {
   if (typeof props.default !== "boolean" || props.optional && props.nullable) return html`<${Choice} ...${props} options=${[true, false]} />`;
   const { path, id, label, hint, value, errors, onChange } = props;
@@ -149,7 +149,7 @@ function Choice(props) {
   <//>`;
 }
 
-/** JSON as text, for what can't be shown as fields. */
+/** A text field for JSON, for values that can't be shown as fields. */
 export function JsonInput(props) {
   const { form, path, value, empty, onChange } = props;
   const [typed, setTyped] = useState(() => (value === undefined || (value === null && props.default === null) ? "" : JSON.stringify(value, null, 2)));
@@ -172,7 +172,7 @@ function parseProblem(text) {
     JSON.parse(text);
     return null;
   } catch (error) {
-    return `this is not JSON: ${error.message}`;
+    return `this is not valid JSON: ${error.message}`;
   }
 }
 
@@ -180,7 +180,7 @@ function parseProblem(text) {
 
 const MOMENT = /^(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d(?::\d\d)?)(?:\.\d+)?(Z|[+-]\d\d:?\d\d)?$/i;
 
-/** A date and time with its UTC offset: without one it would mean another moment elsewhere. */
+/** A date and time with its UTC offset. Without one, it would mean a different moment in another time zone. */
 export function DateTimeInput(props) {
   const { form, path, id, label, value, empty, onChange } = props;
   const found = MOMENT.exec(typeof value === "string" ? value : "");

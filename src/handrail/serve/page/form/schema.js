@@ -2,7 +2,7 @@
 
 const MOST_STEPS = 100; // references in a row before they count as circular
 
-/** The schema with its reference resolved; keywords beside the reference take precedence. */
+/** Resolves a schema's reference. Keywords beside the reference take precedence. */
 export function resolved(schema, root) {
   let found = isObject(schema) ? schema : {};
   for (let step = 0; step < MOST_STEPS; step += 1) {
@@ -65,7 +65,7 @@ export function kindsOf(schema, root) {
   return { kinds: [found], nullable: false, discriminator: null };
 }
 
-/** If there is only one alternative beside null, it takes the field's title and description. */
+/** Gives the field's title and description to the alternative, if it is the only one beside null. */
 function own(rest, kinds) {
   if (kinds.length > 1) return {};
   const { title, description, examples } = rest;
@@ -77,7 +77,7 @@ function nested(schema, root) {
   return nullable ? [...kinds, { type: "null" }] : kinds;
 }
 
-/** The allowed values, if the schema lists them; else null. */
+/** The allowed values, or null if the schema does not list them. */
 export function optionsOf(schema) {
   if (Object.hasOwn(schema, "const")) return [schema.const];
   return Array.isArray(schema.enum) ? schema.enum : null;
@@ -170,8 +170,8 @@ export function shown(value) {
 }
 
 /**
- * The initial value of a field: its default, or what is required.
- * undefined is no value; an object starts with those of its fields that have one.
+ * The initial value of a field: its default, or an empty value if one is required.
+ * undefined means no value. An object starts with those of its fields that have an initial value.
  */
 export function initial(schema, root, { required = true, depth = 0 } = {}) {
   const found = resolved(schema, root);

@@ -2,8 +2,8 @@
 
 import { workOf } from "./spans.js";
 
-const BREAK_OVER = 5; // idle seconds before a stretch is shortened
-const BREAK_TIMES = 2; // ... and at least this many times the working time of the run
+const BREAK_OVER = 5; // an idle stretch is shortened if it is longer than this many seconds
+const BREAK_TIMES = 2; // ... and longer than this many times the run's working time
 const BREAK_SHARE = 0.07; // of the width, for each shortened stretch
 
 /**
@@ -44,7 +44,7 @@ function cut(spans, start, end) {
 function laidOut(stretches) {
   const breaks = stretches.filter((one) => one.broken).length;
   const share = breaks ? Math.min(BREAK_SHARE, 0.5 / breaks) : 0;
-  const whole = breaks === stretches.length; // then nothing else needs room
+  const whole = breaks === stretches.length; // if so, nothing else needs room
   const drawn = stretches.reduce((sum, one) => sum + (one.broken ? 0 : one.end - one.start), 0);
   let x = 0;
   return stretches.map((one) => {

@@ -70,7 +70,7 @@ function bar(span, top, x, width, hatch) {
   const bad = span.kind === "call" && !FINE.includes(span.status);
   const kind = `bar is-${span.kind} ${bad ? "is-bad" : ""} ${span.open ? "is-open" : ""}`;
   if (span.kind === "run") {
-    // A bracket over its contents.
+    // A nested run is a bracket over its contents.
     return html`<g class=${kind} key=${span.id}><path d=${`M${left + 0.5} ${y + BAR - 1}v-5h${Math.max(2, wide - 1)}v5`} />${duration(span, left, wide, y, width)}</g>`;
   }
   return html`<g class=${kind} key=${span.id}>
@@ -94,6 +94,6 @@ function duration(span, left, wide, y, width, room = 0) {
   if (left + wide + room + long < width) return html`<text class="lasted" x=${left + wide + room + 5} y=${base}>${words}</text>`;
   if (left > long) return html`<text class="lasted" x=${left - 5} y=${base} text-anchor="end">${words}</text>`;
   if (span.kind === "run") return null;
-  // On the stripes of a wait it has a background of its own, to stay readable.
+  // On the stripes of a wait, the label has its own background, so that it stays readable.
   return html`<text class=${span.waits.length ? "lasted is-on-stripes" : "lasted is-inside"} x=${left + 6} y=${base}>${words}</text>`;
 }

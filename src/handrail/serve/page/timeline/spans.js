@@ -1,4 +1,4 @@
-// The spans of a run: what happened, when, and inside what. No DOM.
+// The spans of a run: what happened when, and inside which other span. No DOM.
 
 /**
  * @typedef {{
@@ -62,7 +62,7 @@ function callsInto(made, calls, prefix, depth, parent) {
   });
 }
 
-/** The status of a call; for an open one it follows from its questions. */
+/** The status of a call. The questions of an open call determine its status. */
 function statusOf(made, call) {
   const status = call.status ?? "open";
   if (status !== "open" || !made.goes) return status;
@@ -121,7 +121,7 @@ function lastTime(tree) {
   const see = (one) => {
     const start = seconds(one.at);
     if (start !== null) last = Math.max(last, start + (one.seconds ?? 0));
-    // A run's own line has their count, a call has all of them.
+    // A run's own line has the number of questions, and a call has the questions themselves.
     for (const question of Array.isArray(one.questions) ? one.questions : []) {
       last = Math.max(last, seconds(question.asked_at) ?? 0, seconds(question.answered_at) ?? 0);
     }
@@ -138,7 +138,7 @@ export function seconds(time) {
   return Number.isFinite(parsed) ? parsed : null;
 }
 
-/** The intervals in which a model or code was working, not only a person thinking. */
+/** The intervals in which a model or code was working, without the time spent only waiting for a person. */
 export function workOf(spans) {
   const inside = Map.groupBy(spans, (span) => span.parent);
   const found = [];
@@ -150,7 +150,7 @@ export function workOf(spans) {
   return merged(found);
 }
 
-/** An interval minus others. */
+/** Returns the parts of an interval that the other intervals do not cover. */
 function without([start, end], others) {
   const left = [];
   let from = start;
