@@ -390,7 +390,7 @@ def test_chat_reads_piped_lines(folder: Path):
     done = handrail("chat", "team/hello.md", cwd=folder.parent, stdin="one\n/cost\ntwo\n/nonsense\n")
     assert done.stdout == "Hello\\x1b[31m there.\n" * 2
     assert "1 request · 12 tokens in, 3 out" in done.stderr
-    assert "There is no /nonsense" in done.stderr
+    assert "There is no command /nonsense" in done.stderr
     assert done.returncode == 0
     assert handrail("chat", "team/payer.md", cwd=folder.parent, stdin="one\n").returncode == 3
     quiet = handrail("chat", "team/failing.md", "-q", cwd=folder.parent, stdin="one\n")
@@ -648,7 +648,7 @@ def test_chat_takes_odd_commands(folder: Path):
     lines = "\n".join(["/approvals ²", f"/approvals {'9' * 5000}", "/", "hi", ""])
     done = handrail("chat", "team/hello.md", cwd=folder.parent, stdin=lines)
     assert done.returncode == 0
-    assert done.stderr.count("No number") == 2
+    assert done.stderr.count("There is no decision") == 2
     assert done.stdout.startswith("Hello")
 
 
@@ -676,7 +676,7 @@ def test_an_approval_can_be_answered_later(folder: Path):
     listed = json.loads(handrail("runs", "list", "--json", cwd=folder.parent).stdout)
     run_id = listed["runs"][0]["run_id"]
     refused = handrail("runs", "answer", run_id, "--approve", cwd=folder.parent)
-    assert "give --digest too" in refused.stderr
+    assert "--digest is missing" in refused.stderr
     shown = json.loads(handrail("runs", "show", run_id, "--json", cwd=folder.parent).stdout)
     seen = ("--digest", shown["waiting"][0]["digest"][:16])
     answered = handrail("runs", "answer", run_id, "--approve", *seen, cwd=folder.parent)

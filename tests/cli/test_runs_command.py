@@ -101,7 +101,7 @@ def test_answer_and_resume(line: Line):
     assert "not an approval" in line("answer", "tea", "--approve", code=2)
     assert "not JSON" in line("answer", "tea", "--value", "{", code=2)
     assert "there is no question 'other'" in line("answer", "tea", "other", "--value", "1", code=2)
-    assert "give --digest too" in line("answer", "tea", "--value", '{"n": 3}', code=2)
+    assert "--digest is missing" in line("answer", "tea", "--value", '{"n": 3}', code=2)
     digest = waits["questions"][0]["digest"]
     for wrong in ("0" * 16, digest[:15], f"{digest}0"):
         said = line("answer", "tea", "--value", '{"n": 3}', "--digest", wrong, code=2)

@@ -175,7 +175,7 @@ def test_an_approval_for_the_session_is_asked_once_listed_and_forgotten(team: Pa
     seen.type("/approvals\n")
     seen.wait_for("1  approved  pay")
     seen.type("/approvals 7\n")
-    seen.wait_for("No number 7")
+    seen.wait_for("There is no decision 7")
     seen.type("/approvals 1\n")
     seen.wait_for("Forgotten")
     seen.type("/approvals\n")

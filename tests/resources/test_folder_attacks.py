@@ -402,7 +402,7 @@ def test_a_link_that_leads_out_is_refused_in_words_and_can_be_deleted(root: Path
     )
     assert not written[0]
     assert "leads out of the root" in written[1]
-    assert deleted == (True, "out is deleted.")
+    assert deleted == (True, "Deleted out.")
 
 
 def test_a_line_has_one_number(root: Path) -> None:

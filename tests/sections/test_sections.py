@@ -87,10 +87,10 @@ def test_a_file_is_edited_after_it_was_read(files: Any) -> None:
     )
     assert [ok for ok, _ in told] == [False, True, True, False, False, True]
     assert "Read it first" in told[0][1]
-    assert told[2][1] == "src/main.py is changed in 1 place."
+    assert told[2][1] == "Changed src/main.py in 1 place."
     assert "does not contain the text" in told[3][1]
     assert "2 times" in told[4][1]
-    assert told[5][1] == "src/main.py is changed in 2 places."
+    assert told[5][1] == "Changed src/main.py in 2 places."
     assert files.read("src/main.py") == "import os\nlog('three')\nlog('two')\n"
 
 
@@ -111,15 +111,15 @@ def test_files_are_written_moved_deleted_listed_and_found(files: Any) -> None:
         ToolCall("read_file", {"path": "../outside"}),
     )
     texts = [text for _, text in told]
-    assert texts[0] == "docs/new.md is written: 6 bytes."
-    assert texts[1] == "docs/new.md is now docs/old.md."
+    assert texts[0] == "Wrote 6 bytes to docs/new.md."
+    assert texts[1] == "Moved docs/new.md to docs/old.md."
     assert texts[2] == "docs/\nnotes.txt  (8893 bytes)\nsrc/"
     assert texts[3] == "docs/old.md  (6 bytes)"
     assert texts[4] == "src/main.py"
-    assert texts[5] == "No file fits *.rs."
+    assert texts[5] == "No file matches *.rs."
     assert texts[6] == "src/main.py:2: print('one')\nsrc/main.py:3: print('two')"
     assert "not empty" in texts[7]
-    assert texts[8] == "docs is deleted."
+    assert texts[8] == "Deleted docs."
     assert not told[9][0]
     assert not told[10][0]
 

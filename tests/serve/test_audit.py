@@ -90,8 +90,8 @@ def test_the_command_exports_json_lines_and_manages_users(tmp_path: Path, monkey
 
     assert "no audit log" in " ".join(run("audit", code=2).split())
     added = run("users", "add", "ann", "--role", "approver", "--role", "finance")
-    assert "ann is added: approver, finance." in added
-    token = added.partition("not shown again: ")[2].split()[0]
+    assert "Added ann with roles: approver, finance." in added
+    token = added.partition("not be shown again: ")[2].split()[0]
     assert len(token) == 32
     run("users", "add", "bob", "--password", given=f"{SECRET}\n")
     assert "12 characters" in " ".join(

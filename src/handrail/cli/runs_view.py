@@ -203,7 +203,7 @@ def _answered(asked: QuestionRecord) -> Text:
 
 
 def question_text(question: Question, full: bool = False) -> Text:
-    """Format an open question: what every environment shows of it, and the id and digest to answer it by."""
+    """Format an open question as every environment shows it, with its id and the digest to answer it with."""
     text = Text(f"? {_line(exact(question.message))}", "yellow")
     text.append(f"  {escape(question.id)}", "dim")
     width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else 240
@@ -214,7 +214,7 @@ def question_text(question: Question, full: bool = False) -> Text:
 
 
 def approval_line(number: int | None, kept: ApprovalRemembered) -> Text:
-    """Format a decision remembered for a session, with the number and the id to revoke it by."""
+    """Format a decision remembered for a session, with its number and its id. Either one revokes it."""
     text = Text("" if number is None else f"{number}  ")
     text.append("approved" if kept.approved else "denied", "green" if kept.approved else "yellow")
     text.append(f"  {_line(kept.tool)}: {_line(kept.scope)}")
@@ -243,18 +243,23 @@ def verification_data(found: Verification) -> dict[str, Any]:
 
 
 def verification_lines(found: Verification) -> list[Text]:
-    """Format the outcome of a verification: each alteration with its place, and what can't be vouched for."""
+    """Format the outcome of a verification: every altered record, and the imported runs."""
     lines = [Text(_line(each.place_and_problem), "red") for each in found.altered]
     checked = f"{found.records} records checked"
     lines.append(Text(f"{checked}: nothing was altered." if not lines else f"{checked}."))
     if found.imported:
         ids = escape(", ".join(found.imported))
-        lines.append(Text(f"Imported, so what they began with is not verified: {ids}.", "yellow"))
+        lines.append(
+            Text(
+                f"These runs were imported, and their content before the import is not verified: {ids}.",
+                "yellow",
+            )
+        )
     return lines
 
 
 def undo_lines(done: Undoing) -> list[Any]:
-    """Format the lines that say what was undone, and what could not be."""
+    """Format what was undone, and what could not be undone."""
     places = ", ".join([*map(escape, done.paths), *done.slices]) or "it had changed nothing"
     lines: list[Any] = [f"Undid {done.tool}: {places}. The model is told in its next turn."]
     if done.stands:

@@ -30,7 +30,7 @@ _INLINE = re.compile(r"(?P<code>`[^`]+`)|(?P<bold>\*\*[^*]+\*\*)")
 
 
 def make_console(stream: TextIO, *, live: bool = False, width: int | None = None) -> Console:
-    """Create a console that interprets no markup, in colour if the stream wants it."""
+    """Create a console that interprets no markup. It uses colour if the stream should have it."""
     colour = wants_colour(stream)
     automatic = live or (colour and is_terminal(stream))
     return Console(
@@ -46,7 +46,7 @@ def make_console(stream: TextIO, *, live: bool = False, width: int | None = None
 
 
 class View:
-    """Shows one run after another. Subclasses say how a line is printed."""
+    """Base class of views, which show one run after another. Subclasses define how a line is printed."""
 
     def __init__(self, console: Console, clock: Clock, *, verbose: bool = False) -> None:
         self.console = console
@@ -79,7 +79,7 @@ class View:
 
     @contextlib.contextmanager
     def hold(self) -> Generator[None]:
-        """Print nothing inside this block; print what accumulated when it ends."""
+        """Hold back output inside this block, and print it when the block ends."""
         self._held = []
         try:
             yield
@@ -280,8 +280,8 @@ class LiveView(View):
 class TextFlow:
     """Breaks streamed text into lines of at most `width` cells, at spaces where possible.
 
-    A returned line never changes. `tail` is the line still being written: only its last word can still move
-    to the next line, if it does not match the schema.
+    A returned line never changes. `tail` is the line still being written. Its last word moves to the next line if
+    the rest of the word does not fit.
     """
 
     def __init__(self, width: int) -> None:
@@ -298,7 +298,7 @@ class TextFlow:
         """Add a piece of text and return the lines that are complete now."""
         if self._return:
             piece, self._return = f"\r{piece}", False
-        if piece.endswith("\r"):  # perhaps the first half of \r\n
+        if piece.endswith("\r"):  # may be the first half of \r\n
             piece, self._return = piece[:-1], True
         text = escape(piece)
         if self._at_break:  # spaces at the end of a full line are not carried over to the next one
