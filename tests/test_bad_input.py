@@ -257,7 +257,7 @@ FILES: dict[str, Row] = {
     "path that is a number": (
         lambda: files().read(3),  # pyright: ignore[reportArgumentType]  # wrong on purpose
         PathRefused,
-        "must be a str, not a int",
+        "must be a str, not an int",
         "Pass a str",
     ),
     "path misspelt": (lambda: files().read("docs/A.txt"), FileMissing, "'docs/A.txt'", "docs/a.txt"),

@@ -203,7 +203,11 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
     "drive": (lambda f: f.read("C:/x"), PathRefused, "it is absolute"),
     "address": (lambda f: f.read("file:///etc/passwd"), PathRefused, "it is absolute"),
     "home": (lambda f: f.read("~/x"), PathRefused, "there is no home folder here"),
-    "up": (lambda f: f.write("a/../../x", ""), PathRefused, "'..' is not allowed, since it could lead out"),
+    "up": (
+        lambda f: f.write("a/../../x", ""),
+        PathRefused,
+        "'..' is not allowed, because it could lead out of the root",
+    ),
     "up alone": (lambda f: f.list(".."), PathRefused, "Write the path from the root"),
     "nul": (lambda f: f.exists("a\0b"), PathRefused, r"the control character '\x00'"),
     "newline": (
@@ -215,11 +219,11 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
     "surrogate": (lambda f: f.read("a\ud800"), PathRefused, r"'\ud800' can't be encoded as UTF-8"),
     "long name": (lambda f: f.write("ü" * 128, ""), PathRefused, "longer than 255 bytes. Use a shorter one"),
     "long path": (lambda f: f.write("abc/" * 1025 + "x", ""), PathRefused, "longer than 4096 bytes"),
-    "not text": (lambda f: f.read(3), PathRefused, "a path must be a str, not a int. Pass a str"),  # pyright: ignore[reportArgumentType]
+    "not text": (lambda f: f.read(3), PathRefused, "a path must be a str, not an int. Pass a str"),  # pyright: ignore[reportArgumentType]
     "unhashable": (lambda f: f.write([], ""), PathRefused, "a path must be a str, not a list"),  # pyright: ignore[reportArgumentType]
     "write to root": (lambda f: f.write(".", ""), PathRefused, "this names a folder, not a file"),
     "write with slash": (lambda f: f.write("a/", ""), PathRefused, "Name a file, as in 'docs/notes.txt'"),
-    "content": (lambda f: f.write("a", 3), FileError, "the content is a int, and files hold text or bytes"),  # pyright: ignore[reportArgumentType]
+    "content": (lambda f: f.write("a", 3), FileError, "the content is an int, and files hold text or bytes"),  # pyright: ignore[reportArgumentType]
     "bad text": (
         lambda f: f.write("a", "ab\ud800"),
         FileError,
@@ -262,7 +266,7 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
     "edit same": (
         lambda f: f.edit("readme.md", "hello", "hello"),
         EditRefused,
-        "the new text equals the old",
+        "the old and the new text are equal",
     ),
     "edit absent": (
         lambda f: f.edit("readme.md", "Hello", "b"),
@@ -298,7 +302,7 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
     "glob braces": (
         lambda f: f.glob("*.{py,md}"),
         PathRefused,
-        "no {a,b} alternatives. Search once for each",
+        "don't support {a,b} alternatives. Search once for each",
     ),
     "grep pattern": (
         lambda f: f.grep("(a"),
@@ -336,7 +340,7 @@ def test_limits():
     """The size of a file, the number of files and folders, and the total bytes are limited; deleting makes room."""
     limits = FileLimits(max_file_size=4, max_files=3, max_total_size=6)
     for files in (MemoryFilesystem(limits=limits), MemoryFilesystem(limits=limits).fork("call")):
-        with pytest.raises(FileLimitReached, match="would be 5 bytes and the limit for a file is 4"):
+        with pytest.raises(FileLimitReached, match="would have 5 bytes, and the limit for a file is 4"):
             files.write("a", "12345")
         files.write("d/a", "1234")
         with pytest.raises(FileLimitReached, match="together would exceed 6 bytes"):

@@ -331,7 +331,7 @@ def test_a_fork_that_may_not_write_does_not(new_files: NewFiles):
         for call in calls:
             with pytest.raises(
                 EffectRefused,
-                match=r"declares an effect that only reads: it may not write 'a': that takes effect='staged'",
+                match=r"declares an effect that only reads: it may not write 'a', which needs effect='staged'",
             ):
                 call(fork)
         assert fork.read("a") == "1"

@@ -443,7 +443,7 @@ def test_circles_are_named_with_their_path(scope: Any):
         return [(await scene.call(getting(A))).message for _ in range(2)]
 
     for message in run_virtual(main):
-        assert "resource B: it needs itself: B -> C -> B. Break the circle" in message
+        assert "resource B: it needs itself: B -> C -> B. Break the cycle" in message
 
 
 def test_a_thing_that_needs_itself():
@@ -468,8 +468,8 @@ def test_what_lives_for_a_call_can_not_be_held_by_the_run(by_way_of: bool):
         return (await Scene(*bindings).call(getting(A))).message
 
     message = run_virtual(main)
-    assert "resource B: it lives for one call, but a resource of the whole run asks for it" in message
-    assert "Give it the scope 'run', or the other one the scope 'call'." in message
+    assert "resource B: it lives for one call, but a resource with the scope 'run' requests it" in message
+    assert "Give it the scope 'run', or give the resource that requests it the scope 'call'." in message
 
 
 def test_a_fork_can_not_be_held_by_the_run():
@@ -492,7 +492,7 @@ def test_a_fork_can_not_be_held_by_the_run():
 
     for message in run_virtual(main):
         assert "each call works on its own fork of it" in message
-        assert "Give the other one the scope 'call'." in message
+        assert "Give the resource that requests it the scope 'call'." in message
 
 
 def test_a_fresh_thing_of_the_runs_is_closed_with_the_run():

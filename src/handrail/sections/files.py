@@ -41,7 +41,7 @@ async def read_file(
         text = context.filesystem.read(path)
     except FileError as error:
         return ToolResult.error(
-            str(error).replace(". Use read_bytes for its bytes", ", so it can't be shown")
+            str(error).replace(". Use read_bytes to read its bytes", ", so it can't be shown")
         )
     return ToolResult.ok(_page(path, text, from_line, lines))
 

@@ -284,7 +284,7 @@ def test_limits_hold_for_what_one_call_changes(folders: Folders):
     """Limits apply only to what one call changes: files that already exist do not count."""
     files = folders({f"f{n}": "x" * 10 for n in range(5)}, limits=FileLimits(20, 2, 30))
     fork = files.fork("call")
-    with pytest.raises(FileLimitReached, match="would be 21 bytes and the limit for a file is 20"):
+    with pytest.raises(FileLimitReached, match="would have 21 bytes, and the limit for a file is 20"):
         fork.write("a", "x" * 21)
     fork.write("a", "x" * 20)
     fork.write("b", "")
