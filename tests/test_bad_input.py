@@ -252,7 +252,7 @@ FILES: dict[str, Row] = {
         lambda: files().read("~/a"),
         PathRefused,
         "no home folder",
-        "start at the root of the files",
+        "Write the path from the root",
     ),
     "path that is a number": (
         lambda: files().read(3),  # pyright: ignore[reportArgumentType]  # wrong on purpose

@@ -111,7 +111,7 @@ def test_the_command_exports_json_lines_and_manages_users(tmp_path: Path, monkey
     assert "1 session ended" in run("users", "revoke", session.id)
     assert "1 session ended" in run("users", "revoke", "ann")
     assert "has no session" in " ".join(run("users", "revoke", "ann", code=2).split())
-    assert "removed" in run("users", "remove", "bob")
+    assert "Removed bob." in run("users", "remove", "bob")
     assert "no user 'bob'" in " ".join(run("users", "remove", "bob", code=2).split())
     entries = [json.loads(line) for line in run("audit").splitlines()]
     assert [each["action"] for each in entries] == [

@@ -320,7 +320,7 @@ def test_undo_gives_everything_back(folders: Folders):
     assert (tree(files), marks(files.root)) == (was, before)
     assert (files.root / "a").stat().st_mode & 0o777 == 0o750
     assert aside(files) == []
-    with pytest.raises(UndoRefused, match="'call' can't be undone: nothing is kept of it"):
+    with pytest.raises(UndoRefused, match="'call' can't be undone: no commit of it is kept"):
         files.undo("call")
 
 
@@ -438,7 +438,7 @@ def test_the_staging_folder_can_lie_elsewhere(folders: Folders, tmp_path: Path):
         ("file", None, "is not a folder"),
         ("root", "root", "is the folder itself or contains it"),
         ("root", ".", "is the folder itself or contains it"),
-        ("root", "root/a/b", "lies deep inside the folder"),
+        ("root", "root/a/b", "is deep inside the folder"),
     ],
 )
 def test_a_folder_that_can_not_be_used_is_said_so(tmp_path: Path, root: str, staging: str | None, words: str):
@@ -484,7 +484,7 @@ def test_a_read_only_folder_is_said_so(tmp_path: Path):
     )
     if ran.returncode:
         pytest.skip(f"nothing can be mounted here: {ran.stderr}")
-    assert ran.stdout == f"1\n'.': '{tmp_path}/root' is read-only. Nothing can be written there\n"
+    assert ran.stdout == f"1\n'.': '{tmp_path}/root' is read-only. Make it writable, or use another folder\n"
 
 
 def test_a_folder_that_ignores_case_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -587,7 +587,7 @@ def test_undo_finds_a_call_only_with_its_run(folders: Folders):
         fork.applied()
     with pytest.raises(UndoRefused, match="name the run with run_id="):
         files.undo("call")
-    with pytest.raises(UndoRefused, match="nothing is kept of it in run 'ann'"):
+    with pytest.raises(UndoRefused, match="no commit of it is kept in run 'ann'"):
         files.undo("call", run_id="ann", place=".2")
     assert files.undo("call", run_id="ann") == ("ann",)
     assert tree(files) == {"bob": ""}
