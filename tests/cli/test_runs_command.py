@@ -92,7 +92,7 @@ def test_list_and_show(line: Line):
 
 
 def test_answer_and_resume(line: Line):
-    """A parked run can be answered and resumed, and a change of its code since is reported."""
+    """A parked run can be answered and resumed, and a change to its code since then is reported."""
     line.record("tea", call("choose"))
     assert "handrail runs answer tea" in line("resume", "tea", "--model", "the_app:model", code=5)
     waits = line.json("resume", "tea", "--model", "the_app:model", code=5)

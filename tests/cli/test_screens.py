@@ -33,13 +33,13 @@ def start(seen: Window, cwd: Path, *arguments: str, **env: str) -> None:
 
 
 def sane(seen: Window) -> None:
-    """Check that the terminal is restored, with echo and a visible cursor."""
+    """Assert that the terminal is restored, with echo and a visible cursor."""
     assert seen.echoes
     assert not seen.cursor_hidden
 
 
 def timeless(text: str) -> str:
-    """Replace times in the text, since they differ between runs."""
+    """Replace the times in a text, because they differ between runs."""
     return re.sub(r"\d+(\.\d)? s\b", "0.0 s", text)
 
 
@@ -149,7 +149,7 @@ def test_a_terminated_run_leaves_a_sane_terminal(team: Path, seen: Window):
     ("key", "code", "content"), [("y", 0, "new\n"), ("n", 3, "old\n"), ("\x04", 3, "old\n")]
 )
 def test_a_run_asks(team: Path, seen: Window, key: str, code: int, content: str):
-    """Approving a change writes the file; denying it or Ctrl-D does not, and each sets the exit code."""
+    """Approving a change writes the file. Denying it or Ctrl-D does not. Each sets its own exit code."""
     start(seen, team, "run", "team/writer.md", "go")
     seen.wait_for(CHOICE)
     seen.type(key if key == "\x04" else f"{key}\n")
