@@ -98,14 +98,14 @@ class Activity:
     _group: str = ""
     """The id of the call whose inner calls were printed last."""
     _calls: dict[str, int] = field(default_factory=dict[str, int])
-    """Number of calls that each run has made itself, by run id."""
+    """The number of calls that each run has made directly, by run id."""
 
     def update(self, event: object) -> list[Text]:
-        """Take in one event and return the lines to print for it."""
+        """Process one event and return the lines to print for it."""
         handle = _HANDLERS.get(type(event))
         return [] if handle is None else handle(self, event)
 
-    # Calls.
+    # --- calls ---
 
     def on_started(self, event: ToolStarted) -> list[Text]:
         self.thinking = None
@@ -173,7 +173,7 @@ class Activity:
             Text(f"! {escape_line(event.tool, _MAX_NAME)} failed, and this was not undone: {left}", "red")
         ]
 
-    # Approvals, models, advice.
+    # --- approvals, models, advice ---
 
     def on_decided(self, event: ApprovalDecided) -> list[Text]:
         approval, row = event.approval, self.rows.get(event.call_id)
@@ -237,7 +237,7 @@ class Activity:
             row.message = f"{row.message}{event.text}".rpartition("\n")[2][-_MAX_MESSAGE:]
         return []
 
-    # Work in progress.
+    # --- work in progress ---
 
     def live_lines(self, limit: int) -> list[Text]:
         """Return one line for each call in progress, up to `limit`, and a last line that counts the others."""
@@ -266,7 +266,7 @@ _HANDLERS: dict[type, Any] = {
 }
 
 
-# Lines.
+# --- lines ---
 
 
 def indent(path: tuple[str, ...]) -> str:

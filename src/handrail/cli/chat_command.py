@@ -129,7 +129,7 @@ class Chat:
         else:
             self._view.note(message, style)
 
-    # Commands.
+    # --- commands ---
 
     def _command(self, line: str) -> None:
         name, *rest = line.split()

@@ -277,7 +277,7 @@ def with_signature(command: Callable[..., None], parameters: list[inspect.Parame
     return command
 
 
-# Interpreting the options.
+# --- interpreting the options ---
 
 
 def parse_approvals(word: str, *, can_park: bool = False) -> Any:

@@ -110,7 +110,7 @@ def runs_command(verb: str, run_id: str, journal: str) -> str:
     return f"handrail runs {verb} {run_id}{'' if is_default else f' --journal {shlex.quote(journal)}'}"
 
 
-# Printing.
+# --- printing ---
 
 
 def fail(failure: Exception | Failure, *, as_json: bool = False, verbose: bool = False) -> int:
@@ -151,7 +151,8 @@ def is_debugging() -> bool:
 def divert_stdout(even_on_a_terminal: bool = False) -> Generator[None]:
     """Send what tools and their child processes print inside this block to standard error.
 
-    Standard output is reserved for the answer. On a terminal both end up in the same place anyway.
+    Standard output is reserved for the answer. On a terminal nothing is diverted by default, because both streams
+    appear there.
     """
     out = sys.stdout
     if is_terminal(out) and not even_on_a_terminal:

@@ -155,7 +155,9 @@ class Conversation:
         )
         if options.approve == "later":
             if self.journal is None:
-                raise UsageError("--approve later needs a journal to leave questions in: --journal FILE.")
+                raise UsageError(
+                    "--approve later needs a journal to record the questions in. Pass --journal FILE."
+                )
             self._environment = LaterEnvironment()
         options.start_deadline()  # report an invalid time limit before anything runs
         budget = options.parse_budget()
@@ -188,9 +190,9 @@ class Conversation:
         )
 
     async def turn(self, message: str) -> Outcome:
-        """Run one turn and show its events. Ctrl-C cancels it; a second Ctrl-C ends the process.
+        """Run one turn and show its events. Ctrl-C cancels the turn. A second Ctrl-C ends the process.
 
-        A failed run raises nothing: the failure is part of the outcome.
+        A failed run raises no exception. The failure is part of the outcome.
         """
         loop, view, started = asyncio.get_running_loop(), self.view, SYSTEM_CLOCK.monotonic()
 
@@ -252,7 +254,7 @@ def _check_attachment(path: Path) -> Path:
     return path
 
 
-# handrail run
+# --- handrail run ---
 
 
 def run(options: WorkerOptions, given: str | None, attachments: list[Path], as_json: bool) -> int:

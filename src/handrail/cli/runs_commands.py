@@ -51,7 +51,7 @@ NewId = Annotated[
 ]
 
 
-# Showing runs.
+# --- showing runs ---
 
 
 @command("list")
@@ -106,7 +106,7 @@ async def verify(
     return Report(view.verification_data(found), *view.verification_lines(found), code=code)
 
 
-# Continuing runs.
+# --- continuing runs ---
 
 
 @command("resume")
@@ -248,7 +248,7 @@ async def _record_answer(recorded: RecordedRun, asked: Question, answer: Answer)
     return Report(data, f"Answered {asked.name}. {then}")
 
 
-# Changing runs.
+# --- changing runs ---
 
 
 @command("cancel")
@@ -361,7 +361,7 @@ async def replay(
     return Report(data, *program.notes, f"No differences: {tally.steps} steps, {calls}.")
 
 
-# Moving and forgetting runs.
+# --- moving and forgetting runs ---
 
 
 @command("export")

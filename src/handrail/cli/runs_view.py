@@ -34,7 +34,7 @@ _MAX_LINE, _MAX_DIFF = 100, 12
 
 
 def print_item(item: Any) -> None:
-    """Print to standard output, in colour on a terminal, plain and unwrapped elsewhere."""
+    """Print an item to standard output, in colour on a terminal, and plain and unwrapped elsewhere."""
     attended = is_terminal(sys.stdout)
     if isinstance(item, str) and not attended:
         sys.stdout.write(f"{item}\n")  # keeps the text's tabs
@@ -62,7 +62,7 @@ def _seconds(spent: float | None) -> str:
     return f"{spent * 1000:.0f} ms" if spent < 1 else f"{spent:.1f} s"
 
 
-# A table.
+# --- a table ---
 
 
 def run_table(lines: Sequence[RunLine], now: float) -> Any:
@@ -92,11 +92,11 @@ def _waits(line: RunLine) -> str:
     return f"{waiting} answer{'' if waiting == 1 else 's'}" if waiting else ""
 
 
-# A tree.
+# --- a tree ---
 
 
 def run_tree(tree: RunTree, full: bool) -> Any:
-    """Build a tree of a run: what was said, what was called, and the results."""
+    """Build a tree that shows a run's messages, calls and results."""
     row, record = tree.row, tree.row.record
     head = Text(escape(record.id), "bold")
     head.append(f"  {tree.standing}", _COLOURS[tree.standing])
@@ -224,7 +224,7 @@ def approval_line(number: int | None, kept: ApprovalRemembered) -> Text:
     return text
 
 
-# Results of commands.
+# --- results of commands ---
 
 
 def verification_data(found: Verification) -> dict[str, Any]:
@@ -273,7 +273,7 @@ def divergence_text(found: Divergence) -> Text:
     return head + _style_diff(escape(found.diff()).splitlines()) + Text("\n")
 
 
-# JSON.
+# --- JSON ---
 
 
 def run_data(line: RunLine) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class View:
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Restore the terminal at once, because the process is about to end."""
+        """Restore the terminal at once. Called when the process is about to end."""
         raise NotImplementedError
 
     @contextlib.contextmanager
@@ -99,7 +99,7 @@ class View:
 
 
 class PlainView(View):
-    """A view without a cursor: the answer goes to standard output, everything else to standard error."""
+    """A view that prints plain lines: the answer to standard output, and everything else to standard error."""
 
     def __init__(self, clock: Clock, *, verbose: bool = False, quiet: bool = False) -> None:
         width = None if is_terminal(sys.stderr) else _UNLIMITED  # a log viewer wraps lines itself
@@ -130,9 +130,9 @@ class PlainView(View):
         return [Text(f"{indent(row.path)}· {escape_line(row.name, 60)}: {progress}", "dim")]
 
     def _message(self, event: MessageAdded) -> list[Text]:
-        """Return the lines of a model's message, if it calls a tool.
+        """Return the lines of a model's message, or none if the message calls no tool.
 
-        A model's last message is the answer, which is printed separately.
+        A message that calls no tool is the answer, which is printed separately.
         """
         message = event.message
         if event.run_id != self.activity.root or not isinstance(message, AssistantMessage):
@@ -158,8 +158,8 @@ class PlainView(View):
 class LiveView(View):
     """A view for a terminal.
 
-    Finished lines are printed once and never changed. What is in progress is redrawn below them ten times a
-    second. While a question is asked nothing is drawn; lines that arrive in that time are printed afterwards.
+    Finished lines are printed once and never changed. Work in progress is redrawn below them ten times a second.
+    Nothing is drawn while a question is asked, and lines that arrive meanwhile are printed afterwards.
     """
 
     def __init__(self, clock: Clock, *, verbose: bool = False) -> None:
@@ -262,7 +262,7 @@ class LiveView(View):
             live.stop()
 
     def _below(self) -> Group:
-        """Build what is drawn below the finished lines: the line being written, and what is in progress."""
+        """Build what is drawn below the finished lines: the line being written, and the work in progress."""
         tail = [self._markdown.style(self._flow.tail)] if self._flow.tail else []
         return Group(*tail, *self.activity.live_lines(max(self.console.height // 2, 3)))
 
@@ -337,7 +337,7 @@ def _prefix(text: str, width: int) -> str:
 
 
 class Markdown:
-    """Light highlighting of Markdown: headings, code and bold. Every character stays where it is."""
+    """Highlights headings, code and bold text in Markdown, without adding or removing characters."""
 
     def __init__(self) -> None:
         self._in_code = False

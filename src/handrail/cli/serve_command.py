@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def serve(options: ServeOptions) -> int:
-    """Serve until told to stop, and return the exit code."""
+    """Serve the app until it is told to stop, and return the exit code."""
     try:
         _check_apart(options)
         token = read_token(options.token_file)  # before any of the app's code runs

@@ -54,7 +54,7 @@ def _erase(variable: str) -> None:
     name = f"{variable}=".encode()
     with contextlib.suppress(OSError, ValueError):
         shown = Path("/proc/self/environ").read_bytes()
-        start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47])  # env_start
+        start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47])  # the field env_start
         at = 0
         for entry in shown.split(b"\0"):
             if start and entry.startswith(name):
@@ -72,7 +72,7 @@ class BrowserFile:
         """Open the address in a browser."""
         import webbrowser
 
-        self._folder = tempfile.TemporaryDirectory(prefix="handrail-")  # mode 0700
+        self._folder = tempfile.TemporaryDirectory(prefix="handrail-")  # created with mode 0700
         path = Path(self._folder.name) / "open.html"
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             file.write(

@@ -36,7 +36,7 @@ async def read_file(
     *,
     context: ToolContext,
 ) -> ToolResult[str]:
-    """Show a text file, with its number and a tab before each line. Long files are shown in pages."""
+    """Show a text file. Each line comes after its number and a tab. Long files are shown in pages."""
     try:
         text = context.filesystem.read(path)
     except FileError as error:
