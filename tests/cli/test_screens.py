@@ -49,7 +49,7 @@ def page_screens() -> list[str]:
 
 
 def test_the_page_shows_what_a_person_sees(tmp_path: Path, seen: Window):
-    """A chat with streamed text, calls, an approval, a form, Ctrl-C and undo looks as on the documentation page."""
+    """A chat with streamed text, calls, an approval, a form, Ctrl-C and undo looks as it does on the documentation page."""
     handrail("new", "demo", cwd=tmp_path)
     notes = tmp_path / "demo/files/notes.txt"
     start(seen, tmp_path, "chat", "demo/main.md")

@@ -94,7 +94,9 @@ class FileFork(Overlay):
         shared.acquire()
         try:
             if self._state != PREPARED:
-                raise ContextError(f"the fork of {self._owner!r} is not prepared, so it can't be applied")
+                raise ContextError(
+                    f"the fork of {self._owner!r} is not prepared, so it can't be applied. Call prepare() first"
+                )
             self._state = OVER
             self._release()
             if self._line and not any(fork._state for fork in self._line):
@@ -267,7 +269,7 @@ class FileFork(Overlay):
                 yield path
 
     def _merge(self, over: Over) -> None:
-        """Apply the changes to the parent: removals first, from the inside out, then additions, outermost first."""
+        """Apply the changes to the parent: removals from the inside out, then additions from the outside in."""
         parent = self._parent
         folders = over if len(over) == 1 else sorted(over, key=len)
         if not self._plain:

@@ -112,7 +112,7 @@ def test_a_rule_allows_nothing_else(rule: Allow, argv: list[str]):
     ],
 )
 def test_a_rule_that_can_not_be_meant_is_refused_where_it_is_written(pattern: tuple[object, ...]):
-    """A rule is refused if a word contains several, its program has wildcards, or it would allow everything."""
+    """A rule is refused if an argument has several words, its program has wildcards, or it would allow everything."""
     with pytest.raises(RuleError) as caught:
         Allow(*pattern)  # pyright: ignore[reportArgumentType]
     assert isinstance(caught.value, DefinitionError)

@@ -2,8 +2,8 @@
 
 A manifest is plain data, from which a restarted process can finish the commit. There are three kinds of step:
 
-- *put* exchanges a slot of the commit's own folder with what is at the path, or moves the slot there if the path is
-  empty.
+- *put* exchanges a slot of the commit's own folder with what is at the path. If nothing is there, it moves the slot
+  to the path.
 - *take* moves what is at the path into a slot.
 - *mode* changes the mode of a folder.
 
@@ -140,7 +140,7 @@ EMPTY = digest(())
 
 
 def in_order(over: Over) -> Iterator[Change]:
-    """Yield removals first, innermost first; then additions, outermost first.
+    """Yield changes in the order to apply them: removals from the inside out, then additions from the outside in.
 
     Removing a folder removes everything in it, in one step.
     """

@@ -61,7 +61,7 @@ class OnDisk:
         return self._read(self.path, self.version) if self._kept is None else self._kept
 
     def keep(self, data: bytes) -> None:
-        """Return these bytes from now on, even if the file changes."""
+        """Keep these bytes in memory, so that `load` returns them even if the file changes."""
         self._kept = data
 
 
@@ -93,7 +93,9 @@ class Link:
         return len(os.fsencode(self.target))
 
     def load(self) -> bytes:
-        raise FileError(self.target, "this is a link, which has no content of its own")
+        raise FileError(
+            self.target, "this is a link, which has no content of its own. Read the file it leads to"
+        )
 
 
 class Other:
@@ -108,7 +110,7 @@ class Other:
         return 0
 
     def load(self) -> bytes:
-        problem = "this is a pipe, a socket or a device, not a regular file"
+        problem = "this is a pipe, a socket or a device, not a regular file. Choose a regular file"
         raise FileError(self.path, problem)
 
 

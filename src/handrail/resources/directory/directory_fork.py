@@ -139,7 +139,9 @@ class DirectoryFork(Linked, FileFork):
         """
         with self._shared.lock:
             if self._state != PREPARED or self._line:
-                raise ContextError(f"the fork of {self._owner!r} is not prepared, so it can't be staged")
+                raise ContextError(
+                    f"the fork of {self._owner!r} is not prepared, so it can't be staged. Call prepare() first"
+                )
             if self._over and self._commit is None:
                 ground = self._ground
                 self._commit = stage_commit(ground.jail, ground.area, self._over, key, synced=synced)

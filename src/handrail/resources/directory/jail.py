@@ -262,7 +262,9 @@ def read_open(fd: int, path: str, version: int, limit: int) -> bytes:
     if version_of(found) != version:
         raise Conflict([path])
     if not stat.S_ISREG(found.st_mode):
-        raise FileError(path, "this is a pipe, a socket or a device, not a regular file")
+        raise FileError(
+            path, "this is a pipe, a socket or a device, not a regular file. Choose a regular file"
+        )
     if found.st_size > limit:
         problem = f"it has {found.st_size} bytes, and the limit for reading a file is {limit}. Read a part of it another way"
         raise FileLimitReached(path, problem)
@@ -299,6 +301,7 @@ def refusal(path: str, error: OSError) -> FileError:
         return FileLimitReached(path or ".", "the disk is full. Delete something first")
     if error.errno == errno.EXDEV:
         return FileError(
-            path or ".", "it is on another disk than the root, so it can't be part of the same commit"
+            path or ".",
+            "it is on another disk than the root, so it can't be part of the same commit. Choose another path",
         )
     return FileError(path or ".", f"the disk reported an error: {error.strerror or error}")

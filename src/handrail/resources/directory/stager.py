@@ -159,7 +159,7 @@ class _Stager:
             raise refusal(folder, error) from None
         try:
             if os.fstat(fd).st_dev != self._device:
-                problem = "it is on another disk than the root, so it can't be part of the same commit"
+                problem = "it is on another disk than the root, so it can't be part of the same commit. Choose another path"
                 raise FileError(folder, problem)
             if not os.access(f"/proc/self/fd/{fd}", os.W_OK | os.X_OK):
                 problem = "permission denied: the folder is not writable. Choose another, or change its mode"
