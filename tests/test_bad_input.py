@@ -252,12 +252,12 @@ FILES: dict[str, Row] = {
         lambda: files().read("~/a"),
         PathRefused,
         "no home folder",
-        "start at the root of the files",
+        "Write the path from the root",
     ),
     "path that is a number": (
         lambda: files().read(3),  # pyright: ignore[reportArgumentType]  # wrong on purpose
         PathRefused,
-        "must be a str, not a int",
+        "must be a str, not an int",
         "Pass a str",
     ),
     "path misspelt": (lambda: files().read("docs/A.txt"), FileMissing, "'docs/A.txt'", "docs/a.txt"),

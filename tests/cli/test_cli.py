@@ -142,7 +142,7 @@ def test_a_wrong_command_line_is_refused_with_advice(
 
 
 def test_your_own_model_is_found_in_the_current_folder(folder: Path):
-    """`--model module:name` finds a module in the current folder, even where Python itself would not."""
+    """`--model module:name` finds a module in the current folder, even if Python itself would not."""
     (folder.parent / "mine.py").write_text(
         "from handrail import ScriptedModel\nmodel = ScriptedModel(['It is mine.'])\n"
     )
@@ -232,7 +232,7 @@ def test_output_that_cannot_be_written_is_reported(folder: Path, arguments: list
 
 
 def test_a_run_that_is_not_recorded_says_so(folder: Path, here: Here):
-    """If the default journal can't be used, the run says so and goes on."""
+    """If the default journal can't be used, a message says so, and the run continues."""
     journal = default_journal(folder.parent)
     make_private_folder(journal.parent)
     journal.write_text("no journal at all")
@@ -267,7 +267,7 @@ def test_tracebacks_are_shown_on_request(folder: Path):
 
 
 def test_only_the_answer_goes_to_standard_output(folder: Path):
-    """Standard output has only the answer; all other text goes to standard error, or nowhere with `--quiet`."""
+    """Standard output has only the answer. All other text goes to standard error, or nowhere with `--quiet`."""
     done = run(folder, "writer", "--approve", "all")
     assert done.stdout == "Written.\n"
     assert "I write." in done.stderr
@@ -286,7 +286,7 @@ def test_nothing_piped_has_an_escape(folder: Path, worker: str):
 
 
 def test_force_color_colours_a_pipe(folder: Path):
-    """`FORCE_COLOR` colours piped standard error unless `NO_COLOR` is set; the answer is never coloured."""
+    """`FORCE_COLOR` colours piped standard error unless `NO_COLOR` is set. The answer is never coloured."""
     forced = run(folder, "writer", env=environment(FORCE_COLOR="1"))  # pyright: ignore[reportArgumentType]
     assert "\x1b[" in forced.stderr
     assert "\x1b" not in forced.stdout
@@ -347,13 +347,13 @@ def test_json_says_what_was_not_approved(folder: Path):
 
 @pytest.mark.parametrize("given", [[], ["-"]])
 def test_input_can_be_piped(folder: Path, given: list[str]):
-    """Without an argument, or with `-`, standard input is the message."""
+    """Without a message, or with `-`, the message is read from standard input."""
     done = handrail("run", "team/hello.md", *given, "--json", cwd=folder.parent, stdin="a\nb\n")
     assert json.loads(done.stdout)["ok"] is True
 
 
 def test_binary_input_is_refused(folder: Path):
-    """Binary input is refused with a message that says to attach it as a file."""
+    """Binary input is refused with the advice to attach it as a file."""
     done = handrail("run", "team/hello.md", cwd=folder.parent, stdin=b"\xff\xfe")
     assert done.returncode == 2
     assert "Attach it as a file" in done.stderr
@@ -390,7 +390,7 @@ def test_chat_reads_piped_lines(folder: Path):
     done = handrail("chat", "team/hello.md", cwd=folder.parent, stdin="one\n/cost\ntwo\n/nonsense\n")
     assert done.stdout == "Hello\\x1b[31m there.\n" * 2
     assert "1 request · 12 tokens in, 3 out" in done.stderr
-    assert "There is no /nonsense" in done.stderr
+    assert "There is no command /nonsense" in done.stderr
     assert done.returncode == 0
     assert handrail("chat", "team/payer.md", cwd=folder.parent, stdin="one\n").returncode == 3
     quiet = handrail("chat", "team/failing.md", "-q", cwd=folder.parent, stdin="one\n")
@@ -401,7 +401,7 @@ def test_chat_reads_piped_lines(folder: Path):
 
 
 def test_new_makes_a_folder_that_runs_at_once(tmp_path: Path):
-    """`handrail new demo` creates a folder that runs without a key, with a tool, a worker and a denied diff."""
+    """`handrail new demo` creates workers that run without a key, and never overwrites an existing folder."""
     made = handrail("new", "demo", cwd=tmp_path)
     assert made.returncode == 0
     assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == [
@@ -540,7 +540,7 @@ def test_a_second_ctrl_c_ends_it_at_once(folder: Path):
     assert process.stderr is not None
     while "Cancelling" not in process.stderr.readline():
         assert process.poll() is None
-    time.sleep(0.2)  # still running: one Ctrl-C was not enough
+    time.sleep(0.2)  # one Ctrl-C was not enough, so it is still running
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=300)
@@ -548,7 +548,7 @@ def test_a_second_ctrl_c_ends_it_at_once(folder: Path):
 
 
 def test_a_log_moves_no_cursor(folder: Path):
-    """Escape sequences in tracebacks are escaped, since tracebacks contain a tool's own text."""
+    """Control characters in tracebacks are escaped, because tracebacks contain text from tools."""
     tools = folder / "tools.py"
     tools.write_text(tools.read_text().replace("a secret place", "a \\x1b[2J place"))
     done = run(folder, "crasher", "--verbose")
@@ -588,7 +588,7 @@ def noisy(folder: Path) -> Path:
 
 
 def test_what_tools_print_is_not_part_of_the_answer(noisy: Path):
-    """Standard output has only the answer or the JSON object; what tools print goes to standard error."""
+    """Standard output has only the answer or the JSON object. What tools print goes to standard error."""
     plain = run(noisy, "loud")
     assert plain.stdout == "The answer.\n"
     said = run(noisy, "loud", "--json")
@@ -648,7 +648,7 @@ def test_chat_takes_odd_commands(folder: Path):
     lines = "\n".join(["/approvals ²", f"/approvals {'9' * 5000}", "/", "hi", ""])
     done = handrail("chat", "team/hello.md", cwd=folder.parent, stdin=lines)
     assert done.returncode == 0
-    assert done.stderr.count("No number") == 2
+    assert done.stderr.count("There is no decision") == 2
     assert done.stdout.startswith("Hello")
 
 
@@ -662,7 +662,7 @@ def test_ctrl_c_ends_a_piped_chat(folder: Path):
     process.stdin.write("hi\n")
     process.stdin.flush()
     assert process.stdout.readline().startswith("Hello")
-    time.sleep(0.2)  # the chat reads again
+    time.sleep(0.2)  # the chat waits for input again
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=300) == 130
     process.close()
@@ -676,7 +676,7 @@ def test_an_approval_can_be_answered_later(folder: Path):
     listed = json.loads(handrail("runs", "list", "--json", cwd=folder.parent).stdout)
     run_id = listed["runs"][0]["run_id"]
     refused = handrail("runs", "answer", run_id, "--approve", cwd=folder.parent)
-    assert "give --digest too" in refused.stderr
+    assert "--digest is missing" in refused.stderr
     shown = json.loads(handrail("runs", "show", run_id, "--json", cwd=folder.parent).stdout)
     seen = ("--digest", shown["waiting"][0]["digest"][:16])
     answered = handrail("runs", "answer", run_id, "--approve", *seen, cwd=folder.parent)

@@ -31,7 +31,7 @@ PIECES = st.lists(st.text("ab 漢\n\t-", max_size=12), max_size=12)
 
 @given(PIECES, st.integers(10, 30))
 def test_flowing_text_fits_and_loses_nothing(pieces: list[str], width: int):
-    """Every line fits, and apart from white space nothing is lost or reordered."""
+    """Every line fits into the width, and no text except white space is lost or reordered."""
     flow = TextFlow(width)
     out: list[str] = []
     for piece in pieces:
@@ -46,7 +46,7 @@ def test_flowing_text_fits_and_loses_nothing(pieces: list[str], width: int):
 @example(["aaaaaaaaaa ", " b"], 10)
 @given(PIECES, st.integers(10, 30))
 def test_streaming_does_not_change_the_lines(pieces: list[str], width: int):
-    """Streamed by character or whole, the lines are the same, except for tabs."""
+    """Text streamed one character at a time gives the same lines as the whole text, except for tabs."""
     text = "".join(pieces).replace("\t", " ")
     whole, letters = TextFlow(width), TextFlow(width)
     at_once = [*whole.feed(text), *whole.end()]
@@ -126,7 +126,7 @@ def test_invalid_progress_is_still_shown(done: Any, total: Any, said: str):
 
 @tool(effect="read")
 async def look(path: str) -> str:
-    """Look at something."""
+    """Return the path, or fail for `none`."""
     if path == "none":
         raise ValueError("there is none")
     return path
@@ -140,7 +140,7 @@ async def hide(key: SecretStr) -> str:
 
 @tool(effect="idempotent")
 async def ask_guide(question: str, context: ToolContext) -> str:
-    """Ask somebody, in a run of their own."""
+    """Ask a guide in a nested run."""
     context.report_progress("asking", done=1, total=2)
     return (await context.adapter.evaluate(Prompt("guide", "You live there.", tools=[look]), question)).text
 

@@ -92,7 +92,7 @@ def test_list_and_show(line: Line):
 
 
 def test_answer_and_resume(line: Line):
-    """A parked run can be answered and resumed, and a change of its code since is reported."""
+    """A parked run can be answered and resumed, and a change to its code since then is reported."""
     line.record("tea", call("choose"))
     assert "handrail runs answer tea" in line("resume", "tea", "--model", "the_app:model", code=5)
     waits = line.json("resume", "tea", "--model", "the_app:model", code=5)
@@ -101,7 +101,7 @@ def test_answer_and_resume(line: Line):
     assert "not an approval" in line("answer", "tea", "--approve", code=2)
     assert "not JSON" in line("answer", "tea", "--value", "{", code=2)
     assert "there is no question 'other'" in line("answer", "tea", "other", "--value", "1", code=2)
-    assert "give --digest too" in line("answer", "tea", "--value", '{"n": 3}', code=2)
+    assert "--digest is missing" in line("answer", "tea", "--value", '{"n": 3}', code=2)
     digest = waits["questions"][0]["digest"]
     for wrong in ("0" * 16, digest[:15], f"{digest}0"):
         said = line("answer", "tea", "--value", '{"n": 3}', "--digest", wrong, code=2)

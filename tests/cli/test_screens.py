@@ -33,7 +33,7 @@ def start(seen: Window, cwd: Path, *arguments: str, **env: str) -> None:
 
 
 def sane(seen: Window) -> None:
-    """Check that the terminal is restored, with echo and a visible cursor."""
+    """Assert that the terminal is restored, with echo and a visible cursor."""
     assert seen.echoes
     assert not seen.cursor_hidden
 
@@ -49,7 +49,7 @@ def page_screens() -> list[str]:
 
 
 def test_the_page_shows_what_a_person_sees(tmp_path: Path, seen: Window):
-    """A chat with streamed text, calls, an approval, a form, Ctrl-C and undo looks as on the documentation page."""
+    """A chat with streamed text, calls, an approval, a form, Ctrl-C and undo looks as it does on the documentation page."""
     handrail("new", "demo", cwd=tmp_path)
     notes = tmp_path / "demo/files/notes.txt"
     start(seen, tmp_path, "chat", "demo/main.md")
@@ -149,7 +149,7 @@ def test_a_terminated_run_leaves_a_sane_terminal(team: Path, seen: Window):
     ("key", "code", "content"), [("y", 0, "new\n"), ("n", 3, "old\n"), ("\x04", 3, "old\n")]
 )
 def test_a_run_asks(team: Path, seen: Window, key: str, code: int, content: str):
-    """Approving a change writes the file; denying it or Ctrl-D does not, and each sets the exit code."""
+    """Approving a change writes the file. Denying it or Ctrl-D does not. Each sets its own exit code."""
     start(seen, team, "run", "team/writer.md", "go")
     seen.wait_for(CHOICE)
     seen.type(key if key == "\x04" else f"{key}\n")
@@ -175,7 +175,7 @@ def test_an_approval_for_the_session_is_asked_once_listed_and_forgotten(team: Pa
     seen.type("/approvals\n")
     seen.wait_for("1  approved  pay")
     seen.type("/approvals 7\n")
-    seen.wait_for("No number 7")
+    seen.wait_for("There is no decision 7")
     seen.type("/approvals 1\n")
     seen.wait_for("Forgotten")
     seen.type("/approvals\n")

@@ -1,4 +1,4 @@
-"""Attacks on files, commands and previews that once succeeded, each of which must now fail."""
+"""Attacks on files, commands and previews that once succeeded and must now fail."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SHELL = Shell([Allow(...)])
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Fixture: a folder with one file."""
+    """Provide a folder with one file."""
     work = tmp_path / "work"
     work.mkdir()
     (work / "a.txt").write_text("one\n")
@@ -66,7 +66,7 @@ async def command(script: str, context: ToolContext) -> str:
 
 
 def previewed(files: Any, script: str) -> tuple[Any, str]:
-    """Run a script that the person approves; return its result and the diff the person was shown."""
+    """Run a script that a person approves. Returns its result and the diff that the person was shown."""
     shown: list[str] = []
 
     def approve(question: Question) -> bool:
@@ -83,13 +83,13 @@ def previewed(files: Any, script: str) -> tuple[Any, str]:
 
 @pytest.mark.parametrize("how", ["written", "deleted", "committed into", "committed late"])
 def test_what_was_shown_is_not_changed_by_who_still_holds_the_files(files: Any, how: str) -> None:
-    """A thread or task that outlives its handler can't write during the review: what was shown is committed."""
+    """A thread or task that outlives its handler can't write during the review, so what was shown is committed."""
     held: list[Any] = []
     refused: list[str] = []
 
     @tool(effect="staged", capabilities={"fs.write"})
     async def act(context: ToolContext) -> str:
-        """Act."""
+        """Write a file, and keep the fork for later."""
         context.filesystem.write("a.txt", "harmless\n")
         files: Any = context.filesystem
         inner = files.fork("inner")
@@ -123,12 +123,12 @@ def test_what_was_shown_is_not_changed_by_who_still_holds_the_files(files: Any, 
 
 
 def test_what_was_shown_is_not_changed_by_a_command_nobody_waited_for(root: Path) -> None:
-    """During the review no command can start on the files, and bytes changed in their layer are not committed."""
+    """During the review, no command can start on the files, and changes to their layer are not committed."""
     held: list[Any] = []
 
     @tool(effect="staged", capabilities={"fs.write"})
     async def act(context: ToolContext) -> str:
-        """Act."""
+        """Write a file with a command, and keep the fork for later."""
         await SHELL.run_on(context.filesystem, ["sh", "-c", "echo harmless > a.txt"])
         files: Any = context.filesystem
         held[:] = [files, files.layers().upper]
@@ -236,7 +236,7 @@ def test_many_commands_of_one_call_stay_readable(root: Path) -> None:
 
 @pytest.fixture
 def many(root: Path, monkeypatch: pytest.MonkeyPatch) -> DirectoryFilesystem:
-    """Fixture: enough files for ripgrep to be used."""
+    """Provide enough files for a search to use ripgrep."""
     program = Path(sys.executable).parent / "rg"
     assert program.exists(), "ripgrep is missing: run scripts/venv"
     monkeypatch.setattr(links, "_ripgrep", lambda: str(program))
@@ -246,7 +246,7 @@ def many(root: Path, monkeypatch: pytest.MonkeyPatch) -> DirectoryFilesystem:
 
 
 def test_a_file_that_was_moved_is_searched_and_not_what_lay_there(many: DirectoryFilesystem) -> None:
-    """A moved file is found at its new path, but not the old content on disk there, which ripgrep sees."""
+    """A search finds a moved file's content at its new path, not the content that the disk still has there."""
     fork = many.fork("mover")
     fork.delete("0.txt")
     fork.move("a.txt", "0.txt")
@@ -306,7 +306,7 @@ def test_what_moves_the_cursor_is_written_out(files: Any) -> None:
 
 
 def test_the_mode_of_a_folder_is_shown_although_something_in_it_changed_too(root: Path) -> None:
-    """A folder's new mode is shown, even if something inside the folder changed too."""
+    """A folder's new mode is shown even if something inside the folder has changed too."""
     (root / "d").mkdir(mode=0o755)
     script = "chmod 777 d; echo 1 > d/f; mkdir -m 1777 n; echo 1 > n/f; mkdir usual; touch usual/f"
     result, shown = previewed(DirectoryFilesystem(root), script)
@@ -317,7 +317,7 @@ def test_the_mode_of_a_folder_is_shown_although_something_in_it_changed_too(root
 
 
 def test_what_can_not_be_shown_is_named(root: Path) -> None:
-    """A removed pipe is named in the preview, since it can't be shown, and does not fail the call."""
+    """A removed pipe, whose content can't be shown, is named in the preview and does not make the call fail."""
     os.mkfifo(root / "pipe")
     result, shown = previewed(DirectoryFilesystem(root), "rm pipe")
     assert result.success, result.message
@@ -364,7 +364,7 @@ def test_a_resource_or_state_without_words_is_named_in_the_preview() -> None:
 
     @tool(effect="staged", capabilities={"count"})
     async def count(context: ToolContext) -> str:
-        """Count."""
+        """Change a resource and the state."""
         context.resources.get(Counter).count += 1
         context.session.dispatch(Noted(object()))
         return "done"
@@ -406,7 +406,7 @@ def test_a_link_that_leads_out_is_refused_in_words_and_can_be_deleted(root: Path
     )
     assert not written[0]
     assert "leads out of the root" in written[1]
-    assert deleted == (True, "out is deleted.")
+    assert deleted == (True, "Deleted out.")
 
 
 def test_a_line_has_one_number(root: Path) -> None:

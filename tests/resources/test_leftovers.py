@@ -1,4 +1,4 @@
-"""What commands leave behind: trees of any depth, rights of programs, broken remains of dead processes."""
+"""What commands leave behind: very deep trees, set-id programs, and leftovers of dead processes."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def nest(folder: Path) -> None:
-    """Make a tree whose paths are ten times as long as the system takes."""
+    """Create a tree whose paths are ten times as long as the system allows."""
     here = os.open(folder, os.O_RDONLY)
     for _ in range(400):
         os.mkdir("n" * 100, dir_fd=here)
@@ -52,7 +52,7 @@ def nest(folder: Path) -> None:
 
 
 def test_a_tree_past_the_longest_path_is_removed(tmp_path: Path):
-    """A tree of any depth goes, with folders that nobody may read, numbers as names, and links that are not followed."""
+    """A tree of any depth is removed, including unreadable folders and numeric names. Links are not followed."""
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "file").touch()
@@ -68,7 +68,7 @@ def test_a_tree_past_the_longest_path_is_removed(tmp_path: Path):
 
 
 def test_a_command_that_nests_does_not_lock_the_folder(folders: Folders, backend: str):
-    """A command that nests its folders too deeply fails, in words; the folder stays usable, for later runs too."""
+    """A command that nests its folders too deeply fails with an explanation, and the folder stays usable."""
     files = folders({"a": "1"})
     fork = files.fork("call")
     code = NEST.replace("PLACE", repr(str(files.root)))
@@ -85,7 +85,7 @@ def test_a_command_that_nests_does_not_lock_the_folder(folders: Folders, backend
 
 
 def test_a_nested_leftover_is_removed_by_the_next_process(folders: Folders):
-    """What a dead process left is removed at any depth."""
+    """The next process removes a dead process's leftovers, whatever their depth."""
     files = folders({"a": "1"})
     files.write("a", "2")
     files.close()
@@ -109,7 +109,7 @@ class Stuck(Disk):
 
 @pytest.mark.parametrize("recovered", [True, False])
 def test_one_bad_leftover_stops_nothing(folders: Folders, recovered: bool, caplog: pytest.LogCaptureFixture):
-    """A leftover that can't be removed is reported and left; the others are, and the folder is used as before."""
+    """A leftover that can't be removed is reported and left. Others are removed, and the folder stays usable."""
     files = folders({"a": "1"})
     files.write("a", "2")
     files.close()
@@ -135,7 +135,7 @@ async def _recover(files: DirectoryFilesystem) -> Any:
 
 
 def test_no_command_leaves_a_program_with_more_rights(folders: Folders, backend: str):
-    """Set-user-id and set-group-id bits that a command sets are in no diff and never reach the folder."""
+    """Set-user-id and set-group-id bits that a command sets are not shown in a diff and never reach the folder."""
     files = folders({"old": "1", "tool": "1", "d/x": "1", "shared/x": "1"})
     (files.root / "shared").chmod(0o2775)
     fork = files.fork("call")
@@ -153,7 +153,7 @@ def test_no_command_leaves_a_program_with_more_rights(folders: Folders, backend:
 
 
 def test_new_content_gets_no_old_rights(folders: Folders):
-    """A program with set-user-id that a tool rewrites loses the bit, as it does when anybody else writes it."""
+    """If a tool rewrites a program with the set-user-id bit, the program loses the bit, as with any other write."""
     files = folders({"tool": "1"})
     (files.root / "tool").chmod(0o4755)
     files.write("tool", "2")

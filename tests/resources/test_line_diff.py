@@ -1,4 +1,4 @@
-"""Line diffs: correct for any two files, and in bounded time for the worst."""
+"""Line diffs are correct for any two files, and take bounded time even in the worst case."""
 
 import difflib
 from typing import Any
@@ -15,7 +15,7 @@ FILES = st.lists(st.sampled_from([f"{letter}\n" for letter in "abcdefgh"]), max_
 
 @given(FILES, FILES)
 def test_blocks_are_equal_lines_in_order(before: list[str], after: list[str]) -> None:
-    """Each block is the same on both sides, blocks do not overlap, and none could be joined with the next."""
+    """A block has the same lines on both sides. Blocks do not overlap, and adjacent ones are joined."""
     a = b = 0
     for at, there, size in matching_blocks(before, after):
         assert size > 0
@@ -39,7 +39,7 @@ def test_a_diff_leads_from_one_side_to_the_other(before: list[str], after: list[
 
 @pytest.mark.parametrize("context", [0, 1, 3])
 def test_an_ordinary_diff_is_that_of_difflib(context: int) -> None:
-    """For a few edits the text is the same as difflib's."""
+    """For files with a few edits, the diff is the same as difflib's."""
     before = [f"line {number}\n" for number in range(100)]
     after = [*before[:10], "new\n", *before[12:50], *before[51:90], "x\n", "y\n", *before[90:]]
     expected = list(difflib.unified_diff(before, after, "a", "b", n=context))
@@ -58,7 +58,7 @@ def repeated(count: int) -> tuple[list[str], list[str]]:
 
 @pytest.mark.parametrize("files", [every_other, repeated])
 def test_the_worst_files_are_compared_in_bounded_steps(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only so many pairs of lines are compared one by one, however the files are made."""
+    """For any files, the number of pairs of lines that are compared is bounded."""
     compared: list[int] = []
 
     class Counted(difflib.SequenceMatcher[str]):

@@ -1,4 +1,4 @@
-"""Verbs of a filesystem and their errors, in memory and on a real folder."""
+"""The operations of a filesystem and their errors, in memory and on a real folder."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -38,7 +38,7 @@ class SteppingClock:
 
 @pytest.fixture(params=["root", "fork", "fork of a fork"])
 def files(request: pytest.FixtureRequest, new_files: NewFiles) -> Files:
-    """Fixture: the same small tree, in memory and on disk, accessed directly and through forks."""
+    """Provide the same small tree in memory and on disk, accessed directly and through forks."""
     root = new_files({"readme.md": "hello\n", "src/main.py": "x = 1\ny = x\n", "src/data.bin": b"\xff\0"})
     if request.param == "root":
         return root
@@ -46,7 +46,7 @@ def files(request: pytest.FixtureRequest, new_files: NewFiles) -> Files:
     return fork if request.param == "fork" else fork.fork("inner")
 
 
-# --- the verbs -----------------------------------------------------------------------------------
+# --- operations -----------------------------------------------------------------------------------
 
 
 def test_it_satisfies_the_protocols():
@@ -88,7 +88,7 @@ def test_append_makes_and_extends(files: Files):
 
 
 def test_edit_replaces_what_is_unique_or_everything(files: Files):
-    """`edit` replaces text that occurs once, or every occurrence if asked to."""
+    """`edit` replaces text that occurs once, or every occurrence with `all=True`."""
     assert files.edit("readme.md", "hello", "bye") == 1
     assert files.read("readme.md") == "bye\n"
     assert files.edit("src/main.py", "x", "zz", all=True) == 2
@@ -96,7 +96,7 @@ def test_edit_replaces_what_is_unique_or_everything(files: Files):
 
 
 def test_list_and_stat_say_what_is_there():
-    """`list` is sorted, and `stat` has the size and the clock's time; the root is '.'."""
+    """`list` returns sorted entries, and `stat` the size and the clock's time. The root is '.'."""
     files = MemoryFilesystem({"b": "12", "a/c": ""}, clock=SteppingClock())
     first = datetime(2030, 1, 1, tzinfo=UTC).timestamp()
     # The clock is read once for each file and for each new folder.
@@ -169,7 +169,7 @@ def test_glob(new_files: NewFiles, pattern: str, found: list[str]):
 
 
 def test_grep_finds_lines(new_files: NewFiles):
-    """`grep` numbers matching lines from one, without line ends, shortens long ones, and skips binary files."""
+    """`grep` returns matching lines without line ends, numbered from one. It shortens long ones and skips binary files."""
     long = "x" * 600
     files = new_files(
         {"b": "no\r\nfox\r\n", "a/z": f"fox\n\nfox {long}", "bin": b"fox\0", "latin": b"fox\xff"}
@@ -181,7 +181,7 @@ def test_grep_finds_lines(new_files: NewFiles):
 
 
 def test_a_very_deep_tree_is_no_trouble():
-    """A path of two thousand folders can be found, moved and deleted, since nothing recurses."""
+    """A path of two thousand folders can be found, moved and deleted, because no operation is recursive."""
     deep = "/".join("d" * 2000)
     files = MemoryFilesystem({deep: "bottom"}).fork("call")
     assert files.glob("**") == (deep,)
@@ -203,7 +203,11 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
     "drive": (lambda f: f.read("C:/x"), PathRefused, "it is absolute"),
     "address": (lambda f: f.read("file:///etc/passwd"), PathRefused, "it is absolute"),
     "home": (lambda f: f.read("~/x"), PathRefused, "there is no home folder here"),
-    "up": (lambda f: f.write("a/../../x", ""), PathRefused, "'..' is not allowed, since it could lead out"),
+    "up": (
+        lambda f: f.write("a/../../x", ""),
+        PathRefused,
+        "'..' is not allowed, because it could lead out of the root",
+    ),
     "up alone": (lambda f: f.list(".."), PathRefused, "Write the path from the root"),
     "nul": (lambda f: f.exists("a\0b"), PathRefused, r"the control character '\x00'"),
     "newline": (
@@ -215,11 +219,11 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
     "surrogate": (lambda f: f.read("a\ud800"), PathRefused, r"'\ud800' can't be encoded as UTF-8"),
     "long name": (lambda f: f.write("ü" * 128, ""), PathRefused, "longer than 255 bytes. Use a shorter one"),
     "long path": (lambda f: f.write("abc/" * 1025 + "x", ""), PathRefused, "longer than 4096 bytes"),
-    "not text": (lambda f: f.read(3), PathRefused, "a path must be a str, not a int. Pass a str"),  # pyright: ignore[reportArgumentType]
+    "not text": (lambda f: f.read(3), PathRefused, "a path must be a str, not an int. Pass a str"),  # pyright: ignore[reportArgumentType]
     "unhashable": (lambda f: f.write([], ""), PathRefused, "a path must be a str, not a list"),  # pyright: ignore[reportArgumentType]
     "write to root": (lambda f: f.write(".", ""), PathRefused, "this names a folder, not a file"),
     "write with slash": (lambda f: f.write("a/", ""), PathRefused, "Name a file, as in 'docs/notes.txt'"),
-    "content": (lambda f: f.write("a", 3), FileError, "the content is a int, and files hold text or bytes"),  # pyright: ignore[reportArgumentType]
+    "content": (lambda f: f.write("a", 3), FileError, "the content is an int, and files hold text or bytes"),  # pyright: ignore[reportArgumentType]
     "bad text": (
         lambda f: f.write("a", "ab\ud800"),
         FileError,
@@ -262,7 +266,7 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
     "edit same": (
         lambda f: f.edit("readme.md", "hello", "hello"),
         EditRefused,
-        "the new text equals the old",
+        "the old and the new text are equal",
     ),
     "edit absent": (
         lambda f: f.edit("readme.md", "Hello", "b"),
@@ -298,7 +302,7 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
     "glob braces": (
         lambda f: f.glob("*.{py,md}"),
         PathRefused,
-        "no {a,b} alternatives. Search once for each",
+        "don't support {a,b} alternatives. Search once for each",
     ),
     "grep pattern": (
         lambda f: f.grep("(a"),
@@ -333,10 +337,10 @@ def test_a_suggestion_is_not_searched_among_very_many_names(new_files: NewFiles)
 
 
 def test_limits():
-    """The size of a file, the number of files and folders, and the total bytes are limited; deleting makes room."""
+    """The size of a file, the number of files and folders, and the total bytes are limited. Deleting makes room."""
     limits = FileLimits(max_file_size=4, max_files=3, max_total_size=6)
     for files in (MemoryFilesystem(limits=limits), MemoryFilesystem(limits=limits).fork("call")):
-        with pytest.raises(FileLimitReached, match="would be 5 bytes and the limit for a file is 4"):
+        with pytest.raises(FileLimitReached, match="would have 5 bytes, and the limit for a file is 4"):
             files.write("a", "12345")
         files.write("d/a", "1234")
         with pytest.raises(FileLimitReached, match="together would exceed 6 bytes"):
@@ -377,7 +381,7 @@ def test_two_forks_that_are_too_much_together_conflict():
 
 
 class CountedFolder(dict[str, bool]):
-    """The names in a folder, which counts how often they are gone through."""
+    """A mapping of the names in a folder that counts how often it is iterated."""
 
     visits = 0
 
@@ -387,7 +391,7 @@ class CountedFolder(dict[str, bool]):
 
 
 def test_a_glob_goes_through_each_folder_once():
-    """Each `**` in a row would go through every folder again; however many there are, it happens once."""
+    """A glob lists each folder once, even if it has several `**` in a row."""
     folders = {"/".join(["a"] * depth): CountedFolder(a=depth < 4, b=False) for depth in range(5)}
     found = find("/".join(["**"] * 400 + ["b"]), lambda path: None, folders.__getitem__)
     assert len(found) == 5
@@ -395,7 +399,7 @@ def test_a_glob_goes_through_each_folder_once():
 
 
 def test_a_name_with_many_stars_is_matched_at_once(new_files: NewFiles):
-    """Stars do not multiply: a name of the greatest length is compared with a hundred of them."""
+    """A name of the maximum length is compared quickly with a glob that has a hundred stars."""
     files = new_files({"a" * 255: ""})
     assert list(files.glob("*a" * 100 + "*b")) == []
     assert list(files.glob("*a" * 100 + "*")) == ["a" * 255]

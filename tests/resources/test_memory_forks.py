@@ -1,4 +1,4 @@
-"""Forks of filesystems, in memory and on a real folder: what they see, what they may commit, and nested forks."""
+"""Forks of filesystems, in memory and on a real folder: what they see, what they can commit, and nested forks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ from support.filesystems import Files, NewFiles, commit, outcome, tree
 
 
 def test_a_fork_is_apart_until_it_is_applied(new_files: NewFiles):
-    """A fork and its root do not see each other's changes until the fork is applied; then the root has all of them."""
+    """A fork and its root do not see each other's changes until the fork is applied and the root has all of them."""
     root = new_files({"a": "1", "d/x": "1", "d/y": "1"})
     fork, other = root.fork("call"), root.fork("other")
     fork.write("a", "2")
@@ -36,7 +36,7 @@ def test_a_fork_is_apart_until_it_is_applied(new_files: NewFiles):
 
 
 def test_a_dropped_fork_leaves_nothing(new_files: NewFiles):
-    """A dropped fork changes nothing, and dropping it twice, before or after `prepare`, is harmless."""
+    """A dropped fork changes nothing. Dropping it twice, before or after `prepare`, has no further effect."""
     root = new_files({"a": "1"})
     fork = root.fork("call")
     fork.write("b", "2")
@@ -92,7 +92,7 @@ def test_a_read_is_repeatable_and_tracked(new_files: NewFiles, case: str, nested
 
 
 def test_a_glob_does_not_depend_on_what_is_in_the_files():
-    """A glob depends only on names, neither on the contents of files nor on other folders."""
+    """A glob depends only on names, not on the contents of files or on other folders."""
     root = MemoryFilesystem({"d/a": "1"})
     fork = root.fork("call")
     assert fork.glob("d/*") == ("d/a",)
@@ -116,7 +116,7 @@ def test_a_blind_write_is_no_read(new_files: NewFiles):
 
 
 def test_a_refusal_reveals_and_so_is_a_read(new_files: NewFiles):
-    """A fork depends on the obstacle or the missing file that made a verb refuse."""
+    """If an operation is refused, the fork depends on the obstacle or the missing file that caused it."""
     root = new_files({"a": "1", "d/x": ""})
     fork = root.fork("call")
     for path in ("a/b", "d"):
@@ -299,7 +299,7 @@ def test_a_path_is_taken_from_prepare_on(new_files: NewFiles):
 
 
 def test_changes_for_a_diff(new_files: NewFiles):
-    """`changes` has each changed file's bytes before and after, without files both made and removed in the fork."""
+    """`changes` yields each changed file's old and new bytes, but no file that was created and removed in the fork."""
     root = new_files({"a": "1", "b": "1", "c/d": "1", "e": "1"})
     fork = root.fork("call")
     fork.write("a", "2")
@@ -316,7 +316,7 @@ def test_changes_for_a_diff(new_files: NewFiles):
 
 
 def test_a_fork_that_may_not_write_does_not(new_files: NewFiles):
-    """A read-only fork and its inner forks refuse every change by name, but can read."""
+    """A read-only fork and its inner forks can read, but refuse every change with an error that names the path."""
     root = new_files({"a": "1", "d/x": ""})
     reader = root.fork("peek", writable=False)
     calls: list[Callable[[Files], Any]] = [
@@ -331,7 +331,7 @@ def test_a_fork_that_may_not_write_does_not(new_files: NewFiles):
         for call in calls:
             with pytest.raises(
                 EffectRefused,
-                match=r"declares an effect that only reads: it may not write 'a': that takes effect='staged'",
+                match=r"declares an effect that only reads: it may not write 'a', which needs effect='staged'",
             ):
                 call(fork)
         assert fork.read("a") == "1"
@@ -389,7 +389,7 @@ def test_what_an_inner_fork_read_of_the_outer_ones_work_is_no_read_below(new_fil
 
 
 def test_inner_reads_that_disagree_make_the_outer_fork_stale(new_files: NewFiles):
-    """An outer fork is stale if two inner forks read different versions, whichever version the root has now."""
+    """An outer fork is stale if two inner forks read different versions of a file, whatever the root has now."""
     root = new_files({"a": "1", "d/x": ""})
     outer = root.fork("outer")
     one, two = outer.fork("one"), outer.fork("two")
@@ -406,7 +406,7 @@ def test_inner_reads_that_disagree_make_the_outer_fork_stale(new_files: NewFiles
 
 
 def test_a_file_made_and_deleted_inside_a_nested_fork_counts_as_written(new_files: NewFiles):
-    """A file made and deleted in a nested fork conflicts if another call makes it meanwhile."""
+    """A file that was created and deleted in a nested fork conflicts if another call creates it meanwhile."""
     files = new_files()
     outer, other = files.fork("outer"), files.fork("other")
     inner = outer.fork("inner")

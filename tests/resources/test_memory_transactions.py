@@ -1,4 +1,4 @@
-"""Ends of forks: threads that outlive them, their cost, and any interleaving of many forks."""
+"""The end of forks: threads that outlive a fork, its cost, and any interleaving of many forks."""
 
 import sys
 import threading
@@ -23,7 +23,7 @@ from support.steps import steps_of
 
 @pytest.mark.parametrize("end", ["prepare", "apply", "drop", "conflict", "parent"])
 def test_nothing_works_after_the_end(end: str):
-    """After a fork has ended, all its verbs raise `ContextExpired` with the call's name, and nothing is written."""
+    """After a fork has ended, all its operations raise `ContextExpired` with the call's name and write nothing."""
     root = MemoryFilesystem({"a": "1", "x": "1"})
     outer = root.fork("ended")
     fork = outer.fork("inner") if end == "parent" else outer
@@ -104,7 +104,7 @@ def hammer(fork: MemoryFork, mine: int, busy: threading.Barrier, ends: list[Base
 @pytest.mark.usefixtures("eager_threads")
 @pytest.mark.parametrize("end", ["commit", "drop"])
 def test_a_thread_that_outlives_its_call_writes_nowhere(end: str):
-    """If a fork ends while threads use it, its contents at that time are committed and later writes are refused."""
+    """If a fork ends while threads use it, its content at that time is committed, and later writes are refused."""
     for _ in range(15):
         root = MemoryFilesystem({"d/start": "1"})
         fork = root.fork("call")

@@ -1,4 +1,4 @@
-"""Resources: their three scopes, who creates a resource, and who closes it when."""
+"""Resources: their three scopes, and who creates and closes a resource, and when."""
 
 import asyncio
 import gc
@@ -24,7 +24,7 @@ from handrail.testing import RecordingSubscriber, run_virtual
 
 
 class Thing:
-    """A resource that records when it is made and closed."""
+    """A resource that records when it is created and closed."""
 
     log: list[str]
 
@@ -64,7 +64,7 @@ class Scene:
 
         @tool(effect="idempotent", timeout=options.pop("timeout", None))
         async def do(context: ToolContext) -> Any:
-            """Do it."""
+            """Run the test's body."""
             assert self.body is not None
             return await self.body(context)
 
@@ -108,7 +108,7 @@ def numbered(log: list[str], prefix: str = "") -> Callable[[Any], Thing]:
     ],
 )
 def test_three_scopes(scope: Any, got: Any, log: list[str]):
-    """A binding makes one resource for the run, the call or each request, and closes it with the run or the call."""
+    """A binding creates a resource for each run, call or request, and it is closed with the run or the call."""
     found: list[str] = []
 
     async def main() -> list[Any]:
@@ -125,7 +125,7 @@ def test_three_scopes(scope: Any, got: Any, log: list[str]):
 
 
 def test_calls_at_once_share_what_is_the_runs_and_nothing_else():
-    """Concurrent calls share a resource of the run's scope, and each has its own of the call's scope."""
+    """Concurrent calls share a resource with the scope `run`, and each call has its own with the scope `call`."""
     log: list[str] = []
 
     async def body(context: ToolContext) -> tuple[str, str]:
@@ -144,7 +144,7 @@ def test_calls_at_once_share_what_is_the_runs_and_nothing_else():
 
 
 def test_a_given_thing_is_never_closed():
-    """An object that was given is never closed, since it belongs to the caller."""
+    """An object that was passed to `given` is never closed, because it belongs to the caller."""
     log: list[str] = []
 
     async def main() -> None:
@@ -157,7 +157,7 @@ def test_a_given_thing_is_never_closed():
 
 
 def test_another_name_for_a_thing_does_not_close_it():
-    """A resource that a second binding also returns is closed once, by the scope that made it."""
+    """A resource that a second binding also returns is closed once, by the scope that created it."""
     log: list[str] = []
 
     async def main() -> None:
@@ -177,7 +177,7 @@ def test_threads_make_one_of_the_runs_scope():
 
     @tool
     def grab(context: ToolContext) -> str:
-        """Grab it."""
+        """Return the name of resource A."""
         together.wait()
         return context.resources.get(A).name  # pyright: ignore[reportAttributeAccessIssue]  # the attribute of the real class
 
@@ -193,7 +193,7 @@ def test_threads_make_one_of_the_runs_scope():
 
 
 def chain(log: list[str]) -> list[Binding[Any]]:
-    """Make bindings in which A needs B and B needs C, using every kind of provider."""
+    """Create bindings in which A needs B and B needs C, using every kind of provider."""
 
     def make_b(resources: Any) -> Iterator[Thing]:
         thing = Thing("b", log, resources.get(C))
@@ -350,7 +350,7 @@ def test_failures_to_close_the_runs_are_raised_together():
 
 
 def test_closing_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    """A resource that takes too long to close is abandoned and named; its own `TimeoutError` is reported as such."""
+    """A resource that takes too long to close is abandoned and named. Its own `TimeoutError` is reported as such."""
 
     class Slow:
         async def aclose(self) -> None:
@@ -374,7 +374,7 @@ def test_closing_is_bounded(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_thing_made_by_a_thread_that_outlived_its_call_is_closed():
-    """A resource that a thread makes after its call has ended is closed at once."""
+    """A resource that a thread creates after its call has ended is closed at once."""
     log: list[str] = []
     begun, goes_on = threading.Event(), threading.Event()
     refused: list[BaseException] = []
@@ -387,7 +387,7 @@ def test_a_thing_made_by_a_thread_that_outlived_its_call_is_closed():
 
     @tool
     def grab(context: ToolContext) -> str:
-        """Grab it, slowly."""
+        """Request a resource after the call has ended."""
         try:
             return context.resources.get(A).name  # pyright: ignore[reportAttributeAccessIssue]  # never returned
         except BaseException as error:
@@ -415,7 +415,7 @@ def test_a_thing_made_by_a_thread_that_outlived_its_call_is_closed():
 
 
 def test_nothing_is_made_once_the_run_has_ended():
-    """No resource is made after the run has ended, since it would never be closed."""
+    """No resource is created after the run has ended, because it would never be closed."""
     log: list[str] = []
 
     async def main() -> str:
@@ -436,14 +436,14 @@ def needs(protocol: Any) -> Callable[[Any], Any]:
 
 @pytest.mark.parametrize("scope", ["run", "call", "fresh"])
 def test_circles_are_named_with_their_path(scope: Any):
-    """The error for a cycle names only the members of the cycle, and no half-made resource is kept."""
+    """The error for a cycle names only the members of the cycle, and no unfinished resource is kept."""
 
     async def main() -> list[str]:
         scene = Scene(Binding(A, needs(B), scope), Binding(B, needs(C), scope), Binding(C, needs(B), scope))
         return [(await scene.call(getting(A))).message for _ in range(2)]
 
     for message in run_virtual(main):
-        assert "resource B: it needs itself: B -> C -> B. Break the circle" in message
+        assert "resource B: it needs itself: B -> C -> B. Break the cycle" in message
 
 
 def test_a_thing_that_needs_itself():
@@ -468,8 +468,8 @@ def test_what_lives_for_a_call_can_not_be_held_by_the_run(by_way_of: bool):
         return (await Scene(*bindings).call(getting(A))).message
 
     message = run_virtual(main)
-    assert "resource B: it lives for one call, but a resource of the whole run asks for it" in message
-    assert "Give it the scope 'run', or the other one the scope 'call'." in message
+    assert "resource B: it lives for one call, but a resource with the scope 'run' requests it" in message
+    assert "Give it the scope 'run', or give the resource that requests it the scope 'call'." in message
 
 
 def test_a_fork_can_not_be_held_by_the_run():
@@ -492,7 +492,7 @@ def test_a_fork_can_not_be_held_by_the_run():
 
     for message in run_virtual(main):
         assert "each call works on its own fork of it" in message
-        assert "Give the other one the scope 'call'." in message
+        assert "Give the resource that requests it the scope 'call'." in message
 
 
 def test_a_fresh_thing_of_the_runs_is_closed_with_the_run():
@@ -510,7 +510,7 @@ def test_a_fresh_thing_of_the_runs_is_closed_with_the_run():
 
 
 def test_a_provider_that_raises_leaves_nothing_behind_and_is_tried_again():
-    """A provider that raised is called again at the next request, and the resources it had requested are closed."""
+    """A provider that raises is called again at the next request, and the resources it had requested are closed."""
     log: list[str] = []
     tries: list[int] = []
 
@@ -562,7 +562,7 @@ def opening(*protocols: Any) -> Body:
 
 @pytest.mark.parametrize("kind", ["function", "generator", "lambda", "lambda of a generator"])
 def test_an_async_binding_is_opened_and_not_gotten(kind: str):
-    """`get` refuses an async binding and says what to write instead; after `open`, `get` returns the resource."""
+    """`get` refuses an async binding and says what to write instead. After `open`, `get` returns the resource."""
     log: list[str] = []
 
     async def main() -> None:
@@ -583,7 +583,7 @@ def test_open_is_for_every_binding():
 
     @tool
     def grab(context: ToolContext) -> str:
-        """Grab it."""
+        """Return the name of resource A."""
         return context.resources.open(A).wait().name  # pyright: ignore[reportAttributeAccessIssue]  # the attribute of the real class
 
     async def main() -> None:
@@ -597,7 +597,7 @@ def test_open_is_for_every_binding():
 
 @pytest.mark.parametrize("scope", ["run", "call"])
 def test_opened_by_several_at_once_it_is_made_once(scope: Any):
-    """Concurrent requests for one resource, in one call or several, wait for the first and share its resource."""
+    """Concurrent requests for a resource, in one call or in several, wait for the first one and share its result."""
     log: list[str] = []
 
     async def body(context: ToolContext) -> bool:
@@ -753,7 +753,7 @@ def test_a_generator_yields_once(provide: Any, how_often: str, caplog: pytest.Lo
 
 
 def test_a_forkable_of_the_run_is_the_calls_fork():
-    """In a call, a forkable resource of the run is always the same fork, committed or dropped with the call."""
+    """A call gets one fork of a run's forkable resource, which is committed or dropped with the call."""
     files = MemoryFilesystem()
 
     async def body(context: ToolContext) -> bool:
@@ -778,7 +778,7 @@ def test_a_forkable_of_the_run_is_the_calls_fork():
 
 @pytest.mark.parametrize("scope", ["call", "fresh"])
 def test_a_forkable_of_the_call_is_its_own(scope: Any):
-    """A forkable resource of the call's scope or fresh is used directly, not as a fork."""
+    """A forkable resource with the scope `call` or `fresh` is used directly, without a fork."""
 
     async def body(context: ToolContext) -> list[str]:
         first = context.resources.get(Filesystem)
@@ -793,7 +793,7 @@ def test_a_forkable_of_the_call_is_its_own(scope: Any):
 
 @pytest.mark.parametrize("budget", [None, Budget(tool_calls=5)])
 def test_the_budget_is_one_object(budget: Any):
-    """The budget is one object, whether requested by class or protocol, opened, in a provider or on the context."""
+    """The budget is the same object on the context, in a provider, and requested by class or by protocol."""
 
     async def body(context: ToolContext) -> bool:
         resources = context.resources
@@ -836,7 +836,7 @@ def test_what_a_policy_made_for_the_call_is_closed_with_it():
 
 
 def test_a_dead_context_gives_no_resources():
-    """An expired context refuses `get` and `open`, as do resources that a provider has kept."""
+    """An expired context refuses `get` and `open`. So do the `resources` that a provider has kept."""
     kept: list[Any] = []
 
     def keeps(resources: Any) -> Thing:

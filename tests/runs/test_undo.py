@@ -281,6 +281,6 @@ async def test_the_same_run_and_call_in_another_journal_are_not_touched(recorder
     await adapter.evaluate(PROMPT, "go", run_id="r")
     await undo(recorder.journal, "r", "call_1", recorder.files)
     assert [path.name for path in recorder.folder.iterdir()] == ["theirs"]
-    with pytest.raises(UndoRefused, match="nothing is kept of it"):
+    with pytest.raises(UndoRefused, match="no commit of it is kept"):
         recorder.files.undo("call_1")
     other.close()

@@ -1,4 +1,4 @@
-"""The built-in sections for files and commands, used as by a model."""
+"""The built-in sections for files and commands, as a model uses them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GIT = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Fixture: a folder with a few files."""
+    """Provide a folder with a few files."""
     root = tmp_path / "work"
     (root / "src").mkdir(parents=True)
     (root / "src" / "main.py").write_text("import os\nprint('one')\nprint('two')\n")
@@ -46,7 +46,7 @@ def run(files: Any, *calls: ToolCall, sections: Any = None, **options: Any) -> l
 
 @pytest.fixture(params=["memory", "directory"])
 def files(request: pytest.FixtureRequest, folder: Path) -> Any:
-    """Fixture: the same files, in memory and on disk."""
+    """Provide the same files in memory and on disk."""
     if request.param == "directory":
         return DirectoryFilesystem(folder)
     found = MemoryFilesystem()
@@ -60,7 +60,7 @@ def files(request: pytest.FixtureRequest, folder: Path) -> Any:
 
 
 def test_a_file_is_read_in_pages(files: Any) -> None:
-    """A long file is read in pages with line numbers, and a hint how to continue."""
+    """A long file is read in pages with line numbers, and each page says how to continue."""
     (_, first), (_, last), (_, past) = run(
         files,
         ToolCall("read_file", {"path": "notes.txt"}),
@@ -87,10 +87,10 @@ def test_a_file_is_edited_after_it_was_read(files: Any) -> None:
     )
     assert [ok for ok, _ in told] == [False, True, True, False, False, True]
     assert "Read it first" in told[0][1]
-    assert told[2][1] == "src/main.py is changed in 1 place."
+    assert told[2][1] == "Changed src/main.py in 1 place."
     assert "does not contain the text" in told[3][1]
     assert "2 times" in told[4][1]
-    assert told[5][1] == "src/main.py is changed in 2 places."
+    assert told[5][1] == "Changed src/main.py in 2 places."
     assert files.read("src/main.py") == "import os\nlog('three')\nlog('two')\n"
 
 
@@ -111,15 +111,15 @@ def test_files_are_written_moved_deleted_listed_and_found(files: Any) -> None:
         ToolCall("read_file", {"path": "../outside"}),
     )
     texts = [text for _, text in told]
-    assert texts[0] == "docs/new.md is written: 6 bytes."
-    assert texts[1] == "docs/new.md is now docs/old.md."
+    assert texts[0] == "Wrote 6 bytes to docs/new.md."
+    assert texts[1] == "Moved docs/new.md to docs/old.md."
     assert texts[2] == "docs/\nnotes.txt  (8893 bytes)\nsrc/"
     assert texts[3] == "docs/old.md  (6 bytes)"
     assert texts[4] == "src/main.py"
-    assert texts[5] == "No file fits *.rs."
+    assert texts[5] == "No file matches *.rs."
     assert texts[6] == "src/main.py:2: print('one')\nsrc/main.py:3: print('two')"
     assert "not empty" in texts[7]
-    assert texts[8] == "docs is deleted."
+    assert texts[8] == "Deleted docs."
     assert not told[9][0]
     assert not told[10][0]
 
@@ -129,7 +129,7 @@ def test_files_are_written_moved_deleted_listed_and_found(files: Any) -> None:
     [".*.*.*.*.*.*x", "(a|a)+$", "(a+)+$", "(.*,){3,}x", "(a?){30}b", r"\w{1,64}@\w{1,64}(\.\w{1,64})?"],
 )
 def test_no_pattern_stops_the_server(pattern: str) -> None:
-    """A pattern that would keep a backtracking engine busy for years finds nothing, at once."""
+    """A pattern that would keep a backtracking engine busy for years is searched at once, without a match."""
     files = MemoryFilesystem()
     files.write("a.txt", "a" * 20_000 + "!\n")
     ((ok, said),) = run(files, ToolCall("search_files", {"pattern": pattern}))
@@ -147,14 +147,14 @@ def test_no_pattern_stops_the_server(pattern: str) -> None:
     ],
 )
 def test_a_pattern_that_can_not_be_searched_for_is_refused(pattern: str, reason: str) -> None:
-    """The model is told what is not possible, and what to write instead."""
+    """If a pattern is not supported, the model is told why and what to write instead."""
     ((ok, said),) = run(MemoryFilesystem(), ToolCall("search_files", {"pattern": pattern}))
     assert not ok
     assert reason in said
 
 
 def test_a_line_too_long_for_a_pattern_is_reported() -> None:
-    """A line that is too long for a pattern is not searched, and the result says so; plain text is found in it."""
+    """A line that is too long for a pattern is not searched, and the result says so. Plain text is still found."""
     files = MemoryFilesystem()
     files.write("a.txt", "x" * 100_000 + "\naxb\n")
     searches = [ToolCall("search_files", {"pattern": pattern}) for pattern in ("[xy]{900}|axb", "x")]
@@ -271,7 +271,7 @@ def test_the_section_says_what_may_run() -> None:
 
 
 def test_a_run_is_held_until_a_command_passes(folder: Path) -> None:
-    """A run continues until the command passes: the model is told how it failed, and the check changes no files."""
+    """A run continues until the command passes. The model is told how it failed, and the check changes no files."""
     (folder / "Makefile").write_text("test:\n\ttouch tested.txt\n\tcat fixed.txt\n")
     model = ScriptedModel(
         ["Done.", ToolCall("write_file", {"path": "fixed.txt", "text": "yes\n"}), "Now it is."]
@@ -295,7 +295,7 @@ def test_a_command_that_could_not_run_has_not_passed(folder: Path) -> None:
 
 
 def test_a_command_that_may_not_run_is_found_when_the_checker_is_made() -> None:
-    """A checker whose command no rule allows is refused when it is made."""
+    """A checker whose command no rule allows is refused when it is created."""
     with pytest.raises(CommandRefused):
         CommandPassing(SHELL, "pytest")
     with pytest.raises(DefinitionError, match="runs nothing"):

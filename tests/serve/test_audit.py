@@ -90,8 +90,8 @@ def test_the_command_exports_json_lines_and_manages_users(tmp_path: Path, monkey
 
     assert "no audit log" in " ".join(run("audit", code=2).split())
     added = run("users", "add", "ann", "--role", "approver", "--role", "finance")
-    assert "ann is added: approver, finance." in added
-    token = added.partition("not shown again: ")[2].split()[0]
+    assert "Added ann with roles: approver, finance." in added
+    token = added.partition("not be shown again: ")[2].split()[0]
     assert len(token) == 32
     run("users", "add", "bob", "--password", given=f"{SECRET}\n")
     assert "12 characters" in " ".join(
@@ -111,7 +111,7 @@ def test_the_command_exports_json_lines_and_manages_users(tmp_path: Path, monkey
     assert "1 session ended" in run("users", "revoke", session.id)
     assert "1 session ended" in run("users", "revoke", "ann")
     assert "has no session" in " ".join(run("users", "revoke", "ann", code=2).split())
-    assert "removed" in run("users", "remove", "bob")
+    assert "Removed bob." in run("users", "remove", "bob")
     assert "no user 'bob'" in " ".join(run("users", "remove", "bob", code=2).split())
     entries = [json.loads(line) for line in run("audit").splitlines()]
     assert [each["action"] for each in entries] == [

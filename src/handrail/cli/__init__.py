@@ -1,4 +1,4 @@
-"""The command line: `handrail run`, `chat`, `new`, `workers`, `serve` and `runs`.
+"""The command line: `handrail run`, `chat`, `new`, `workers`, `serve`, `runs`, `users` and `audit`.
 
 This module works without the `cli` extra. Modules that need typer and rich are imported when they are used.
 """
@@ -32,15 +32,15 @@ def main() -> None:
             "Install it with: pip install 'handrail[cli]'\n"
         )
         raise SystemExit(2) from None
-    except OSError as error:  # commands report their own OSErrors; this one comes from printing
+    except OSError as error:  # commands report their own OSErrors, so this one comes from printing
         _discard_output()
-        if not isinstance(error, BrokenPipeError):  # a closed pipe means its reader wants no more
+        if not isinstance(error, BrokenPipeError):  # a reader may close the pipe early
             sys.stderr.write(f"handrail: can't write the output: {error.strerror}.\n")
         raise SystemExit(1) from None
 
 
 def _run() -> None:
-    if sys.argv[1:] == ["--version"]:  # works without the `cli` extra
+    if sys.argv[1:] == ["--version"]:  # `--version` works without the `cli` extra
         from handrail import __version__
 
         print(f"handrail {__version__}")

@@ -68,7 +68,7 @@ class Row:
     run_id: str = ""
     """The id of the run that made this call."""
     place: Place | None = None
-    """The call's place in that run."""
+    """The call's place in the run that made it."""
     inner: int = 0
     cost: Decimal | None = None
     """The cost of the call's nested runs so far."""
@@ -82,30 +82,30 @@ class Row:
 
 @dataclass(slots=True)
 class Activity:
-    """The calls in progress in a run, and the lines of those that have ended."""
+    """Tracks the calls in progress in a run, and formats the lines to print for its events."""
 
     clock: Clock
     verbose: bool = False
     rows: dict[str, Row] = field(default_factory=dict[str, Row])
     thinking: Row | None = None
-    """The row of the outermost run's model, until its answer begins."""
+    """The row shown for the outermost run's model until its answer begins."""
     root: str = ""
     """The id of the outermost run."""
     denied: list[str] = field(default_factory=list[str])
-    """Tools whose calls were not approved."""
+    """Names of the tools whose calls were not approved."""
     done: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """Ids of the calls that succeeded, each with the id of its run, oldest first."""
     _group: str = ""
     """The id of the call whose inner calls were printed last."""
     _calls: dict[str, int] = field(default_factory=dict[str, int])
-    """Number of calls that each run has made itself, by run id."""
+    """The number of calls that each run has made directly, by run id."""
 
     def update(self, event: object) -> list[Text]:
-        """Take in one event and return the lines to print for it."""
+        """Process one event and return the lines to print for it."""
         handle = _HANDLERS.get(type(event))
         return [] if handle is None else handle(self, event)
 
-    # Calls.
+    # --- calls ---
 
     def on_started(self, event: ToolStarted) -> list[Text]:
         self.thinking = None
@@ -117,7 +117,7 @@ class Activity:
         return []
 
     def _place(self, run_id: str, path: tuple[str, ...]) -> Place:
-        """Return a new call's place: inside another call of the same run, or in the run itself."""
+        """Return the place of a new call, either inside another call of the same run or directly in the run."""
         parent = self._parent(path[:-1])
         if parent is not None and parent[1].run_id == run_id and parent[1].place is not None:
             parent[1].inner += 1
@@ -141,7 +141,7 @@ class Activity:
         return []
 
     def _headings(self, path: tuple[str, ...]) -> list[Text]:
-        """Return the headings of the calls around this one, unless they were printed just before."""
+        """Return the headings of the enclosing calls, or no lines if they were printed just before."""
         found: list[tuple[str, Row]] = []
         for depth in range(1, len(path)):
             parent = self._parent(path[:depth])
@@ -173,7 +173,7 @@ class Activity:
             Text(f"! {escape_line(event.tool, _MAX_NAME)} failed, and this was not undone: {left}", "red")
         ]
 
-    # Approvals, models, advice.
+    # --- approvals, models, advice ---
 
     def on_decided(self, event: ApprovalDecided) -> list[Text]:
         approval, row = event.approval, self.rows.get(event.call_id)
@@ -224,9 +224,9 @@ class Activity:
         return [Text(f"· {by} {verb}: {escape_line(event.text, _MAX_REASON)}", "dim")]
 
     def on_text(self, event: TextDelta) -> list[Text]:
-        """Update what is shown for streamed text; return no lines.
+        """Update the row of the call that streamed this text. Returns no lines to print.
 
-        The view itself streams the outermost run's text. A nested run's newest line is shown beside its call.
+        The view itself prints the outermost run's text. A nested run's newest line is shown beside its call.
         """
         run_id = event.run_context.run_id
         if run_id == self.root:
@@ -237,10 +237,10 @@ class Activity:
             row.message = f"{row.message}{event.text}".rpartition("\n")[2][-_MAX_MESSAGE:]
         return []
 
-    # Work in progress.
+    # --- work in progress ---
 
     def live_lines(self, limit: int) -> list[Text]:
-        """Return the lines of what is in progress: at most `limit` of them, then how many more there are."""
+        """Return one line for each call in progress, up to `limit`, and a last line that counts the others."""
         now = self.clock.monotonic()
         rows = sorted(self.rows.values(), key=lambda row: row.since)
         if not rows and self.thinking is not None:
@@ -266,11 +266,11 @@ _HANDLERS: dict[type, Any] = {
 }
 
 
-# Lines.
+# --- lines ---
 
 
 def indent(path: tuple[str, ...]) -> str:
-    """Return the indentation of a line: two spaces for a call, and two more for each call around it."""
+    """Return the indentation of a call's line: two spaces, and two more for each enclosing call."""
     return "  " * max(len(path), 1)
 
 
@@ -340,12 +340,12 @@ def format_progress(row: Row, *, bar: bool = True) -> str:
 
 
 def _finite(value: Any) -> float | None:
-    """Return the value if it is a finite number, else None: a tool can report anything."""
+    """Return the value if it is a finite number, else None. A tool can report any value as progress."""
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def format_seconds(spent: float) -> str:
-    """Format a duration: with tenths below ten seconds, in minutes and seconds from one minute."""
+    """Format a duration, with tenths below ten seconds, and as minutes and seconds from one minute up."""
     if spent < 9.95:
         return f"{spent:.1f} s"
     if spent < 60:
@@ -376,7 +376,7 @@ def format_summary(usage: Usage, cost: Decimal | None, spent: float) -> str:
 
 
 def answer_text(response: PromptResponse[Any]) -> str:
-    """Return a run's answer as text: what the model said, or else its output as JSON."""
+    """Return a run's answer as text: the model's text, or its output as JSON if there is no text."""
     if response.text or response.output is None:
         return response.text
     return json.dumps(pydantic_core.from_json(to_json(response.output)), indent=2, ensure_ascii=False)

@@ -32,7 +32,7 @@ End a line with \\ to continue it on the next. Ctrl-C cancels a run; pressed twi
 
 
 def chat(options: WorkerOptions) -> int:
-    """Talk with a worker or an agent until the person leaves, and return the exit code."""
+    """Talk with a worker or an agent until the user leaves, and return the exit code."""
     configure_logging(options.verbose)
     try:
         with divert_stdout():
@@ -129,13 +129,15 @@ class Chat:
         else:
             self._view.note(message, style)
 
-    # Commands.
+    # --- commands ---
 
     def _command(self, line: str) -> None:
         name, *rest = line.split()
         command = self._commands.get(name)
         if command is None:
-            self._view.note(f"There is no {escape_line(name, 30)}. /help lists the commands.", "yellow")
+            self._view.note(
+                f"There is no command {escape_line(name, 30)}. /help lists the commands.", "yellow"
+            )
         else:
             command(rest)
 
@@ -151,7 +153,7 @@ class Chat:
             number = rest[0]
             if number not in map(str, range(1, len(kept) + 1)):
                 hint = f"/approvals lists all {len(kept)}." if kept else "Nothing is remembered."
-                self._view.note(f"No number {escape_line(number, 20)}. {hint}", "yellow")
+                self._view.note(f"There is no decision {escape_line(number, 20)}. {hint}", "yellow")
                 return
             memory.revoke(kept[int(number) - 1].id)
             self._view.note("Forgotten: you will be asked again.")
@@ -177,7 +179,7 @@ class Chat:
             try:
                 paths = files.undo(call_id, run_id=run_id, journal="" if journal is None else journal.id)
             except UndoRefused as refused:
-                if refused.places:  # somebody else has changed the files since
+                if refused.places:  # someone else has changed the files since the call
                     self._done.append((run_id, call_id))
                     self._view.note(escape(str(refused)), "yellow")
                     return
@@ -191,13 +193,13 @@ class Chat:
 
 
 def _relative(path: Path) -> str:
-    """Return a path relative to the current folder if it is inside it, else unchanged."""
+    """Make a path relative if it is inside the current folder. Other paths are returned unchanged."""
     here = Path.cwd().resolve()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def _read_message(prompt: str) -> str:
-    """Read a message: one line, and the lines after it as long as each ends in a backslash."""
+    """Read a message of one or more lines. A line that ends in a backslash continues on the next one."""
     lines: list[str] = []
     while True:
         line = _read_line(prompt if not lines else "  " * bool(prompt))

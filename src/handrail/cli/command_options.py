@@ -1,4 +1,4 @@
-"""The options of commands, and what they mean. Each option is declared here once."""
+"""The options of the commands, each declared once, and the functions that interpret them."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ JournalFile = Annotated[
     typer.Option(
         "--journal",
         metavar="FILE",
-        help="Where runs are recorded. Default: $HANDRAIL_JOURNAL, else a file of the current "
-        "folder's own below $XDG_STATE_HOME/handrail.",
+        help="Where runs are recorded. Default: $HANDRAIL_JOURNAL, or else a file for the current "
+        "folder under $XDG_STATE_HOME/handrail.",
     ),
 ]
 
@@ -111,7 +111,10 @@ class WorkerOptions:
         return Budget(*limits)
 
     def start_deadline(self) -> Deadline | None:
-        """Start the time limit of a run. Time spent waiting for a person's answer does not count."""
+        """Return a deadline that starts now, or None without `--deadline`.
+
+        Time spent waiting for a person's answer does not count.
+        """
         if self.deadline is None:
             return None
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", self.deadline.strip())
@@ -124,7 +127,10 @@ class WorkerOptions:
         return Deadline.after(float(found[1]) * _UNITS[found[2]], pauses_for_people=True)
 
     def open_journal(self, files: object) -> SqliteJournal | None:
-        """Open the journal. If the default one can't be used, say so and record nothing."""
+        """Open the journal. Returns None with `--no-journal`, so that the run is not recorded.
+
+        If the default journal can't be used, prints a warning and returns None too.
+        """
         from handrail.errors import JournalExposed
 
         if self.no_journal and self.journal is not None:
@@ -154,7 +160,7 @@ class ServeOptions:
     host: Annotated[
         str,
         typer.Option(
-            metavar="ADDRESS", help="The address to listen on; 0.0.0.0 for every one, which wants TLS."
+            metavar="ADDRESS", help="The address to listen on. 0.0.0.0 is every interface; use TLS with it."
         ),
     ] = "127.0.0.1"
     port: Annotated[
@@ -165,8 +171,8 @@ class ServeOptions:
         typer.Option(
             "--token-file",
             metavar="FILE",
-            help="A file with the token that programs send; or set $HANDRAIL_TOKEN. Default: none, and pages are "
-            "entered by a link that works once.",
+            help="A file with the token that programs send; or set $HANDRAIL_TOKEN. Without a token, the page "
+            "is opened with a link that works once.",
         ),
     ] = None
     tls_cert: Annotated[
@@ -205,7 +211,9 @@ class ServeOptions:
     oidc_client: Annotated[
         str | None,
         typer.Option(
-            "--oidc-client", metavar="ID", help="The client id there. Its secret: $HANDRAIL_OIDC_SECRET."
+            "--oidc-client",
+            metavar="ID",
+            help="The client id at that provider. The client's secret is read from $HANDRAIL_OIDC_SECRET.",
         ),
     ] = None
     access_log: Annotated[
@@ -220,7 +228,7 @@ class ServeOptions:
         typer.Option(
             "--allow-host",
             metavar="NAME",
-            help="Another host name of this server, such as proxy.example; repeatable.",
+            help="Another host name that this server answers to, such as proxy.example; repeatable.",
         ),
     ] = None
     origins: Annotated[
@@ -228,15 +236,15 @@ class ServeOptions:
         typer.Option(
             "--allow-origin",
             metavar="URL",
-            help="Another site that may use it, such as https://chat.example; repeatable.",
+            help="Another site that may use this server, such as https://chat.example; repeatable.",
         ),
     ] = None
 
 
 def takes_options(options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Turn the first parameter of a command, an options dataclass, into one parameter per field, as typer expects.
+    """Turn a command's first parameter, an options dataclass, into one parameter per field, as typer expects.
 
-    The first field comes first, then the command's own parameters, then the other fields.
+    The dataclass's first field comes first, then the command's own parameters, then the other fields.
     """
     fields = dataclasses.fields(options)
     hints = get_type_hints(options, include_extras=True)
@@ -265,11 +273,11 @@ def with_signature(command: Callable[..., None], parameters: list[inspect.Parame
     """Give a command the parameters that typer reads its options from."""
     by_name = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
     command.__signature__ = inspect.Signature(by_name)  # pyright: ignore[reportFunctionMemberAccess]  # read by inspect
-    command.__annotations__ = {}  # typer would prefer annotations to the signature
+    command.__annotations__ = {}  # typer would read these instead of the signature
     return command
 
 
-# Meaning of the options.
+# --- interpreting the options ---
 
 
 def parse_approvals(word: str, *, can_park: bool = False) -> Any:
@@ -281,7 +289,7 @@ def parse_approvals(word: str, *, can_park: bool = False) -> Any:
 
 
 def search_here() -> None:
-    """Look for the user's modules in the current folder, too. It is not put on `sys.path`."""
+    """Make modules in the current folder importable, without adding the folder to `sys.path`."""
     search(Path.cwd())
 
 
@@ -295,7 +303,7 @@ def find_model(named: str | None) -> Any:
 
 
 def _own_model(named: str) -> Any:
-    """Return the model of this name in the user's own module, or None if there is no such module."""
+    """Return the model that `module:name` names in the user's own code, or None if there is no such model."""
     from handrail.models import PROVIDERS
 
     module, _, name = named.partition(":")
@@ -314,7 +322,7 @@ def _own_model(named: str) -> Any:
 
 
 def open_files(files: Path | None, folder: Path | None) -> DirectoryFilesystem | None:
-    """Open the folder that tools may change: the one given, else `files` beside the worker, if it exists."""
+    """Open the folder that tools may change: the given one, or else `files` beside the worker if it exists."""
     if files is not None and not files.is_dir():
         raise UsageError(f"--files {files}: no such folder. Create it first, or give another one.")
     if files is None and folder is not None:
@@ -345,7 +353,7 @@ def open_journal(given: Path | None, files: object = None) -> SqliteJournal:
 
 
 def prepare_journal(given: Path | None) -> Path:
-    """Return the path of the journal, in a folder that exists. The default one's is private to its owner."""
+    """Return the journal's path, creating its folder if needed. The default folder is private to its owner."""
     from handrail.journal.location import make_private_folder
 
     path = journal_path(given)
@@ -367,7 +375,7 @@ def _is_named(journal: Path | None) -> bool:
 
 
 def read_input(given: str | None) -> str:
-    """Return the message of a run: the one given, or standard input if that is `-` or piped."""
+    """Return the message of a run. It is read from standard input if it is missing or `-`."""
     if given is not None and given != "-":
         return given
     advice = 'Write it after the worker, "like this", or pipe it in.'
@@ -386,7 +394,7 @@ def read_input(given: str | None) -> str:
 
 
 def find_worker(named: str) -> Worker:
-    """Find a worker by `folder/main.md`, `folder/main` or `folder` (its `main`, or its only worker)."""
+    """Find a worker by `folder/main.md`, `folder/main` or `folder`, which means its `main` or its only worker."""
     from handrail.workers import WorkerRegistry
 
     return WorkerRegistry.worker_at(Path(named))

@@ -1,4 +1,4 @@
-"""The program's commands. Each imports what it needs when it runs, so that `--help` is quick."""
+"""The program's commands. Each command imports what it needs when it runs, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _main(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """The options of the program itself."""
+    """Declare the options of the program itself."""
 
 
 @app.command(epilog=_EPILOG)
@@ -56,10 +56,10 @@ def run(
     ] = None,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print one JSON object: answer, usage, cost, errors. Nobody is asked."),
+        typer.Option("--json", help="Print one JSON object: answer, usage, cost, errors. Asks no questions."),
     ] = False,
 ) -> None:
-    """Run a worker or an agent once. The answer goes to standard output; when piped, everything else to standard error."""
+    """Run a worker or an agent once. If standard output is piped, only the answer goes there."""
     from handrail.cli import run_command
 
     raise typer.Exit(run_command.run(options, message, attach or [], as_json))
@@ -78,7 +78,7 @@ def chat(options: WorkerOptions) -> None:
 def new(
     name: Annotated[str, typer.Argument(help="The folder to create. It must not exist yet.")],
 ) -> None:
-    """Create a folder of workers that runs at once. It has two workers, their tools and a file to work on."""
+    """Create a folder with two workers that are ready to run, their tools and a file to work on."""
     from handrail.cli import workers_commands
 
     raise typer.Exit(workers_commands.new(name))
@@ -103,7 +103,7 @@ def workers(
 @app.command(epilog=_EPILOG)
 @takes_options(ServeOptions)
 def serve(options: ServeOptions) -> None:
-    """Serve an app: a page for people, AG-UI for programs. Ctrl-C stops it without losing anything."""
+    """Serve an app, as a page for people and as AG-UI for programs. Ctrl-C stops it without losing anything."""
     from handrail.cli import serve_command
 
     raise typer.Exit(serve_command.serve(options))
@@ -119,7 +119,7 @@ def audit(
     ] = 0,
     journal: JournalFile = None,
 ) -> None:
-    """Print who signed in, saw, answered and undid what on a server, one JSON object a line."""
+    """Print a server's audit log: who signed in, saw, answered or undid what. Each line is a JSON object."""
     from handrail.cli import users_commands
 
     raise typer.Exit(users_commands.audit(journal, who, after))
@@ -153,8 +153,8 @@ app.add_typer(
     typer.Typer(
         name="runs",
         cls=_RunsGroup,
-        help="Look at recorded runs and continue them. A run is named by its id, or the beginning of it.",
-        epilog="Exit codes: 0 done; 1 it failed, or the replay differs; 2 the command line is wrong; "
+        help="Look at recorded runs and continue them. A run is named by its id, or by the beginning of its id.",
+        epilog="Exit codes: 0 done; 1 the command failed, or the replay differs; 2 the command line is wrong; "
         "4 the run reached its deadline or budget; 5 the run waits for an answer; 130 cancelled by Ctrl-C.",
         no_args_is_help=True,
         rich_markup_mode=None,
@@ -165,7 +165,7 @@ app.add_typer(
     typer.Typer(
         name="users",
         cls=_UsersGroup,
-        help="Say who may use a server, and end their sessions. They are kept beside the journal.",
+        help="Manage a server's users and their sessions, which are stored beside the journal.",
         no_args_is_help=True,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},

@@ -40,7 +40,7 @@ CANCEL_NOTE = "Cancelled. Unfinished calls were undone."
 
 
 class UsageError(Exception):
-    """Raised if a command can't start with the options given. The message says what to change."""
+    """Raised if a command can't start with the given options. The message says what to change."""
 
 
 class Failure(NamedTuple):
@@ -52,7 +52,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException, journal: str = "") -> Failure:
-        """Turn an exception into an exit code and a message. `journal` is where the run is recorded."""
+        """Turn an exception into an exit code and a message. `journal` is the path of the run's journal."""
         message = escape(str(error)) or type(error).__name__
         kind = type(error).__name__
         if isinstance(error, RunParked):
@@ -80,7 +80,7 @@ def _parked_message(error: RunParked, journal: str) -> str:
     answer, resume = (runs_command(verb, error.run_id, journal) for verb in ("answer", "resume"))
     how = f"Answer with `{answer}`, then `{resume}`."
     if any(question.secret for question in error.questions):
-        how = f"It may be a secret, which is not recorded: `{resume}` asks for it at a terminal."
+        how = f"The answer may be a secret, which is not recorded. `{resume}` asks for it at a terminal."
     return f"The run waits for an answer to {names}. {how}"
 
 
@@ -99,18 +99,18 @@ def classify_stop(stop_reason: str, denied: list[str]) -> tuple[int, str]:
 
 
 def journal_path(given: Path | None) -> Path:
-    """Return the journal to use: the file given, else $HANDRAIL_JOURNAL, else that of the current folder."""
+    """Return the journal to use: the given file, else $HANDRAIL_JOURNAL, else the current folder's journal."""
     named = os.environ.get("HANDRAIL_JOURNAL")
     return given or (Path(named) if named else default_journal(Path.cwd()))
 
 
 def runs_command(verb: str, run_id: str, journal: str) -> str:
-    """Return the `handrail runs` command to type for a run in this journal. "" means the default journal."""
+    """Return the `handrail runs` command to type for a run. If `journal` is empty, it means the default one."""
     is_default = not journal or Path(journal) == journal_path(None)
     return f"handrail runs {verb} {run_id}{'' if is_default else f' --journal {shlex.quote(journal)}'}"
 
 
-# Printing.
+# --- printing ---
 
 
 def fail(failure: Exception | Failure, *, as_json: bool = False, verbose: bool = False) -> int:
@@ -151,7 +151,8 @@ def is_debugging() -> bool:
 def divert_stdout(even_on_a_terminal: bool = False) -> Generator[None]:
     """Send what tools and their child processes print inside this block to standard error.
 
-    Standard output is reserved for the answer. On a terminal both end up in the same place anyway.
+    Standard output is reserved for the answer. On a terminal nothing is diverted by default, because both streams
+    appear there.
     """
     out = sys.stdout
     if is_terminal(out) and not even_on_a_terminal:

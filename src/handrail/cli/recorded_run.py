@@ -1,4 +1,4 @@
-"""A recorded run: find it in its journal, load its code, open its folder."""
+"""`RecordedRun`: find a run in its journal, load its code and open its folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Program(NamedTuple):
         return ["The code has changed since the run began."] if self.changed else []
 
     def adapter(self, model: str) -> Adapter:
-        """Return an adapter for this model, with all other settings of the agent's own adapter."""
+        """Return an adapter for this model that keeps all other settings of the agent's own adapter."""
         if self.agent is None:
             return Adapter(find_model(model))
         own: Adapter = self.agent.adapter
@@ -61,7 +61,7 @@ class RecordedRun:
 
     @classmethod
     async def find(cls, journal: SqliteJournal, named: str) -> RecordedRun:
-        """Find a run by its id, or by a prefix that only one id has."""
+        """Find a run by its id, or by a prefix that no other run's id has."""
         try:
             return cls(journal, await journal.runs.get(named))
         except RunUnknown:
@@ -81,7 +81,7 @@ class RecordedRun:
         return self.row.record.id
 
     def next_command(self, verb: str) -> str:
-        """Return the command to type next, with this verb."""
+        """Return the `handrail runs` command with this verb, for the user to type next."""
         return runs_command(verb, self.id, self.journal.path)
 
     def load_program(self, app: str | None) -> Program:

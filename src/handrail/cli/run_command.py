@@ -69,18 +69,18 @@ class Outcome(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """The worker, or the agent of a module, that a conversation is with."""
+    """The worker or agent that a conversation is with."""
 
     name: str
     description: str
     model: str
     folder: Path | None
-    """The worker's folder; an agent has none."""
+    """The worker's folder, or None for an agent."""
     stream: Callable[..., RunStream[Any]]
 
     @classmethod
     def find(cls, options: WorkerOptions) -> Subject:
-        """Find the worker or agent that the options name, and give it the model they name."""
+        """Find the worker or agent that the options name, and give it the model from the options, if any."""
         path = Path(options.worker)
         if path.is_dir() or path.suffix == ".md" or not is_module(options.worker):
             return cls._of_worker(find_worker(options.worker), options)
@@ -121,7 +121,9 @@ class Subject(NamedTuple):
 
         def stream(message: str, *, attachments: tuple[Path, ...], **arguments: Any) -> RunStream[Any]:
             if attachments:
-                raise UsageError("--attach needs a worker: an agent of a module takes no attachments.")
+                raise UsageError(
+                    "--attach needs a worker, because agents take no attachments. Name a worker, or leave out --attach."
+                )
             return agent.stream(message, app=f"{module.__name__}:{name}", **arguments)
 
         return cls(agent.name, agent.description, agent.adapter.model.name, None, stream)
@@ -153,7 +155,9 @@ class Conversation:
         )
         if options.approve == "later":
             if self.journal is None:
-                raise UsageError("--approve later needs a journal to leave questions in: --journal FILE.")
+                raise UsageError(
+                    "--approve later needs a journal to record the questions in. Pass --journal FILE."
+                )
             self._environment = LaterEnvironment()
         options.start_deadline()  # report an invalid time limit before anything runs
         budget = options.parse_budget()
@@ -167,12 +171,12 @@ class Conversation:
         return PlainView(SYSTEM_CLOCK, verbose=options.verbose, quiet=options.quiet)
 
     async def recover(self) -> None:
-        """Apply what a killed process recorded but did not apply. Must run before the files are used."""
+        """Apply changes that a killed process recorded but did not apply. Must run before the files are used."""
         if self.files is not None and self.journal is not None:
             await self.files.recover(self.journal)
 
     def _begin(self, message: str) -> RunStream[Any]:
-        """Start a turn. Each turn has its own deadline; all of them share one budget."""
+        """Start a turn. Each turn has its own deadline. All turns share one budget."""
         return self.subject.stream(
             message,
             attachments=self._attachments,
@@ -186,9 +190,9 @@ class Conversation:
         )
 
     async def turn(self, message: str) -> Outcome:
-        """Run one turn and show its events. Ctrl-C cancels it; a second Ctrl-C ends the process.
+        """Run one turn and show its events. Ctrl-C cancels the turn. A second Ctrl-C ends the process.
 
-        A failed run raises nothing: the failure is part of the outcome.
+        A failed run raises no exception. The failure is part of the outcome.
         """
         loop, view, started = asyncio.get_running_loop(), self.view, SYSTEM_CLOCK.monotonic()
 
@@ -228,7 +232,7 @@ class Conversation:
 
 
 class _Canceller:
-    """Handles Ctrl-C: the first cancels the run and everything inside it, the second ends the process."""
+    """Handles Ctrl-C. The first one cancels the run and everything inside it. The second ends the process."""
 
     def __init__(self, task: asyncio.Task[Any], view: View) -> None:
         self._task = task
@@ -246,11 +250,11 @@ class _Canceller:
 
 def _check_attachment(path: Path) -> Path:
     if not path.is_file():
-        raise UsageError(f"--attach {path}: no such file.")
+        raise UsageError(f"--attach {path}: no such file. Check the path.")
     return path
 
 
-# handrail run
+# --- handrail run ---
 
 
 def run(options: WorkerOptions, given: str | None, attachments: list[Path], as_json: bool) -> int:
@@ -320,7 +324,7 @@ class _EscapingFormatter(logging.Formatter):
 
 
 def configure_logging(verbose: bool) -> None:
-    """Print log records if `verbose` is set. The view shows everything else that a person needs."""
+    """Print log records to standard error with `--verbose` or $HANDRAIL_DEBUG. Otherwise discard them."""
     if verbose or is_debugging():
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(_EscapingFormatter("%(name)s: %(message)s"))

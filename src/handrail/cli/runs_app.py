@@ -48,7 +48,7 @@ def _shared(journal: JournalFile = None, as_json: Json = False) -> None:
 
 
 def command(name: str, *, creates_journal: bool = False) -> Callable[[Command], Command]:
-    """Register a command. Its options are its parameters after the journal, and the shared ones."""
+    """Register a command. It takes the shared options, and one for each parameter after the journal."""
 
     def register(command: Command) -> Command:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
@@ -96,7 +96,7 @@ def _run(
 
 
 def _journal_file(given: Path | None, create: bool) -> Path:
-    """Return the journal's file. It must exist, unless the command may create it."""
+    """Return the path of the journal's file, which must exist unless the command may create it."""
     if create:
         return prepare_journal(given)
     path = journal_path(given)

@@ -1,4 +1,4 @@
-"""`handrail runs`: commands on recorded runs, each a function of a journal."""
+"""`handrail runs`: the commands that work on recorded runs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NewId = Annotated[
 ]
 
 
-# Looking at runs.
+# --- showing runs ---
 
 
 @command("list")
@@ -70,7 +70,7 @@ async def list_runs(
         str | None, typer.Option("--session", metavar="ID", help="Only runs of this session.")
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, metavar="N", help="How many runs at most.")
+        int, typer.Option("--limit", "-n", min=1, metavar="N", help="Maximum number of runs.")
     ] = 50,
 ) -> Report:
     """List runs, newest first."""
@@ -89,7 +89,7 @@ async def show(
     run: RunId,
     full: Annotated[bool, typer.Option("--full", help="Don't shorten texts and diffs.")] = False,
 ) -> Report:
-    """Show a run as a tree. It has answers, calls, times, cost, diffs and questions."""
+    """Show a run as a tree of answers, calls and questions, with times, cost and diffs."""
     tree = await runs.show(journal, (await RecordedRun.find(journal, run)).id)
     return Report(view.tree_data(tree), view.run_tree(tree, full))
 
@@ -99,14 +99,14 @@ async def verify(
     journal: SqliteJournal,
     run: Annotated[str | None, typer.Argument(help="Only this run and its session. Default: all.")] = None,
 ) -> Report:
-    """Check that nobody else has changed the journal. It says which records are not as they were written."""
+    """Check that the journal has not been altered from outside, and list the records that have been."""
     run_id = None if run is None else (await RecordedRun.find(journal, run)).id
     found = await journal.runs.verify(run_id)
     code = FAILED if found.altered else DONE
     return Report(view.verification_data(found), *view.verification_lines(found), code=code)
 
 
-# Continuing runs.
+# --- continuing runs ---
 
 
 @command("resume")
@@ -126,7 +126,7 @@ async def resume(
     files: Files = None,
     as_json: Json = False,
 ) -> Report:
-    """Continue a parked or interrupted run. Without an answer it is parked again."""
+    """Continue a parked or interrupted run. If its question is still unanswered, it is parked again."""
     from handrail.environment import LaterEnvironment, TerminalEnvironment
 
     mode = parse_approvals(approve)
@@ -195,11 +195,11 @@ async def answer(
         ),
     ] = "",
 ) -> Report:
-    """Answer a question that a run waits for. Without --value, --approve or --deny it is asked here."""
+    """Answer a run's open question. Without --value, --approve or --deny, asks it at the terminal."""
     recorded = await RecordedRun.find(journal, run)
     asked = await recorded.find_question(question)
     if value is not None and approve is not None:
-        raise UsageError("give either --value, or --approve or --deny.")
+        raise UsageError("--value can't be combined with --approve or --deny. Pass only one of them.")
     if asked.secret:
         raise secret_refused(asked)  # before the user types a secret that would be refused
     if approve is not None and asked.kind != "approval":
@@ -223,12 +223,12 @@ async def answer(
 
 
 def _check_seen(recorded: RecordedRun, asked: Question, digest: str) -> None:
-    """Check that an answer names the digest of the question, which covers everything that was shown of it."""
+    """Check that an answer names its question's digest, which covers everything the user was shown."""
     show = recorded.next_command("show")
     if not digest:
-        raise UsageError(f"give --digest too, as `{show}` prints it with the question: it says what you saw.")
+        raise UsageError(f"--digest is missing. Pass the digest that `{show}` prints with the question.")
     if len(digest) < 16 or not asked.digest.startswith(digest):
-        raise UsageError(f"the question that is open now has another digest. Look at it again: `{show}`.")
+        raise UsageError(f"the open question has another digest. Look at the question again: `{show}`.")
 
 
 async def _ask_here(asked: Question) -> Answer:
@@ -248,18 +248,18 @@ async def _record_answer(recorded: RecordedRun, asked: Question, answer: Answer)
     return Report(data, f"Answered {asked.name}. {then}")
 
 
-# Changing runs.
+# --- changing runs ---
 
 
 @command("cancel")
 async def cancel(journal: SqliteJournal, run: RunId) -> Report:
-    """End a run. If another process is running it, that process stops it within seconds."""
+    """Cancel a run. If it is running in another process, that process stops it within seconds."""
     row = await runs.cancel(journal, (await RecordedRun.find(journal, run)).id)
     data = {"run_id": row.record.id, "status": row.status, "stopping": row.stopping}
     if row.status in OVER:
         return Report(data, f"{row.record.id} is {row.status}.")
     return Report(
-        data, f"{row.record.id}: process {row.owner} was told to stop it, which takes a few seconds."
+        data, f"{row.record.id}: process {row.owner} was told to stop the run, which takes a few seconds."
     )
 
 
@@ -271,7 +271,7 @@ async def approvals(
         str | None, typer.Option("--revoke", metavar="N", help="Forget this decision, by its number or id.")
     ] = None,
 ) -> Report:
-    """List or forget decisions. They are what was approved or denied for the whole session of a run."""
+    """List what was approved or denied for a run's whole session. --revoke forgets one of these decisions."""
     record = (await RecordedRun.find(journal, run)).row.record
     memory = await runs.approvals(journal, record.session_id, principal=record.principal)
     kept = memory.list()
@@ -288,17 +288,19 @@ async def approvals(
         raise UsageError(f"--revoke {revoke!r} matches no decision. {advice}")
     memory.revoke(found.id)
     data = {"session_id": record.session_id, "revoked": approval_json(found)}
-    return Report(data, view.approval_line(None, found), "Forgotten: it will be asked again.")
+    return Report(
+        data, view.approval_line(None, found), "Forgotten: the next such call needs approval again."
+    )
 
 
 @command("fork")
 async def fork(
     journal: SqliteJournal,
     run: RunId,
-    step: Annotated[int, typer.Argument(help="How many of the model's answers to keep; 0 starts over.")],
+    step: Annotated[int, typer.Argument(help="Number of the model's answers to keep; 0 starts over.")],
     new: NewId = None,
 ) -> Report:
-    """Create another run with the same beginning. Files stay as they are."""
+    """Create a new run that begins like this one. Files are not changed."""
     source = await RecordedRun.find(journal, run)
     made = RecordedRun(journal, await runs.fork(journal, source.id, step, new))
     return Report(
@@ -359,14 +361,14 @@ async def replay(
     return Report(data, *program.notes, f"No differences: {tally.steps} steps, {calls}.")
 
 
-# Moving and forgetting runs.
+# --- moving and forgetting runs ---
 
 
 @command("export")
 async def export(
     journal: SqliteJournal, run: RunId, path: Annotated[Path, typer.Argument(help="The file to write.")]
 ) -> Report:
-    """Write a run to a file, without secrets."""
+    """Export a run to a file, without secrets."""
     id = (await RecordedRun.find(journal, run)).id
     lines = await runs.export(journal, id, path)
     return Report({"run_id": id, "path": str(path), "lines": lines}, f"Exported {id} to {path}.")
@@ -381,7 +383,7 @@ async def import_(
         typer.Option("--as", metavar="ID", help="A new id for the run. Default: the exported one."),
     ] = None,
 ) -> Report:
-    """Read a run that was exported."""
+    """Import a run from a file that `export` wrote."""
     row = await runs.import_(journal, path, run_id=new)
     data = {"run_id": row.record.id, "status": row.status}
     return Report(data, f"Imported {row.record.id}, which is {row.status}.")
@@ -391,12 +393,13 @@ async def import_(
 async def forget(
     journal: SqliteJournal,
     before: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Runs that ended before: 30d, 12h, or 2026-01-31.")
+        str | None,
+        typer.Option(metavar="TIME", help="Delete runs that ended before: 30d, 12h, or 2026-01-31."),
     ] = None,
     keep: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="All but this many of the newest.")
+        int | None, typer.Option(min=0, metavar="N", help="Keep this many of the newest runs.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs.")] = False,
 ) -> Report:
     """Delete finished runs from the journal. Runs of one session are deleted together."""
     gone = await runs.forget(journal, before=_parse_time(before), keep=keep, dry=dry_run)
@@ -406,7 +409,7 @@ async def forget(
 
 
 def _parse_time(text: str | None) -> datetime | None:
-    """Parse a date, or a duration before now."""
+    """Parse a date, or a duration that is subtracted from now."""
     if text is None:
         return None
     duration = re.fullmatch(r"(\d+)([hdw])", text)

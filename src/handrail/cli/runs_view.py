@@ -34,7 +34,7 @@ _MAX_LINE, _MAX_DIFF = 100, 12
 
 
 def print_item(item: Any) -> None:
-    """Print to standard output, in colour on a terminal, plain and unwrapped elsewhere."""
+    """Print an item to standard output, in colour on a terminal, and plain and unwrapped elsewhere."""
     attended = is_terminal(sys.stdout)
     if isinstance(item, str) and not attended:
         sys.stdout.write(f"{item}\n")  # keeps the text's tabs
@@ -62,7 +62,7 @@ def _seconds(spent: float | None) -> str:
     return f"{spent * 1000:.0f} ms" if spent < 1 else f"{spent:.1f} s"
 
 
-# A table.
+# --- a table ---
 
 
 def run_table(lines: Sequence[RunLine], now: float) -> Any:
@@ -92,11 +92,11 @@ def _waits(line: RunLine) -> str:
     return f"{waiting} answer{'' if waiting == 1 else 's'}" if waiting else ""
 
 
-# A tree.
+# --- a tree ---
 
 
 def run_tree(tree: RunTree, full: bool) -> Any:
-    """Build a tree of a run: what was said, what was called, and the results."""
+    """Build a tree that shows a run's messages, calls and results."""
     row, record = tree.row, tree.row.record
     head = Text(escape(record.id), "bold")
     head.append(f"  {tree.standing}", _COLOURS[tree.standing])
@@ -203,7 +203,7 @@ def _answered(asked: QuestionRecord) -> Text:
 
 
 def question_text(question: Question, full: bool = False) -> Text:
-    """Format an open question: what every environment shows of it, and the id and digest to answer it by."""
+    """Format an open question as every environment shows it, with its id and the digest to answer it with."""
     text = Text(f"? {_line(exact(question.message))}", "yellow")
     text.append(f"  {escape(question.id)}", "dim")
     width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else 240
@@ -214,7 +214,7 @@ def question_text(question: Question, full: bool = False) -> Text:
 
 
 def approval_line(number: int | None, kept: ApprovalRemembered) -> Text:
-    """Format a decision remembered for a session, with the number and the id to revoke it by."""
+    """Format a decision remembered for a session, with its number and its id. Either one revokes it."""
     text = Text("" if number is None else f"{number}  ")
     text.append("approved" if kept.approved else "denied", "green" if kept.approved else "yellow")
     text.append(f"  {_line(kept.tool)}: {_line(kept.scope)}")
@@ -224,7 +224,7 @@ def approval_line(number: int | None, kept: ApprovalRemembered) -> Text:
     return text
 
 
-# Results of commands.
+# --- results of commands ---
 
 
 def verification_data(found: Verification) -> dict[str, Any]:
@@ -243,18 +243,23 @@ def verification_data(found: Verification) -> dict[str, Any]:
 
 
 def verification_lines(found: Verification) -> list[Text]:
-    """Format the outcome of a verification: each alteration with its place, and what can't be vouched for."""
+    """Format the outcome of a verification: every altered record, and the imported runs."""
     lines = [Text(_line(each.place_and_problem), "red") for each in found.altered]
     checked = f"{found.records} records checked"
     lines.append(Text(f"{checked}: nothing was altered." if not lines else f"{checked}."))
     if found.imported:
         ids = escape(", ".join(found.imported))
-        lines.append(Text(f"Imported, so what they began with is not verified: {ids}.", "yellow"))
+        lines.append(
+            Text(
+                f"These runs were imported, and their content before the import is not verified: {ids}.",
+                "yellow",
+            )
+        )
     return lines
 
 
 def undo_lines(done: Undoing) -> list[Any]:
-    """Format the lines that say what was undone, and what could not be."""
+    """Format what was undone, and what could not be undone."""
     places = ", ".join([*map(escape, done.paths), *done.slices]) or "it had changed nothing"
     lines: list[Any] = [f"Undid {done.tool}: {places}. The model is told in its next turn."]
     if done.stands:
@@ -268,7 +273,7 @@ def divergence_text(found: Divergence) -> Text:
     return head + _style_diff(escape(found.diff()).splitlines()) + Text("\n")
 
 
-# JSON.
+# --- JSON ---
 
 
 def run_data(line: RunLine) -> dict[str, Any]:

@@ -30,7 +30,7 @@ _INLINE = re.compile(r"(?P<code>`[^`]+`)|(?P<bold>\*\*[^*]+\*\*)")
 
 
 def make_console(stream: TextIO, *, live: bool = False, width: int | None = None) -> Console:
-    """Create a console that interprets no markup, in colour if the stream wants it."""
+    """Create a console that interprets no markup. It uses colour if the stream should have it."""
     colour = wants_colour(stream)
     automatic = live or (colour and is_terminal(stream))
     return Console(
@@ -46,7 +46,7 @@ def make_console(stream: TextIO, *, live: bool = False, width: int | None = None
 
 
 class View:
-    """Shows one run after another. Subclasses say how a line is printed."""
+    """Base class of views, which show one run after another. Subclasses define how a line is printed."""
 
     def __init__(self, console: Console, clock: Clock, *, verbose: bool = False) -> None:
         self.console = console
@@ -74,12 +74,12 @@ class View:
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Restore the terminal at once, because the process is about to end."""
+        """Restore the terminal at once. Called when the process is about to end."""
         raise NotImplementedError
 
     @contextlib.contextmanager
     def hold(self) -> Generator[None]:
-        """Print nothing inside this block; print what accumulated when it ends."""
+        """Hold back output inside this block, and print it when the block ends."""
         self._held = []
         try:
             yield
@@ -99,7 +99,7 @@ class View:
 
 
 class PlainView(View):
-    """A view without a cursor: the answer goes to standard output, everything else to standard error."""
+    """A view that prints plain lines: the answer to standard output, and everything else to standard error."""
 
     def __init__(self, clock: Clock, *, verbose: bool = False, quiet: bool = False) -> None:
         width = None if is_terminal(sys.stderr) else _UNLIMITED  # a log viewer wraps lines itself
@@ -130,9 +130,9 @@ class PlainView(View):
         return [Text(f"{indent(row.path)}· {escape_line(row.name, 60)}: {progress}", "dim")]
 
     def _message(self, event: MessageAdded) -> list[Text]:
-        """Return the lines of a model's message, if it calls a tool.
+        """Return the lines of a model's message, or none if the message calls no tool.
 
-        A model's last message is the answer, which is printed separately.
+        A message that calls no tool is the answer, which is printed separately.
         """
         message = event.message
         if event.run_id != self.activity.root or not isinstance(message, AssistantMessage):
@@ -158,8 +158,8 @@ class PlainView(View):
 class LiveView(View):
     """A view for a terminal.
 
-    Finished lines are printed once and never changed. What is in progress is redrawn below them ten times a
-    second. While a question is asked nothing is drawn; lines that arrive in that time are printed afterwards.
+    Finished lines are printed once and never changed. Work in progress is redrawn below them ten times a second.
+    Nothing is drawn while a question is asked, and lines that arrive meanwhile are printed afterwards.
     """
 
     def __init__(self, clock: Clock, *, verbose: bool = False) -> None:
@@ -262,7 +262,7 @@ class LiveView(View):
             live.stop()
 
     def _below(self) -> Group:
-        """Build what is drawn below the finished lines: the line being written, and what is in progress."""
+        """Build what is drawn below the finished lines: the line being written, and the work in progress."""
         tail = [self._markdown.style(self._flow.tail)] if self._flow.tail else []
         return Group(*tail, *self.activity.live_lines(max(self.console.height // 2, 3)))
 
@@ -280,8 +280,8 @@ class LiveView(View):
 class TextFlow:
     """Breaks streamed text into lines of at most `width` cells, at spaces where possible.
 
-    A returned line never changes. `tail` is the line still being written: only its last word can still move
-    to the next line, if it does not match the schema.
+    A returned line never changes. `tail` is the line still being written. Its last word moves to the next line if
+    the rest of the word does not fit.
     """
 
     def __init__(self, width: int) -> None:
@@ -298,7 +298,7 @@ class TextFlow:
         """Add a piece of text and return the lines that are complete now."""
         if self._return:
             piece, self._return = f"\r{piece}", False
-        if piece.endswith("\r"):  # perhaps the first half of \r\n
+        if piece.endswith("\r"):  # may be the first half of \r\n
             piece, self._return = piece[:-1], True
         text = escape(piece)
         if self._at_break:  # spaces at the end of a full line are not carried over to the next one
@@ -337,7 +337,7 @@ def _prefix(text: str, width: int) -> str:
 
 
 class Markdown:
-    """Light highlighting of Markdown: headings, code and bold. Every character stays where it is."""
+    """Highlights headings, code and bold text in Markdown, without adding or removing characters."""
 
     def __init__(self) -> None:
         self._in_code = False

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 def serve(options: ServeOptions) -> int:
-    """Serve until told to stop, and return the exit code."""
+    """Serve the app until it is told to stop, and return the exit code."""
     try:
         _check_apart(options)
-        token = read_token(options.token_file)  # before anything of the app runs
+        token = read_token(options.token_file)  # before any of the app's code runs
         secret = take_variable("HANDRAIL_OIDC_SECRET")
         _check_extra()
         from handrail.serve.app import asgi
@@ -116,7 +116,7 @@ def _oidc(options: ServeOptions, secret: str | None) -> OidcProvider | None:
 
 
 def _check_apart(options: ServeOptions) -> None:
-    """Refuse a token, a key or a log that lies in the folder that tools may change."""
+    """Raise `UsageError` if the token, key or access log is in the folder that tools may change."""
     if options.files is None:
         return
     folder = Path(str(options.files).partition("{")[0] or ".").resolve()
@@ -127,7 +127,7 @@ def _check_apart(options: ServeOptions) -> None:
     ):
         if path is not None and path.resolve().is_relative_to(folder):
             raise UsageError(
-                f"{name} {path} lies in {folder}, which tools may read and change. Move it elsewhere."
+                f"{name} {path} is in {folder}, which tools may read and change. Move it elsewhere."
             )
 
 
@@ -144,7 +144,7 @@ def _tls(options: ServeOptions) -> Tls | None:
 
 
 def _load(options: ServeOptions) -> Loaded:
-    """Load the app to serve. Workers get the files beside them, as with `run` and `chat`."""
+    """Load the app to serve. A worker gets the `files` folder beside it, as with `run` and `chat`."""
     from handrail.serve.sources import load
 
     path = Path(options.app)

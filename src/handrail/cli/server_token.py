@@ -1,6 +1,6 @@
-"""The server's token: where it comes from, and the link that gives a page a session in its place.
+"""The server's token, and the link that opens the page without it.
 
-Neither appears where the commands of tools can read it: in arguments, in the environment, in a readable file.
+Neither appears where a tool's commands could read it: in arguments, in the environment or in a readable file.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ VARIABLE = "HANDRAIL_TOKEN"
 
 
 def read_token(file: Path | None) -> str | None:
-    """Return the token in a file, or in $HANDRAIL_TOKEN, which is removed from this process's environment."""
+    """Return the token from the file, or from $HANDRAIL_TOKEN. The variable is removed from the environment."""
     from_environment = take_variable(VARIABLE)
     if file is None:
         return from_environment
     if from_environment is not None:
-        raise UsageError(f"${VARIABLE} and --token-file both name a token. Give one of them.")
+        raise UsageError(f"${VARIABLE} and --token-file both give a token. Use only one of them.")
     try:
         mode = file.stat().st_mode
         if stat.S_ISREG(mode) and stat.S_IMODE(mode) & 0o077:
@@ -44,17 +44,17 @@ def take_variable(variable: str) -> str | None:
 
 
 def _erase(variable: str) -> None:
-    """Overwrite a variable in the block that the kernel shows as this process's environment.
+    """Overwrite a variable in the memory that the kernel shows as this process's environment.
 
-    `os.environ.pop` keeps it from child processes, but /proc/PID/environ still shows what the process was
-    started with, to every process of the same user.
+    `os.environ.pop` hides the variable from child processes. But /proc/PID/environ still shows the environment
+    that the process was started with, to every process of the same user.
     """
     if sys.platform != "linux":
         return
     name = f"{variable}=".encode()
     with contextlib.suppress(OSError, ValueError):
         shown = Path("/proc/self/environ").read_bytes()
-        start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47])  # env_start
+        start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47])  # the field env_start
         at = 0
         for entry in shown.split(b"\0"):
             if start and entry.startswith(name):
@@ -63,7 +63,7 @@ def _erase(variable: str) -> None:
 
 
 class BrowserFile:
-    """A file that leads a browser to an address, so that the address is in no process's arguments."""
+    """A file that redirects a browser to an address, so that no process has the address in its arguments."""
 
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -72,7 +72,7 @@ class BrowserFile:
         """Open the address in a browser."""
         import webbrowser
 
-        self._folder = tempfile.TemporaryDirectory(prefix="handrail-")  # mode 0700
+        self._folder = tempfile.TemporaryDirectory(prefix="handrail-")  # created with mode 0700
         path = Path(self._folder.name) / "open.html"
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             file.write(
@@ -81,7 +81,7 @@ class BrowserFile:
         webbrowser.open(path.as_uri())
 
     def remove(self) -> None:
-        """Delete the file. Harmless if there is none."""
+        """Delete the file, if there is one."""
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None

@@ -44,15 +44,17 @@ def add(
     ] = False,
     journal: JournalFile = None,
 ) -> None:
-    """Add a user. Their token is printed once, and kept only as a hash."""
+    """Add a user. Their token is printed once, and stored only as a hash."""
     with _people(journal) as people:
         secret = people.add(name, roles or (), _read_password(name) if password else None)
         found = people.find(name)
         people.note("", "user added", user=name, roles=sorted(found.roles if found else ()))
-        typer.echo(f"{name} is added: {', '.join(sorted(found.roles if found else ()))}.")
+        typer.echo(f"Added {name} with roles: {', '.join(sorted(found.roles if found else ()))}.")
         if not password:
-            typer.echo(f"Their token, which is not shown again: {secret}")
-            typer.echo(f"On the page it is the password; programs send `Authorization: Bearer {name}:TOKEN`.")
+            typer.echo(f"Their token, which will not be shown again: {secret}")
+            typer.echo(
+                f"Sign in on the page with it as the password. Programs send `Authorization: Bearer {name}:TOKEN`."
+            )
 
 
 @app.command(name="list")
@@ -77,9 +79,9 @@ def remove(name: Name, journal: JournalFile = None) -> None:
     """Remove a user, and end their sessions. Their conversations stay in the journal."""
     with _people(journal) as people:
         if not people.remove(name):
-            raise UsageError(f"there is no user {name!r}. `handrail users list` shows who there is.")
+            raise UsageError(f"there is no user {name!r}. `handrail users list` shows the users.")
         people.note("", "user removed", user=name)
-        typer.echo(f"{name} is removed.")
+        typer.echo(f"Removed {name}.")
 
 
 @app.command()
@@ -87,7 +89,7 @@ def revoke(
     name: Annotated[str, typer.Argument(help="A user's name, `local`, or the id of a session.")],
     journal: JournalFile = None,
 ) -> None:
-    """End the sessions of a user, or one session. A running server refuses them from now on."""
+    """End all sessions of a user, or one session by its id. A running server refuses them from then on."""
     with _people(journal) as people:
         ended = people.revoke(name=name) or people.revoke(id=name)
         if not ended:
@@ -113,7 +115,7 @@ def audit(journal: Path | None, who: str | None, after: int) -> int:
 
 @contextlib.contextmanager
 def _people(journal: Path | None) -> Generator[People]:
-    """Open the people of a journal's server. An error ends the command with a message."""
+    """Open the user records of a journal's server. An error ends the command with a message."""
     try:
         with contextlib.closing(People(people_path(journal_path(journal)))) as people:
             yield people
@@ -127,7 +129,7 @@ def _read_password(name: str) -> str:
     if not is_terminal(sys.stdin):
         return sys.stdin.readline().rstrip("\n")
     first = getpass.getpass(f"Password for {escape_line(name)}: ")
-    if getpass.getpass("The same again: ") != first:
-        print_error("the two passwords differ. Nothing was changed.")
+    if getpass.getpass("Repeat the password: ") != first:
+        print_error("the two passwords differ. No user was added.")
         raise typer.Exit(FAILED)
     return first

@@ -104,7 +104,7 @@ def _show(named: str) -> int:
 
 
 def _format_settings(given: Any) -> str:
-    """Format the settings of one part of the front matter, except those left out."""
+    """Format the settings that are given in one part of the front matter."""
     fields: dict[str, Any] = given.model_dump()
     return ", ".join(f"{name} {value}" for name, value in fields.items() if value is not None)
 
@@ -128,7 +128,7 @@ def new(name: str) -> int:
             f"{name!r} can't name a folder of workers. Use letters, digits, - and _, such as: handrail new demo"
         )
         return USAGE
-    if not os.path.isdir(folder.parent):  # unlike Path.is_dir, False for a name that is too long
+    if not os.path.isdir(folder.parent):  # unlike Path.is_dir, returns False for a name that is too long
         print_error(f"there is no folder {folder.parent}. Create it first, or choose another place.")
         return USAGE
     if os.path.lexists(folder):

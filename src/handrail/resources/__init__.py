@@ -1,4 +1,4 @@
-"""Resources: objects, such as the run's files, that tools request by protocol."""
+"""Resources: objects that tools request by protocol, such as the run's files."""
 
 from handrail.resources.bindings import Binding, CallResources, RunResources, Scope, given
 

@@ -20,18 +20,18 @@ from handrail.resources.scopes import Closer, Kept, Scoped, circle, close_logged
 T = TypeVar("T")
 
 Scope = Literal["run", "call", "fresh"]
-"""The lifetime of a resource: one for the whole run, one for each call, or a new one for every request."""
+"""The lifetime of a resource. `run`: shared by the whole run; `call`: one per call; `fresh`: one per request."""
 
 
 @dataclass(
     frozen=True
-)  # without slots, because calling a subscripted generic class, `Binding[...](...)`, sets an attribute
+)  # no slots, because calling a subscripted generic class, `Binding[...](...)`, sets an attribute
 class Binding(Generic[T]):
     """A protocol and the function that provides its resource.
 
-    `provide` is a plain or async function of the resources, or a generator that yields the resource
-    once and closes it afterwards. A resource created here that has `aclose()` or `close()` is closed
-    with its scope.
+    `provide` is a plain or async function that takes the resources and returns one, or a generator that yields it
+    once and closes it afterwards. If a resource that `provide` created has `aclose()` or `close()`, that method is
+    called when the resource's scope ends.
     """
 
     protocol: type[T]
@@ -63,7 +63,7 @@ class Binding(Generic[T]):
 
 
 def given(protocol: type[T], thing: T) -> Binding[T]:
-    """Create a binding for an existing object, which belongs to the caller and is never closed here."""
+    """Create a binding for an existing object. The object belongs to the caller and is never closed by a run."""
     return Binding(protocol, _Ready(thing))
 
 
@@ -97,7 +97,7 @@ class RunResources:
         self._closed = False
 
     def binds(self, protocol: type) -> bool:
-        """Return whether anything is bound to the protocol."""
+        """Return whether there is a binding for the protocol."""
         return protocol in self._bindings
 
     def binding(self, protocol: type) -> Binding[Any]:
@@ -110,11 +110,11 @@ class RunResources:
                 f"Pass `resources=[given(protocol, object)]`, or `filesystem=...` for files. Bound: {known}.",
             )
         if self._closed:
-            raise ResourceError(name_of(protocol), "the run has ended", "Ask for it while the run is active.")
+            raise ResourceError(name_of(protocol), "the run has ended", "Request it while the run is active.")
         return found
 
     async def close(self) -> None:
-        """Close the resources of the run, last created first, because the run has ended."""
+        """Close the run's resources, last created first. No resource can be requested afterwards."""
         self._closed = True
         errors = await self.scope.close()
         if errors:
@@ -122,7 +122,7 @@ class RunResources:
 
 
 class Owner(Protocol):
-    """The call to which a view of the resources belongs."""
+    """The call that a `CallResources` belongs to."""
 
     @property
     def home(self) -> Home: ...
@@ -138,8 +138,8 @@ class Owner(Protocol):
 class CallResources:
     """One call's view of the resources.
 
-    Resources of the run are shared with other calls, except that the call gets its own fork of a forkable one. All
-    other resources belong to the call.
+    Resources with the scope `run` are shared with other calls. If such a resource is forkable, the call gets its
+    own fork of it. All other resources belong to the call alone.
     """
 
     __slots__ = ("_call", "_given", "_owner", "_run")
@@ -149,7 +149,7 @@ class CallResources:
         self._owner = owner
         self._given = given
         self._call: Scoped | None = None
-        """The resources created for this call alone; None if there are none."""
+        """The resources created for this call alone, or None if there are none."""
 
     @property
     def home(self) -> Home:
@@ -175,10 +175,10 @@ class CallResources:
 
     @property
     def untouched(self) -> bool:
-        """Whether no resource was created that must be closed with the call."""
+        """Whether the call has no resources of its own to close."""
         return self._call is None or self._call.empty
 
-    # `within` is the lifetime of the requester, and `path` the chain of resources being created.
+    # `within` is the requester's lifetime. `path` is the chain of resources being created.
 
     def get_for(self, protocol: type, within: Scope, path: tuple[type, ...]) -> Any:
         found = self._there(protocol, within)
@@ -243,8 +243,8 @@ class CallResources:
         if binding.scope == "call" and within == "run":
             raise ResourceError(
                 name_of(protocol),
-                "it lives for one call, but a resource of the whole run asks for it",
-                "Give it the scope 'run', or the other one the scope 'call'.",
+                "it lives for one call, but a resource with the scope 'run' requests it",
+                "Give it the scope 'run', or give the resource that requests it the scope 'call'.",
             )
         scope = self._run.scope if binding.scope == "run" else self._call
         kept = None if scope is None else scope.made.get(protocol)
@@ -256,8 +256,8 @@ class CallResources:
         if within == "run":
             raise ResourceError(
                 name_of(binding.protocol),
-                "each call works on its own fork of it, but a resource of the whole run asks for it",
-                "Give the other one the scope 'call'.",
+                "each call works on its own fork of it, but a resource with the scope 'run' requests it",
+                "Give the resource that requests it the scope 'call'.",
             )
         return self._owner.fork(binding.protocol, kept.thing)
 
@@ -279,7 +279,7 @@ class CallResources:
         return self._shown(binding, kept, inside.within)
 
     def _close_late(self, closer: Closer) -> None:
-        """Close a resource that a thread created after its call had ended, and raise an error in that thread."""
+        """Close a resource that a thread created after its call ended. Raises `ContextExpired` in that thread."""
         work = close_logged(closer)
         try:
             asyncio.run_coroutine_threadsafe(work, self.home.loop)
@@ -295,17 +295,17 @@ class CallResources:
         return Inside(self, lives, within, (*path, protocol))
 
     def _scope(self, lives: Scope) -> Scoped:
-        """Return the scope that keeps a resource of this lifetime and closes it."""
+        """Return the scope that holds and closes resources of this lifetime."""
         if lives == "run":
             return self._run.scope
-        with self._run.lock:  # two threads may create it at the same time
+        with self._run.lock:  # two threads may create the scope at the same time
             if self._call is None:
                 self._call = Scoped()
             return self._call
 
 
 class Inside:
-    """A provider's view of the resources, for the resource that it creates."""
+    """The view of the resources that a provider gets while it creates one."""
 
     __slots__ = ("_handed", "_path", "_resources", "scope", "within")
 
@@ -335,7 +335,7 @@ class Inside:
         return self._hand_out(await self._resources.open_for(protocol, self.scope, self._path))
 
     def handed_out(self, thing: Any) -> bool:
-        """Return whether the provider got this object from another binding, which is responsible for closing it."""
+        """Return whether the provider got this object from another binding, which will close it."""
         return any(each is thing for each in self._handed)
 
     def _hand_out(self, thing: Any) -> Any:
@@ -351,7 +351,7 @@ _NOTHING = object()
 
 
 def _first(binding: Binding[Any], made: Any) -> tuple[Any, Callable[[], Any] | None]:
-    """Return the object that a provider created and, if the provider is a generator, a function that finishes it."""
+    """Return the object that a provider created, and a function that finishes the provider if it is a generator."""
     if not inspect.isgenerator(made):
         return made, None
     generator = made
@@ -400,7 +400,7 @@ def _yielded(binding: Binding[Any], how_often: str) -> ResourceError:
 
 def _takes_one(function: Callable[..., Any]) -> bool:
     if isinstance(function, _Ready):
-        return True  # skips the slow inspection of a signature that is known
+        return True  # its signature is known, and inspecting it is slow
     try:
         inspect.signature(function).bind(None)
     except TypeError:

@@ -13,14 +13,14 @@ from handrail.resources.paths import ancestors
 from handrail.resources.startup_files import run_by
 
 MAX_SIZE, MAX_LINES = 1024 * 1024, 20_000
-"""Maximum bytes and lines of a file whose content is shown; for a larger file only its size is shown."""
+"""Maximum bytes and lines of a file whose content is shown. For a larger file, only the size is shown."""
 
 Mode = Callable[[Node], int | None]
 Data = bytes | Content | None
 
 
 def diff(changes: Iterable[tuple[str, Node, Node]], mode_of: Mode) -> str:
-    """Format changes as text. Each change is a path, its new node and its old node."""
+    """Format changes as a unified diff. Each change is a path, its new node and its old node."""
     found = sorted(((path, node, base) for path, node, base in changes), key=lambda change: change[0])
     went = {id(base.data): path for path, node, base in found if base.data is not None and not node.version}
     moved = {
@@ -33,15 +33,15 @@ def diff(changes: Iterable[tuple[str, Node, Node]], mode_of: Mode) -> str:
     lines: list[str] = []
     for path, node, base in found:
         if path in moved or (path in around and _is_said_inside(node, base, mode_of)):
-            continue  # the change is shown at its new path, or by its content
+            continue  # the change is shown at the new path, or by the folder's content
         lines += _change(path, node, base, origins.get(path), mode_of)
     return "".join(f"{line}\n" for line in lines)
 
 
 def _is_said_inside(node: Node, base: Node, mode_of: Mode) -> bool:
-    """Return whether a folder's own entry can be omitted.
+    """Return whether a folder's own entry can be omitted, because changes inside the folder imply it.
 
-    It can if the folder's content shows it, and its mode grants others nothing unusual.
+    The entry is needed if the folder's mode changes, or if a new folder's mode grants more than usual.
     """
     if node.data is not None or base.data is not None:
         return False
@@ -55,7 +55,7 @@ def _change(path: str, node: Node, base: Node, origin: str | None, mode_of: Mode
     old, new = f"a/{_said(origin or path)}", f"b/{_said(path)}"
     yield f"diff --git {old} {new}"
     if node.version and not node.is_folder and (who := run_by(path)):
-        yield f"runs later: {who} runs this file by itself, outside the sandbox"
+        yield f"runs later: {who} runs this file automatically, outside the sandbox"
     if origin is not None:
         yield f"rename from {_said(origin)}"
         yield f"rename to {_said(path)}"
@@ -134,9 +134,9 @@ def _mode(mode: int | None) -> str:
 
 
 def _said(path: str) -> str:
-    """Format a file name.
+    """Format a file name for the diff.
 
-    It is quoted if it is not plain, so that it can't be mistaken for a line of the diff.
+    A name with unusual characters is escaped and quoted, so that it can't be mistaken for a line of the diff.
     """
     shown = exact_line(path)
     return shown if shown == path else f'"{shown}"'

@@ -15,21 +15,21 @@ from handrail.resources.paths import ancestors, join, split
 
 
 class FileChange(msgspec.Struct, frozen=True):
-    """A read or a change of one path by one call."""
+    """One path that a call read or changed."""
 
     path: str
     kind: Literal["read", "file", "folder", "link", "gone"]
     data: bytes = b""
     mode: int | None = None
     base: str = ""
-    """The version on which the change is based, in a form that another process can use; "" if there is none."""
+    """The version that the change is based on, in a form that another process can use, or "" if there is none."""
 
 
 class FileFork(Overlay):
-    """One call's version of the files, until it is committed into the files it was forked from, or dropped.
+    """One call's version of the files. It is either committed into the files it was forked from, or dropped.
 
-    Reads are repeatable, whatever others commit in the meantime. Once the fork is prepared or dropped, it and all
-    forks of it raise `ContextExpired`, in every thread.
+    Reads are repeatable, even if others commit changes in the meantime. Once the fork is prepared or dropped, it and
+    all its forks raise `ContextExpired`, in every thread.
     """
 
     __slots__ = ()
@@ -37,7 +37,7 @@ class FileFork(Overlay):
     is_durable: ClassVar[bool] = False
 
     def fork(self, owner: str, /, *, writable: bool = True) -> Self:
-        """Return a fork that commits into this one. A fork of a read-only fork is read-only too."""
+        """Return a fork that commits into this one. If this fork is read-only, so is the new one."""
         self._enter()
         if self._claimed is None:
             self._stamps = {}
@@ -47,14 +47,14 @@ class FileFork(Overlay):
     # --- the end of a call ------------------------------------------------------------------------
 
     def seal(self) -> None:
-        """Refuse further changes, so that the current content is what will be committed."""
+        """Refuse further changes, so that exactly the current content will be committed."""
         with self._shared.lock:
             self._sealed = True
 
     def stale(self) -> tuple[str, ...]:
-        """Return the paths read here, or in forks committed into this one, that have changed since.
+        """Return the paths that have changed since this fork, or a fork committed into it, read them.
 
-        A path that ends in `/` means a folder, or the names in it.
+        A path that ends in `/` stands for a folder or for the names in it.
         """
         if self._seen is None and self._listed is None and self._torn is None:
             return ()
@@ -71,7 +71,7 @@ class FileFork(Overlay):
             return tuple(sorted(found))
 
     def prepare(self) -> None:
-        """Close the fork for its commit. Raises `Conflict` with the paths written both here and by somebody else."""
+        """Close the fork for its commit. Raises `Conflict` with the paths that someone else has written too."""
         shared = self._shared
         shared.acquire()
         try:
@@ -89,18 +89,20 @@ class FileFork(Overlay):
             shared.release()
 
     def apply(self) -> None:
-        """Commit the changes, and the reads on which they depend, into the files that were forked."""
+        """Commit the changes, and the reads that they depend on, into the files that were forked."""
         shared = self._shared
         shared.acquire()
         try:
             if self._state != PREPARED:
-                raise ContextError(f"the fork of {self._owner!r} is not prepared, so it can't be applied")
+                raise ContextError(
+                    f"the fork of {self._owner!r} is not prepared, so it can't be applied. Call prepare() first"
+                )
             self._state = OVER
             self._release()
             if self._line and not any(fork._state for fork in self._line):
                 self._line[-1]._adopt(self)
             if self._line and (self._into_sealed() or any(fork._state for fork in self._line)):
-                self._over = None  # the parent is closed too, and accepts no changes
+                self._over = None  # the parent is closed too and accepts no changes
             if self._over is not None:
                 self._merge(self._over)
             self._seen = self._listed = self._torn = None
@@ -131,14 +133,14 @@ class FileFork(Overlay):
             return found
 
     def read_places(self) -> list[str]:
-        """Return the paths read here, for the record."""
+        """Return the paths that this fork read, for the journal."""
         with self._shared.lock:
             seen = [join(folder, name) for folder, names in (self._seen or {}).items() for name in names]
             listed = [f"{folder}/" for folder in self._listed or ()]
             return [f"file {path}" for path in (*seen, *listed)]
 
     def written_places(self) -> list[str]:
-        """Return the paths changed here, for the record."""
+        """Return the paths that this fork changed, for the journal."""
         return [f"file {path}" for path in self.changed]
 
     def changed_paths(self) -> tuple[str, ...]:
@@ -146,9 +148,9 @@ class FileFork(Overlay):
         return self.changed
 
     def redo(self, changes: Sequence[Any]) -> None:
-        """Repeat the changes of a fork of the same files.
+        """Repeat changes that were made in another fork of the same files.
 
-        Raises `Conflict` if the files have changed since.
+        Raises `Conflict` if the files have changed since then.
         """
         again = [msgspec.convert(each, FileChange) for each in changes]
         with self._shared.lock:
@@ -198,7 +200,7 @@ class FileFork(Overlay):
         return tuple(sorted(found))
 
     def changes(self) -> Iterator[tuple[str, bytes | None, bytes | None]]:
-        """Yield each file that a commit changes, sorted, as path, old bytes and new bytes. None stands for no file."""
+        """Yield each file that a commit changes, sorted, as path, old bytes and new bytes. None means no file."""
         with self._shared.lock:
             found = sorted(((path, base.data, node.data) for path, node, base in self._changes()), key=_path)
         return (
@@ -208,7 +210,7 @@ class FileFork(Overlay):
         )
 
     def diff(self) -> str:
-        """Return the changes as a unified diff, in which binary and very large files are only named."""
+        """Return the changes as a unified diff. For binary and very large files it shows no content."""
         with self._shared.lock:
             return diff(self._changes(), self._mode_of)
 
@@ -255,19 +257,19 @@ class FileFork(Overlay):
             self._parent._claimed.pop(self, None)
 
     def _left_in(self, path: str, over: Over) -> Iterator[str]:
-        """Return the paths that somebody else added to a folder that this fork removes."""
+        """Return the paths that someone else added to a folder that this fork removes."""
         gone = over.get(path, {})
         return (join(path, name) for name in self._parent._names(path) if name not in gone)
 
     def _files_above(self, folder: str, over: Over) -> Iterator[str]:
-        """Yield the paths at which somebody else put a file in place of a folder that this fork needs."""
+        """Yield the paths where someone else put a file in place of a folder that this fork needs."""
         for path in (*ancestors(folder), folder):
             above, name = split(path)
             if self._parent._look(above, name).data is not None and name not in over.get(above, {}):
                 yield path
 
     def _merge(self, over: Over) -> None:
-        """Apply removals to the parent first, innermost first, and then additions, outermost first."""
+        """Apply the changes to the parent: removals from the inside out, then additions from the outside in."""
         parent = self._parent
         folders = over if len(over) == 1 else sorted(over, key=len)
         if not self._plain:
@@ -276,7 +278,7 @@ class FileFork(Overlay):
                     old = parent._look(folder, name)
                     goes = not node.version or (old.data is None) != (node.data is None)
                     if goes and (old.version or self._line):
-                        # A file that was created and deleted again counts as written in an outer fork too.
+                        # A file that was created and deleted again also counts as written in an outer fork.
                         parent._put(folder, name, ABSENT, old, base)
         for folder in folders:
             for name, (node, base) in over[folder].items():

@@ -23,7 +23,7 @@ from handrail.resources.search import decode, encode, find, replaced, sorted_mat
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """Limits of a filesystem. They apply to a fork together with the files it was forked from."""
+    """Limits of a filesystem. A fork and the files it was forked from share them."""
 
     max_file_size: int = 16 * 1024 * 1024
     """Maximum bytes in one file."""
@@ -43,7 +43,7 @@ class Content(Protocol):
 
 
 class Node(msgspec.Struct, frozen=True, gc=False):
-    """The immutable content of a path: a file, a folder (no data) or nothing (version 0)."""
+    """The immutable content of a path: a file, a folder (which has no data) or nothing (version 0)."""
 
     version: int
     data: bytes | Content | None
@@ -79,7 +79,7 @@ class Listing(NamedTuple):
 
 
 class Shared:
-    """State that a root shares with all its forks."""
+    """The state that a root shares with all its forks."""
 
     __slots__ = ("acquire", "clock", "limits", "lock", "release", "tick")
 
@@ -94,7 +94,7 @@ class Shared:
 
 
 class Layer:
-    """The operations of `Filesystem`. Each of them holds one lock while it reads or changes files."""
+    """The operations of `Filesystem`. Each operation holds one lock while it reads or changes files."""
 
     __slots__ = ("_claimed", "_shared")
     _shared: Shared
@@ -125,11 +125,11 @@ class Layer:
         raise NotImplementedError
 
     def _names_near(self, folder: str) -> Sequence[str]:
-        """Return the names to suggest for a misspelt one."""
+        """Return the names that can be suggested for a misspelt one."""
         return self._names(folder)
 
     def _has_folder(self, folder: str) -> bool:
-        """Return whether the folder exists, without recording a read. The root always does."""
+        """Return whether the folder exists, without recording a read. The root always exists."""
         raise NotImplementedError
 
     def _put(self, folder: str, name: str, node: Node, old: Node, base: Node | None = None) -> None:
@@ -318,7 +318,7 @@ class Layer:
     def _make_folders(self, path: str, *, before: int = 0, force: bool = False) -> None:
         """Create a folder and its parents, all or none, leaving room for `before` more entries.
 
-        With `force` nothing is checked, because the caller has checked it.
+        With `force`, limits and existing files are not checked.
         """
         missing: list[str] = []
         while not self._has_folder(path):
@@ -334,7 +334,7 @@ class Layer:
             self._put(folder, name, node, self._look(folder, name), ABSENT)
 
     def _below(self, path: str, node: Node) -> Sequence[tuple[str, str, Node]]:
-        """Return all entries of a folder at any depth, each after the folder that contains it."""
+        """Return all entries of a folder, at any depth. An entry comes after the folder that contains it."""
         found: list[tuple[str, str, Node]] = []
         folders = [path] if node.is_folder else []
         for folder in folders:
@@ -363,7 +363,7 @@ class Layer:
     def _need_room(self, path: str, more: int, size: int, old_size: int) -> None:
         limits = self._shared.limits
         if size > limits.max_file_size:
-            problem = f"it would be {size} bytes and the limit for a file is {limits.max_file_size}. Write less, or several files"
+            problem = f"it would have {size} bytes, and the limit for a file is {limits.max_file_size}. Write less, or several files"
             raise FileLimitReached(path, problem)
         files, total = self._usage()
         if files + more > limits.max_files:
@@ -385,7 +385,7 @@ class Layer:
         raise FileInTheWay(at.path, "a file exists there already. Delete it first, or choose another path")
 
     def _refuse_missing(self, at: ParsedPath) -> NoReturn:
-        """Raise an error that says which part of the path does not exist, and suggests a name."""
+        """Raise `FileMissing`, which says which part of the path does not exist and suggests another name."""
         with self._shared.lock:
             lost = next((p for p in ancestors(at.path) if not self._has_folder(p)), at.path)
             folder, name = split(lost)
@@ -401,7 +401,7 @@ class Layer:
 
 
 def clashes(over: Over, claimed: Mapping[object, Over]) -> set[str]:
-    """Return the paths in `over` that a prepared fork is about to change too."""
+    """Return the paths in `over` that another prepared fork is also about to change."""
     mine = _weights(over)
     found: set[str] = set()
     for other in claimed.values():

@@ -1,8 +1,8 @@
 """Line diffs: a unified diff of two lists of lines, in bounded time.
 
-`difflib` compares in quadratic time, and a file in which every other line changed is enough for that. Here lines that
-occur once on both sides divide the files into gaps, in the time that sorting takes. Only small gaps are compared line
-by line; in a large one, everything between its equal ends counts as replaced.
+`difflib` takes quadratic time for a file in which every other line changed. Here, lines that occur once on both sides
+divide the files into gaps, which takes as long as sorting. Only small gaps are compared line by line. In a large gap,
+everything between its equal ends counts as replaced.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from collections.abc import Iterator, Sequence
 MAX_GAP = 2_500
 """Maximum number of pairs of lines in a gap that is compared line by line."""
 MAX_PAIRS = 200_000
-"""Maximum number of such pairs in all gaps of a file."""
+"""Maximum number of pairs of lines that are compared in all gaps of a file."""
 
 Block = tuple[int, int, int]
-"""Equal lines: where they begin on each side, and how many they are."""
+"""A block of equal lines: its start on each side, and the number of lines."""
 
 
 def unified_diff(
     before: Sequence[str], after: Sequence[str], old: str, new: str, context: int = 3
 ) -> Iterator[str]:
-    """Yield the lines of a unified diff, without line ends of its own. Equal sides have none."""
+    """Yield the lines of a unified diff, or nothing if both sides are equal.
+
+    Lines keep their own line ends. The last line of a side may have none.
+    """
     matcher = _Matcher(before, after)
     for number, group in enumerate(matcher.get_grouped_opcodes(context)):
         if not number:
@@ -48,7 +51,7 @@ def _range(start: int, stop: int) -> str:
 
 
 class _Matcher(difflib.SequenceMatcher[str]):
-    """`difflib`'s matcher with other matching blocks, for what it makes of them."""
+    """`difflib`'s matcher, with its matching blocks replaced by those of `matching_blocks`."""
 
     def __init__(self, before: Sequence[str], after: Sequence[str]) -> None:
         super().__init__(None, "", "", autojunk=False)
@@ -62,7 +65,7 @@ class _Matcher(difflib.SequenceMatcher[str]):
 
 
 def matching_blocks(before: Sequence[str], after: Sequence[str]) -> list[Block]:
-    """Return the blocks of equal lines, in order. Blocks next to each other are joined."""
+    """Return the blocks of equal lines, in order. Adjacent blocks are joined."""
     joined: list[Block] = []
     for a, b, size in _blocks(before, after):
         if joined and joined[-1][0] + joined[-1][2] == a and joined[-1][1] + joined[-1][2] == b:
@@ -97,7 +100,7 @@ def _blocks(before: Sequence[str], after: Sequence[str]) -> Iterator[Block]:
 def _ends(
     before: Sequence[str], after: Sequence[str], within: tuple[int, int, int, int]
 ) -> tuple[int, int, int]:
-    """Return how many lines are equal at the start, and where the equal lines at the end begin on both sides."""
+    """Return the number of equal lines at the start, and the index on each side where the equal end begins."""
     a, a_end, b, b_end = within
     most = min(a_end - a, b_end - b)
     start = 0
@@ -112,7 +115,7 @@ def _ends(
 def _anchors(
     before: Sequence[str], after: Sequence[str], within: tuple[int, int, int, int]
 ) -> list[tuple[int, int]]:
-    """Return the longest run of lines that occur once on each side, in the same order on both."""
+    """Return the longest sequence of lines that occur once on each side and in the same order on both."""
     a, a_end, b, b_end = within
     counts, others = Counter(before[a:a_end]), Counter(after[b:b_end])
     places = {line: at for at, line in enumerate(after[b:b_end], b) if others[line] == 1}
@@ -121,10 +124,10 @@ def _anchors(
         for at, line in enumerate(before[a:a_end], a)
         if counts[line] == 1 and line in places
     ]
-    ends: list[int] = []  # the smallest place at which a run of each length ends
+    ends: list[int] = []  # the smallest index at which a sequence of each length ends
     links: list[
         tuple[int, int]
-    ] = []  # for each shared line, the length of its run and the shared line before it
+    ] = []  # for each shared line, the length of its sequence and the shared line before it
     last: list[int] = []
     for number, (_, there) in enumerate(shared):
         length = bisect_left(ends, there)

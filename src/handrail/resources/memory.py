@@ -16,9 +16,9 @@ _NOTHING: Mapping[str, Node] = {}
 
 
 class MemoryFilesystem(Layer):
-    """Files in memory. Direct writes take effect at once; calls work on forks.
+    """Files in memory. Direct writes take effect at once. Calls work on forks.
 
-    Safe to use from several threads. A folder stays when its last file is deleted.
+    Safe to use from several threads. A folder is kept when its last file is deleted.
     """
 
     __slots__ = ("_bytes", "_files", "_stamps", "_tree")

@@ -1,7 +1,7 @@
-"""The folders an overlay is mounted from, and the marks in them.
+"""The folders that an overlay is mounted from, and the marks in them.
 
-A regular file or link is the current content; a character device 0:0 marks a deletion; a folder with
-`user.overlay.opaque=y` hides the layers below.
+In a layer, a regular file or link is the current content, and a character device 0:0 marks a deletion. A folder
+with `user.overlay.opaque=y` hides the layers below it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Layers:
     work: Path
     """A private folder on the same filesystem as `upper`."""
     mounted_at: int = 0
-    """The disk's time when the layers were created, in nanoseconds. Later changes may not have been seen."""
+    """The disk's time when the layers were created, in nanoseconds. A command may miss later changes."""
 
     @property
     def root(self) -> Path:
@@ -53,7 +53,7 @@ class Layered(Protocol):
 
 
 def attribute(path: str | Path, name: str) -> bytes | None:
-    """Return an extended attribute of a path itself, if it has one."""
+    """Return an extended attribute of a path, without following links, or None if it has no such attribute."""
     try:
         return os.getxattr(path, name, follow_symlinks=False)
     except OSError:
@@ -71,7 +71,7 @@ def is_whiteout(facts: os.stat_result) -> bool:
 
 
 def strip_marks(path: str | Path) -> None:
-    """Remove all overlay attributes, including those that a command has set, so that none has an effect."""
+    """Remove all overlay attributes of a path, including those that a command set, so that none has an effect."""
     with contextlib.suppress(OSError):
         for name in os.listxattr(path, follow_symlinks=False):
             if ".overlay." in name:
@@ -79,14 +79,14 @@ def strip_marks(path: str | Path) -> None:
 
 
 _MASKED = 1000
-"""Maximum number of folders in a root that are looked through for reserved names."""
+"""Maximum number of folders directly in a root that are searched for reserved names."""
 
 
 def mask_reserved(mask: Path, root: Path) -> None:
-    """Fill a layer that hides the reserved names of a root: `.handrail`, even one made later, and what its folders have.
+    """Fill a layer that hides the reserved names in a root and in the folders directly in it.
 
-    Deeper ones are not looked for, so that the cost does not grow with the root. A command may read those,
-    and never changes them.
+    `.handrail` in the root is hidden even if it is created later. Deeper reserved names are not searched for, so
+    that the cost does not grow with the root. A command can read those, but its changes to them are discarded.
     """
     _white_out(mask / RESERVED)
     folders: list[str] = []
@@ -110,7 +110,7 @@ def mask_reserved(mask: Path, root: Path) -> None:
 def _white_out(path: Path) -> None:
     try:
         os.mknod(path, stat.S_IFCHR, os.makedev(0, 0))
-    except PermissionError:  # the next best: an empty folder that hides the one below
+    except PermissionError:  # fall back to an empty folder that hides the one below
         os.mkdir(path)
         os.setxattr(path, OPAQUE, b"y")
 
@@ -118,8 +118,8 @@ def _white_out(path: Path) -> None:
 def remove_tree(path: Path) -> None:
     """Remove a file or folder, if it exists, without following links.
 
-    Works without permissions on its folders and at any depth: folders are opened one at a time, and
-    each inner one is first moved up, so no path grows and two descriptors are enough.
+    Works without permissions on inner folders, and at any depth. Each inner folder is first moved up and then
+    opened, so paths stay short and two descriptors are enough.
     """
     try:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
@@ -153,7 +153,7 @@ def remove_tree(path: Path) -> None:
 
 
 def _remove_files(folder: int) -> list[str]:
-    """Remove what is not a folder from an open folder. Returns the names of the folders in it."""
+    """Remove everything but the folders from an open folder. Returns the names of those folders."""
     folders: list[str] = []
     with os.scandir(folder) as entries:
         found = list(entries)

@@ -1,7 +1,7 @@
-"""`Overlay`: a layer over another one, which holds only what was read or changed in it.
+"""`Overlay`: a layer over another layer. It holds only what was read or changed through it.
 
-Reads are remembered, so a path or folder that a fork has seen does not change for it. The cost of a fork does not
-depend on the number of files.
+Reads are remembered, so once a fork has read a path or folder, it keeps seeing the same content. The cost of a fork
+does not depend on the number of files.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Overlay(Layer):
         self._listed: dict[str, Listing] | None = None
         # This holds the folders that contain a change or a read, by parent folder. It is computed on first use.
         self._kept: dict[str, set[str]] | None = None
-        # Only set once this fork has forks of its own: stamps of its folders' names, the changes that its forks
-        # are about to make, and what they read that differs from what was read here.
+        # These are set once this fork has forks of its own. They hold the stamps of its folders, the changes that
+        # its forks are about to make, and the paths whose content a fork read differently than this one.
         self._stamps: dict[str, int] | None = None
         self._claimed = None
         self._torn: set[str] | None = None
@@ -70,7 +70,7 @@ class Overlay(Layer):
                 raise ContextExpired(self._owner)
             if not self._writable:
                 raise EffectRefused(
-                    self._owner, None, f"it may not write {change!r}: that takes effect='staged'"
+                    self._owner, None, f"it may not write {change!r}, which needs effect='staged'"
                 )
             if self._claimed:
                 refuse_claimed(self._claimed, change)
@@ -109,9 +109,9 @@ class Overlay(Layer):
         return self._unless_kept(folder, name, self._parent._look(folder, name))
 
     def _reaches(self, folder: str) -> bool:
-        """Return whether the parent's files in a folder are visible.
+        """Return whether the parent's files in a folder are visible here.
 
-        They are not if the folder, or one above it, was removed here.
+        They are hidden if this fork removed the folder or one that contains it.
         """
         node = None
         while folder and node is None:
@@ -123,7 +123,7 @@ class Overlay(Layer):
         return TOP if not node.is_folder and name in self._kept_in(folder) else node
 
     def _kept_in(self, folder: str) -> Iterable[str]:
-        """Return the subfolders that contain a change or a read. They exist here even if somebody deletes them."""
+        """Return the subfolders that contain a change or a read. They exist here even if someone deletes them."""
         if self._kept is None:
             self._kept = {}
             for path in self._over or ():
@@ -200,7 +200,7 @@ class Overlay(Layer):
         return self._stamped(folder, stamp)
 
     def _stamped(self, folder: str, below: int) -> int:
-        """Combine the parent's stamp with this fork's own. The result changes whenever either of them does."""
+        """Combine the parent's stamp with this fork's own. The result changes whenever one of the two changes."""
         return below << 64 | (self._stamps or {}).get(folder, 0)
 
     def _usage(self) -> tuple[int, int]:
@@ -228,7 +228,7 @@ class Overlay(Layer):
                 self._stamps[folder] = self._shared.tick()
 
     def _adopt(self, child: Overlay) -> None:
-        """Record what a committed fork read from the layers below this one as reads of this one."""
+        """Record what a committed fork read from the layers below this one as reads of this fork."""
         over, torn = self._over or {}, set(child._torn or ())
         for folder, names in (child._seen or {}).items():
             for name, node in names.items():

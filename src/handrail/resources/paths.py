@@ -1,7 +1,7 @@
-"""Paths under a root: parses each to its only spelling, and refuses everything that could lead elsewhere.
+"""Paths under a root: each is parsed to one normalized form, and refused if it could lead out of the root.
 
-Every Handrail filesystem parses its paths here, so that a path is refused, or means the same file, in
-memory and on disk alike.
+Every Handrail filesystem parses its paths here, so memory and disk refuse the same paths, and a path names the same
+file in both.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import NoReturn, Protocol, runtime_checkable
 import msgspec
 
 from handrail.errors import PathRefused
+from handrail.schema.kinds import describe_kind
 
 MAX_NAME = 255
 """Maximum bytes in one name, as in common filesystems."""
@@ -22,7 +23,7 @@ MAX_PATH = 4096
 """Maximum bytes in a whole path."""
 
 RESERVED = ".handrail"
-"""Name of the folder in which Handrail keeps its records. No tool and no command reaches it in any folder."""
+"""Name of the folder where Handrail keeps its records. Tools and commands can't access a folder of this name."""
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
@@ -32,12 +33,12 @@ _COMPARED = 500
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether a name is Handrail's own in every folder: `.handrail`, or `.<name>.handrail` for staging."""
+    """Return whether a name is reserved in every folder: `.handrail`, or `.<name>.handrail` for staging."""
     return name.endswith(RESERVED) and name.startswith(".")
 
 
 def reserved_in(path: str) -> str:
-    """Return the part of a normalized path that leads to a reserved name, or "" if there is none."""
+    """Return the part of a normalized path up to a reserved name, or "" if it contains none."""
     if RESERVED in path:
         names = path.split("/")
         for at, name in enumerate(names, 1):
@@ -58,7 +59,7 @@ class ParsedPath(msgspec.Struct, frozen=True, gc=False):
 
 @runtime_checkable
 class HasLinks(Protocol):
-    """A filesystem whose files may be links."""
+    """A filesystem that may contain links."""
 
     def resolved(self, path: str, /) -> str:
         """Return where a path leads: normalized, with every link resolved."""
@@ -70,9 +71,9 @@ _file_paths: dict[str, ParsedPath] = {}
 
 
 def parse_path(path: str) -> ParsedPath:
-    """Parse a path to its only spelling.
+    """Parse a path to its normalized form.
 
-    Raises `PathRefused`, which says what is wrong and what to write instead.
+    Raises `PathRefused` with a message that says what is wrong and what to write instead.
     """
     try:
         return _paths[path]
@@ -83,7 +84,7 @@ def parse_path(path: str) -> ParsedPath:
 
 
 def parse_file_path(path: str) -> ParsedPath:
-    """Parse a path that must name a file."""
+    """Parse a path that must name a file. Raises `PathRefused` if its form names a folder, such as `docs/`."""
     try:
         return _file_paths[path]
     except (KeyError, TypeError):
@@ -121,7 +122,7 @@ def ancestors(path: str) -> Iterable[str]:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the name that was probably meant, if any.
+    """Return the existing name that was probably meant, if any.
 
     Among very many names, only a difference in case counts.
     """
@@ -147,7 +148,9 @@ def _parse(path: object) -> ParsedPath:
             path, "it is absolute. Paths start at the root of the files, as in 'docs/notes.txt'"
         )
     if path == "~" or path.startswith("~/"):
-        raise PathRefused(path, "there is no home folder here. Paths start at the root of the files")
+        raise PathRefused(
+            path, "it starts with '~', and there is no home folder here. Write the path from the root"
+        )
     names = [name for name in path.split("/") if name not in ("", ".")]
     _check_names(path, names)
     as_folder = not names or path.endswith(("/", "/."))
@@ -157,7 +160,9 @@ def _parse(path: object) -> ParsedPath:
 
 def _check_names(path: str, names: list[str]) -> None:
     if ".." in names:
-        raise PathRefused(path, "'..' is not allowed, since it could lead out. Write the path from the root")
+        raise PathRefused(
+            path, "'..' is not allowed, because it could lead out of the root. Write the path from the root"
+        )
     try:
         sizes = [len(name.encode()) for name in names]
     except UnicodeEncodeError as error:
@@ -174,7 +179,7 @@ def _cut(path: str) -> str:
 
 
 def _refuse_type(path: object) -> NoReturn:
-    raise PathRefused(str(path), f"a path must be a str, not a {type(path).__name__}. Pass a str")
+    raise PathRefused(str(path), f"a path must be a str, not {describe_kind(path)}. Pass a str")
 
 
 def folder_of(files: object) -> str:

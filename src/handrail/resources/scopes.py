@@ -1,6 +1,6 @@
-"""Scopes, which keep the resources created for a run or a call.
+"""Scopes: each holds the resources created for a run or a call, and closes them.
 
-Resources are closed last created first, even if closing one of them fails.
+Resources are closed in reverse order of creation. If closing one fails, the others are still closed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from handrail.protocols import Forkable
 log = logging.getLogger("handrail.resources")
 
 _CLOSE_SECONDS = 30.0
-"""Maximum seconds for closing one resource. A call waits this long even if it is cancelled."""
+"""Maximum seconds for closing one resource. A cancelled call still waits this long."""
 
 
 class Kept:
@@ -33,7 +33,7 @@ class Kept:
 
 
 class Closer:
-    """A function that closes one resource, and the resource's name."""
+    """The name of a resource, and the function that closes it."""
 
     __slots__ = ("close", "name")
 
@@ -68,7 +68,7 @@ class Scoped:
         self.opening: dict[type, asyncio.Future[None]] = {}
         """Futures of the resources being created. Each is done once the creation has succeeded or failed."""
         self.waits: dict[type, set[type]] = {}
-        """The protocols for which each creation waits. They reveal cycles across several calls."""
+        """The protocols that each creation is waiting for. They reveal cycles across several calls."""
         self._closers: list[Closer] = []
 
     def closes(self, closer: Closer) -> None:
@@ -87,7 +87,7 @@ class Scoped:
         return not self._closers
 
     async def close(self) -> list[Exception]:
-        """Close all resources, last created first. An error in closing one does not keep the others open."""
+        """Close all resources, last created first, and return the errors that closing them raised."""
         errors: list[Exception] = []
         cancelled: asyncio.CancelledError | None = None
         while self._closers:
@@ -99,7 +99,9 @@ class Scoped:
                 if scope.interrupted:
                     cancelled = error
                 else:
-                    errors.append(ResourceError(closer.name, "closing it was cancelled", "Let it end."))
+                    errors.append(
+                        ResourceError(closer.name, "closing it was cancelled", "Don't cancel it from inside.")
+                    )
             except Exception as error:
                 error.add_note(f"while closing the resource {closer.name}")
                 errors.append(error)
@@ -111,9 +113,9 @@ class Scoped:
 
 @contextlib.contextmanager
 def waiting(scope: Scoped, protocol: type, path: tuple[type, ...]) -> Generator[None]:
-    """Record, for the duration of this block, that the creations in `path` wait for `protocol`.
+    """Record that the creations in `path` are waiting for `protocol` inside this block.
 
-    Raises an error if they wait for each other in a cycle.
+    Raises `ResourceError` if they wait for each other in a cycle.
     """
     looked: set[type] = set()
     ahead = {protocol}
@@ -144,7 +146,7 @@ def circle(path: Iterable[type]) -> ResourceError:
     return ResourceError(
         names[0],
         f"it needs itself: {' -> '.join(names)}",
-        "Break the circle: let one of them take the other later.",
+        "Break the cycle: let one of them request the other only when it is used.",
     )
 
 

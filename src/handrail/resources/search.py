@@ -1,7 +1,7 @@
-"""Search and replace in files: encode and decode text, match names and lines, edit.
+"""Searching and editing files: globs, matching lines, replacements, and the encoding of text.
 
-This module does not know where files are stored. A filesystem passes in functions that read its folders, and
-so records exactly what a search depends on.
+This module does not know where files are stored. A filesystem passes in functions that read its folders, so
+it can record exactly what a search depends on.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ from handrail.errors import EditRefused, FileError, PathRefused
 from handrail.patterns import Pattern, compile_pattern
 from handrail.protocols import Match
 from handrail.resources.paths import join, parse_path
+from handrail.schema.kinds import describe_kind
 
 MAX_LINE = 500
 """Maximum number of characters of a line that `grep` shows."""
-_TOO_LONG = "(not searched: the line has {} characters, and this pattern takes lines of at most {})"
+_TOO_LONG = "(not searched: the line has {} characters, and this pattern searches lines of at most {})"
 
 _SPECIAL = re.compile(r"[*?\[]")
 _BRACES = re.compile(r"\{[^{}/]*,[^{}/]*\}")
 
 Look = Callable[[str], bool | None]
-"""Returns whether a path is a folder (True), a file (False) or nothing (None)."""
+"""A function that returns True if a path is a folder, False if it is a file, and None if nothing is there."""
 Members = Callable[[str], Mapping[str, bool]]
-"""Returns the names in a folder, each with whether it is a folder. The root is the empty string."""
+"""A function that maps each name in a folder to whether it is a folder. The root is the empty string."""
 _Segment = str | Callable[[str], object] | None
-"""One part of a glob: a literal name, a test of names, or None for any number of folders."""
+"""One segment of a glob: a literal name, a function that tests names, or None for any number of folders."""
 
 
 def find(pattern: str, look: Look, members: Members) -> tuple[str, ...]:
     """Return the files that match a glob, sorted.
 
-    A glob that ends in `/` finds folders, each returned with a `/`. `*`, `?` and `[...]` match within one
-    name; `**` matches any number of folders, and at the end every file below. A name without wildcards is
-    looked up, so its folder does not count as listed.
+    A glob that ends in `/` finds folders, which are returned with a `/`. `*`, `?` and `[...]` match within one
+    name. `**` matches any number of folders; at the end of a glob it matches every file at any depth. A name
+    without wildcards is looked up, so its folder does not count as listed.
     """
     segments, folders = _segments(pattern)
     listed: dict[str, Mapping[str, bool]] = {}
@@ -81,14 +82,16 @@ def _fitting(
 def _segments(pattern: str) -> tuple[list[_Segment], bool]:
     at = parse_path(pattern)
     if _BRACES.search(pattern):
-        raise PathRefused(pattern, "patterns have no {a,b} alternatives. Search once for each of them")
+        raise PathRefused(
+            pattern, "patterns don't support {a,b} alternatives. Search once for each alternative"
+        )
     names = at.path.split("/") if at.path else []
     if names and names[-1] == "**":
         names.append("*")
     segments: list[_Segment] = []
     for name in names:
         if name == "**":
-            if segments[-1:] != [None]:  # several in a row mean the same as one, and would multiply the steps
+            if segments[-1:] != [None]:  # repeated `**` means the same as one, and would multiply the steps
                 segments.append(None)
         elif _SPECIAL.search(name):
             segments.append(re.compile(translate(name)).match)
@@ -109,14 +112,14 @@ def line_pattern(pattern: str) -> Pattern:
         shown = pattern if len(pattern) <= _MOST_SHOWN else f"{pattern[:_MOST_SHOWN]}..."
         raise FileError(shown, str(error)) from None
     except TypeError:
-        problem = f"a pattern must be a str, not a {type(pattern).__name__}. Pass a str"
+        problem = f"a pattern must be a str, not {describe_kind(pattern)}. Pass a str"
         raise FileError(str(pattern), problem) from None
 
 
 def matches(pattern: Pattern, path: str, data: bytes) -> Iterator[Match]:
     """Yield the matching lines of one file. A file that is not text has none.
 
-    A line that is too long for the pattern is not searched, and yielded with a text that says so.
+    A line that is too long for the pattern is not searched. It is yielded with a note instead of its text.
     """
     if b"\0" in data:
         return
@@ -153,25 +156,28 @@ def encode(path: str, content: object) -> bytes:
             raise FileError(path, problem) from None
     if isinstance(content, bytes):
         return content
-    problem = f"the content is a {type(content).__name__}, and files hold text or bytes. Pass a str or bytes"
+    problem = f"the content is {describe_kind(content)}, and files hold text or bytes. Pass a str or bytes"
     raise FileError(path, problem)
 
 
 def decode(path: str, data: bytes) -> str:
-    """Decode a file as text."""
+    """Decode a file as UTF-8. Raises `FileError` if it is not text."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        problem = f"this is not UTF-8 text (byte {error.start} is invalid). Use read_bytes for its bytes"
+        problem = f"this is not UTF-8 text (byte {error.start} is invalid). Use read_bytes to read its bytes"
         raise FileError(path, problem) from None
 
 
 def replaced(path: str, text: str, old: str, new: str, *, every: bool) -> tuple[str, int]:
-    """Return the text with `old` replaced, and the number of replacements."""
+    """Return the text with `old` replaced by `new`, and the number of replacements.
+
+    Raises `EditRefused` if `old` is not in the text, or is there more than once without `every`.
+    """
     if not old:
         raise EditRefused(path, "the text to replace is empty. Pass the exact text to replace")
     if old == new:
-        raise EditRefused(path, "the new text equals the old. Pass the text that should replace it")
+        raise EditRefused(path, "the old and the new text are equal. Pass a different new text")
     count = text.count(old)
     if not count:
         problem = "the file does not contain the text to replace. Read the file and copy the text exactly, with its spaces and line ends"

@@ -1,7 +1,7 @@
-"""Startup files: files that a program runs by itself, later and outside any sandbox, such as `.git/hooks/pre-commit`.
+"""Startup files: files that a program later runs automatically, outside any sandbox, such as `.git/hooks/pre-commit`.
 
-Whoever approves a change to one approves that it will run. So a diff marks them, and a call that
-changes one needs an approval of its own.
+A person who approves a change to such a file also approves that it will run. So diffs mark startup files, and a call
+that changes one needs a separate approval.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _RUN_BY = {
         *(".zshrc", ".zshenv", ".zprofile", ".zlogin", ".zlogout", ".cshrc", ".tcshrc", ".login"),
         *(".config/fish/config.fish", ".config/fish/conf.d/*", ".xprofile", ".xinitrc", ".xsession"),
     ),
-    "direnv or mise, when somebody enters the folder": (".envrc", ".mise.toml", "mise.toml"),
+    "direnv or mise, when someone enters the folder": (".envrc", ".mise.toml", "mise.toml"),
     "git": (
         *(".git/hooks/*", ".git/config", ".git/config.worktree", ".git/info/attributes", ".git/modules/*"),
         *(".gitconfig", ".config/git/config", ".githooks/*", ".husky/*", ".pre-commit-config.yaml"),
@@ -42,7 +42,7 @@ _RUN_BY = {
         ".cargo/config",
         ".cargo/config.toml",
     ),
-    "the system, when somebody logs in": (
+    "the system, when someone logs in": (
         *(".config/autostart/*", ".config/systemd/*", ".ssh/rc", ".ssh/authorized_keys", ".ssh/config"),
         *(".pam_environment", ".config/environment.d/*", ".tmux.conf", ".screenrc"),
     ),
@@ -51,7 +51,7 @@ _PATTERNS = [(pattern, who) for who, patterns in _RUN_BY.items() for pattern in 
 
 
 def run_by(path: str) -> str:
-    """Return who runs the file at this path by itself, or "" if nobody is known to. Case does not matter."""
+    """Return the program that runs the file at this path automatically, or "" if none is known. Ignores case."""
     folded = path.casefold()
     for pattern, who in _PATTERNS:
         wanted = pattern.casefold()
@@ -61,11 +61,11 @@ def run_by(path: str) -> str:
 
 
 def is_allowed(path: str, allowed: Collection[str]) -> bool:
-    """Return whether one of these patterns names the path."""
+    """Return whether one of these patterns matches the path."""
     return any(fnmatchcase(path, pattern) for pattern in allowed)
 
 
 def reason_to_ask(paths: Iterable[str]) -> str:
-    """Return why changes to these startup files need an approval."""
+    """Return the reason, as text, why changes to these startup files need an approval."""
     listed = "; ".join(f"{path} (run by {run_by(path)})" for path in paths)
-    return f"it changes files that run later by themselves, outside the sandbox: {listed}"
+    return f"it changes files that are later run automatically, outside the sandbox: {listed}"

@@ -18,17 +18,18 @@ from handrail.schema.kinds import describe_kind
 from handrail.tools import Tool, ToolResult, tool
 
 _TEMPLATE = """\
-Commands run in the folder of the files, as a list of arguments: no shell reads them, so `|`, `>`, `*` and `&&` are
-plain text. What a command writes there is kept only if it ends with exit code 0; after any other end the folder is
-as it was. Outside the folder nothing can be written but `/tmp`, which is thrown away when the command ends. A folder can't be renamed by a command: move what is in it."""
+Commands run in the files' folder and are passed as a list of arguments. No shell interprets them, so `|`, `>`, `*` and
+`&&` are plain text. What a command writes in the folder is kept only if it exits with code 0. Otherwise the folder stays
+as it was. Outside the folder a command can write only to `/tmp`, which is deleted when the command ends. A command
+can't rename a folder; move the files in it instead."""
 
 
 def run_command_tool(shell: Shell) -> Tool[Any, Any]:
     """Create the tool `run_command`, which runs commands in this shell.
 
-    Changes that a command makes in the folder belong to the call and are undone with it. A command that can reach more,
-    such as the network or an exposed folder, can have other effects too. The tool is then irreversible, and an approval
-    is asked for before the command runs.
+    Changes that a command makes in the folder belong to the call and are undone with it. If commands can reach
+    more, such as the network or an exposed folder, they can have other effects too. The tool is then irreversible,
+    and each command needs approval before it runs.
     """
 
     @tool(effect="irreversible" if shell.reach else "staged", capabilities={"proc.exec", "fs.write"})
@@ -37,11 +38,11 @@ def run_command_tool(shell: Shell) -> Tool[Any, Any]:
             list[str], Field(min_length=1, description='Program and arguments: ["ls", "-l"].')
         ],
         folder: Annotated[str, Field(description="Where to run it, relative to the folder.")] = ".",
-        stdin: Annotated[str | None, Field(description="What it reads.")] = None,
+        stdin: Annotated[str | None, Field(description="The command's standard input.")] = None,
         *,
         context: ToolContext,
     ) -> ToolResult[str]:
-        """Run a command. What it wrote is kept only if it ends with exit code 0."""
+        """Run a command. Its changes are kept only if it exits with code 0."""
         try:
             finished = await shell.run_on(context.filesystem, command, cwd=folder, stdin=stdin)
         except ShellError as error:

@@ -1,6 +1,6 @@
 """`FileTools`: a section with tools that read, search and change files.
 
-Searches go through every file, so they run on threads: other runs continue, and a timeout is met in time.
+Searches read every file, so they run on threads. Meanwhile other runs continue, and timeouts take effect on time.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from handrail.protocols import ToolPolicy
 from handrail.tools import PathArg, Tool, ToolResult, tool
 
 PAGE_LINES = 400
-"""Maximum lines of a file shown at once."""
+"""Maximum number of lines of a file to show at once."""
 _LONG_LINE = 2000
 _PAGE_ITEMS = 200
-"""Maximum entries or matches shown at once."""
+"""Maximum number of entries or matches to show at once."""
 
 ReadPath = Annotated[str, PathArg("read"), Field(description="A path relative to the folder, with `/`.")]
 WritePath = Annotated[str, PathArg("write"), Field(description="A path relative to the folder, with `/`.")]
@@ -36,12 +36,12 @@ async def read_file(
     *,
     context: ToolContext,
 ) -> ToolResult[str]:
-    """Show a text file, each line after its number and a tab. Long files come in pages."""
+    """Show a text file. Each line comes after its number and a tab. Long files are shown in pages."""
     try:
         text = context.filesystem.read(path)
     except FileError as error:
         return ToolResult.error(
-            str(error).replace(". Use read_bytes for its bytes", ", so it can't be shown")
+            str(error).replace(". Use read_bytes to read its bytes", ", so it can't be shown")
         )
     return ToolResult.ok(_page(path, text, from_line, lines))
 
@@ -53,8 +53,8 @@ async def write_file(
     *,
     context: ToolContext,
 ) -> ToolResult[str]:
-    """Write a file: a new one, or all of one that was read before. To change a part, use edit_file."""
-    return _changed(lambda: context.filesystem.write(path, text), f"{path} is written: {_size(text)}.")
+    """Create a file, or replace all of a file that was read before. To change a part of a file, use edit_file."""
+    return _changed(lambda: context.filesystem.write(path, text), f"Wrote {_size(text)} to {path}.")
 
 
 @tool(effect="staged", capabilities={"fs.write"})
@@ -73,7 +73,7 @@ async def edit_file(
         count = context.filesystem.edit(path, old, new, all=all)
     except FileError as error:
         return ToolResult.error(str(error))
-    return ToolResult.ok(f"{path} is changed in {_count(count, 'place')}.")
+    return ToolResult.ok(f"Changed {path} in {_count(count, 'place')}.")
 
 
 @tool(effect="read", capabilities={"fs.read"})
@@ -90,36 +90,38 @@ async def list_folder(
     entries = [
         f"{each.path}/" if each.is_directory else f"{each.path}  ({each.size} bytes)" for each in found
     ]
-    return ToolResult.ok(_shown(entries, "The folder is empty.", "Look into a folder below it."))
+    return ToolResult.ok(_shown(entries, "The folder is empty.", "List one of its folders instead."))
 
 
 @tool(effect="read", capabilities={"fs.read"})
 def find_files(
     pattern: Annotated[
-        str, Field(description="A glob such as `src/**/*.py`; `**` is any number of folders.")
+        str, Field(description="A glob such as `src/**/*.py`; `**` matches any number of folders.")
     ],
     *,
     context: ToolContext,
 ) -> ToolResult[str]:
-    """Find files by name."""
+    """Find the files whose paths match a glob."""
     try:
         found = context.filesystem.glob(pattern)
     except FileError as error:
         return ToolResult.error(str(error))
-    return ToolResult.ok(_shown(found, f"No file fits {pattern}.", "Pass a narrower pattern."))
+    return ToolResult.ok(_shown(found, f"No file matches {pattern}.", "Pass a narrower pattern."))
 
 
 @tool(effect="read", capabilities={"fs.read"})
 def search_files(
     pattern: Annotated[
         str,
-        Field(description="A regular expression, looked for in each line; no lookaround, no backreferences."),
+        Field(
+            description="A regular expression to find in each line. Lookaround and backreferences are not supported."
+        ),
     ],
-    files: Annotated[str, Field(description="Which files, as a glob.")] = "**",
+    files: Annotated[str, Field(description="A glob of the files to search.")] = "**",
     *,
     context: ToolContext,
 ) -> ToolResult[str]:
-    """Find lines in files; each comes as path:line: text."""
+    """Find the lines that match a pattern. Each one is shown as path:line: text."""
     try:
         found = [
             f"{each.path}:{each.line}: {each.text}" for each in context.filesystem.grep(pattern, glob=files)
@@ -134,18 +136,18 @@ def search_files(
 @tool(effect="staged", capabilities={"fs.write"})
 async def delete_file(
     path: WritePath,
-    recursive: Annotated[bool, Field(description="Delete a folder with all that is in it.")] = False,
+    recursive: Annotated[bool, Field(description="Delete a folder and everything in it.")] = False,
     *,
     context: ToolContext,
 ) -> ToolResult[str]:
     """Delete a file that was read before, or a folder."""
-    return _changed(lambda: context.filesystem.delete(path, recursive=recursive), f"{path} is deleted.")
+    return _changed(lambda: context.filesystem.delete(path, recursive=recursive), f"Deleted {path}.")
 
 
 @tool(effect="staged", capabilities={"fs.write"})
 async def move_file(source: WritePath, target: WritePath, *, context: ToolContext) -> ToolResult[str]:
-    """Move or rename a file or a folder; nothing may be at the target yet."""
-    return _changed(lambda: context.filesystem.move(source, target), f"{source} is now {target}.")
+    """Move or rename a file or a folder. The target must not exist yet."""
+    return _changed(lambda: context.filesystem.move(source, target), f"Moved {source} to {target}.")
 
 
 READING: tuple[Tool[Any, Any], ...] = (read_file, list_folder, find_files, search_files)
@@ -154,16 +156,16 @@ WRITING: tuple[Tool[Any, Any], ...] = (write_file, edit_file, delete_file, move_
 _TEMPLATE = "Paths are relative to one folder and can't lead out of it."
 _TEMPLATE_WRITING = (
     f"{_TEMPLATE} Read a file before you change it. A call that fails changes nothing. "
-    "You are told when somebody else has changed a file: read it again."
+    "You are told when someone else has changed a file. Read it again then."
 )
 
 
 @dataclasses.dataclass(frozen=True, init=False)
 class FileTools(MarkdownSection[Any]):
-    """A section with tools for the run's files: read, list, find and search.
+    """A section with tools that read, list, find and search the run's files.
 
-    With `writes`, it also has tools to write, edit, delete and move, under `ReadBeforeWritePolicy`. The tools
-    work on the run's filesystem: `evaluate(..., filesystem=DirectoryFilesystem(folder))`.
+    With `writes`, it also has tools that write, edit, delete and move files, under `ReadBeforeWritePolicy`. The
+    tools work on the run's filesystem: `evaluate(..., filesystem=DirectoryFilesystem(folder))`.
     """
 
     needs_files: ClassVar[bool] = True
@@ -195,7 +197,9 @@ def _changed(change: Any, said: str) -> ToolResult[str]:
 
 
 def _page(path: str, text: str, first: int, count: int) -> str:
-    lines = text.removesuffix("\n").split("\n")  # numbered like the lines that a search reports
+    lines = text.removesuffix("\n").split(
+        "\n"
+    )  # split at the same places as a search, so that line numbers agree
     if not text:
         return f"{path} is empty."
     if first > len(lines):

@@ -1,4 +1,4 @@
-"""Attempts to escape from a folder by paths, links, races and odd names, with either way of opening paths."""
+"""Attempts to escape from a folder by paths, links, races and odd names, with and without `openat2`."""
 
 import os
 import socket
@@ -21,7 +21,7 @@ SECRET = "the secret outside"
 
 @pytest.fixture(params=["openat2", "by steps"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Fixture: each of the two ways of opening paths."""
+    """Run the test with each of the two ways of opening paths."""
     if request.param == "openat2":
         if not jail.has_openat2:
             pytest.skip("this kernel has no openat2")
@@ -31,7 +31,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 class World:
-    """A folder, and files beside it that must stay unreachable from it."""
+    """A folder, and files beside it that can't be reached through it."""
 
     def __init__(self, base: Path, folders: Folders) -> None:
         self.outside = base / "outside"
@@ -153,7 +153,7 @@ def attack(world: World, files: Any, path: str, verb: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS, ids=[f"{number}" for number in range(len(PATHS))])
 def test_a_path_out_is_refused(world: World, path: str):
-    """Every verb refuses a path that leads outside the folder, and nothing outside is read or changed."""
+    """Every operation refuses a path that leads outside the folder, and nothing outside is read or changed."""
     for verb, do in VERBS.items():
         if "glob" in verb or "grep" in verb or "inside" in verb or verb in ("mkdir", "move in", "move out"):
             continue
@@ -325,7 +325,7 @@ def test_no_race_between_a_check_and_a_use_leads_out(world: World):
 
 
 def test_the_folder_may_be_named_by_a_link(world: World, tmp_path: Path):
-    """The root folder itself may be opened through a link, since only paths inside it are confined."""
+    """The root folder itself may be opened through a link, because only paths inside it are confined."""
     (tmp_path / "alias").symlink_to(world.root)
     files = DirectoryFilesystem(tmp_path / "alias")
     assert files.read("ok.txt") == "ok"

@@ -1,4 +1,4 @@
-"""Kills at every step of a commit: after recovery, folder and journal agree that the call did or did not happen."""
+"""Processes killed at every step of a commit: after recovery, folder and journal agree on whether the call happened."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ KILLED = -9
 
 
 class Killed:
-    """A process that forks a child for each order and lets the child be killed."""
+    """A process that forks a child for each order. The child may be killed while it carries out the order."""
 
     def __init__(self) -> None:
         self._server = subprocess.Popen(
@@ -103,12 +103,12 @@ def killed() -> Iterator[Killed]:
 
 @pytest.fixture
 def crashes(tmp_path: Path, killed: Killed) -> Crashes:
-    """Fixture: a folder with a journal, and a process to kill."""
+    """Provide a folder with a journal, and a process that can be killed."""
     return Crashes(tmp_path, killed)
 
 
 def before_and_after(crashes: Crashes, **order: Any) -> tuple[Any, Any, int]:
-    """Return the folder before the call, after it, and the number of kill points."""
+    """Return the folder's content before the call and after it, and the number of kill points."""
     crashes.fresh()
     before = snapshot(crashes.base / "root")
     assert crashes.run(**order) == 0
@@ -116,7 +116,7 @@ def before_and_after(crashes: Crashes, **order: Any) -> tuple[Any, Any, int]:
 
 
 def picked(points: int, kills: int) -> range:
-    """Return every kill point in a deep run, and otherwise about this many, evenly spread."""
+    """Return all kill points in a deep run. In other runs, return about this many of them, evenly spread."""
     return range(1, points + 1, 1 if DEEP else max(1, points // kills))
 
 
@@ -149,7 +149,7 @@ def test_killed_at_any_step_it_is_before_or_after(crashes: Crashes, seed: int, d
 def test_what_somebody_edits_in_the_last_moment_is_never_lost(crashes: Crashes, seed: int):
     """An edit by another program at the last moment is never lost.
 
-    The call is undone or, if it was killed, completed except for the edited file.
+    The call is undone. If it was killed, it is completed except for the edited file.
     """
     order = {"seed": seed + 20, "edited": "a.txt"}
     before, after, points = before_and_after(crashes, **order)
@@ -165,7 +165,7 @@ def test_what_somebody_edits_in_the_last_moment_is_never_lost(crashes: Crashes, 
         recovered, units = crashes.recover()
         now = snapshot(crashes.base / "root")
         if units and "a.txt" not in recovered.left and now["a.txt"] != theirs:
-            assert now == applied  # killed before the edit was made
+            assert now == applied  # the process was killed before the edit
         elif units:
             assert now == {**applied, "a.txt": theirs}
         else:
@@ -206,7 +206,7 @@ def test_a_recovery_that_is_killed_is_gone_on_with(crashes: Crashes):
 
 
 def test_enough_were_killed(crashes: Crashes):
-    """The tests cover at least 500 kill points in a deep run, and 48 otherwise."""
+    """The tests cover at least 500 kill points in a deep run, and at least 48 in other runs."""
     total = 0
     for seed in range(8 if DEEP else 2):
         for durability in ("process", "power"):

@@ -1,4 +1,4 @@
-"""A real folder as a filesystem: features of a disk, which paths a commit changes, and undo."""
+"""A real folder as a filesystem: disk features, the paths that a commit changes, and undo."""
 
 import fcntl
 import os
@@ -54,7 +54,7 @@ def test_it_is_a_filesystem_that_can_be_forked(folders: Folders):
 
 
 def test_reading_makes_nothing_beside_the_folder(folders: Folders):
-    """Reading creates nothing beside the folder; the first write creates a private staging folder."""
+    """Reading creates nothing beside the folder, and the first write creates a private staging folder."""
     files = folders({"a": "1"})
     fork = files.fork("call")
     assert (fork.read("a"), fork.list()[0].path, fork.glob("**")) == ("1", "a", ("a",))
@@ -69,7 +69,7 @@ def test_reading_makes_nothing_beside_the_folder(folders: Folders):
 
 
 def test_a_read_walks_nothing(folders: Folders, monkeypatch: pytest.MonkeyPatch):
-    """A call that reads one file opens only that file, however many others there are."""
+    """A call that reads one file opens only that file, no matter how many others there are."""
     files = folders({f"f{number}": "" for number in range(50)})
 
     def refuse(*args: Any) -> None:
@@ -109,7 +109,7 @@ def test_modes_and_times_keep(folders: Folders):
 
 
 def test_a_file_that_is_moved_is_not_copied(folders: Folders):
-    """A moved file is not copied, however large it is: it keeps its inode, even through nested forks."""
+    """A moved file of any size keeps its inode instead of being copied, even through nested forks."""
     files = folders({"big": "x"})
     os.truncate(files.root / "big", 1 << 33)
     inode = (files.root / "big").stat().st_ino
@@ -125,7 +125,7 @@ def test_a_file_that_is_moved_is_not_copied(folders: Folders):
 
 
 def test_only_what_was_touched_is_touched(folders: Folders):
-    """Paths that a commit does not touch keep their inode and time; a rewritten file gets a new inode."""
+    """Paths that a commit does not touch keep their inode and time, and a rewritten file gets a new inode."""
     files = folders({"a": "1", "b": "1", "d/x": "1", ".venv/lib/y": "1"})
     before = marks(files.root)
     fork = files.fork("call")
@@ -180,7 +180,7 @@ MEDDLING: dict[str, tuple[str, Callable[[Path], Any]]] = {
 
 @pytest.mark.parametrize("case", MEDDLING)
 def test_what_somebody_changes_in_the_last_moment_stays(folders: Folders, case: str):
-    """An edit at the last moment is a conflict: the edit is kept, and all other changes are swapped back."""
+    """An edit at the last moment is a conflict. The edit is kept, and all other changes are reverted."""
     name, change = MEDDLING[case]
     meddled: list[str] = []
 
@@ -257,7 +257,7 @@ def test_where_nothing_can_be_exchanged_it_is_linked_and_replaced(
 
 
 def test_what_was_read_can_be_read_again(folders: Folders):
-    """A file that was read can be read again unchanged; reading a changed file that was only listed is a conflict."""
+    """A repeated read gives the same content. Reading a file that changed after it was listed is a conflict."""
     files = folders({"read": "1", "seen": "1"})
     fork = files.fork("call")
     assert (fork.read("read"), fork.stat("seen").size) == ("1", 1)
@@ -281,10 +281,10 @@ def test_a_listing_depends_on_names_alone(folders: Folders):
 
 
 def test_limits_hold_for_what_one_call_changes(folders: Folders):
-    """Limits apply only to what one call changes: files that already exist do not count."""
+    """Limits apply only to what one call changes, so files that already exist do not count."""
     files = folders({f"f{n}": "x" * 10 for n in range(5)}, limits=FileLimits(20, 2, 30))
     fork = files.fork("call")
-    with pytest.raises(FileLimitReached, match="would be 21 bytes and the limit for a file is 20"):
+    with pytest.raises(FileLimitReached, match="would have 21 bytes, and the limit for a file is 20"):
         fork.write("a", "x" * 21)
     fork.write("a", "x" * 20)
     fork.write("b", "")
@@ -309,7 +309,7 @@ DEEDS: list[Callable[[Any], Any]] = [
 
 
 def test_undo_gives_everything_back(folders: Folders):
-    """Undo restores the same files, with their inodes, times and modes; a second undo is refused."""
+    """Undo restores the same files, with their inodes, times and modes. A second undo is refused."""
     files = folders(FILES)
     (files.root / "a").chmod(0o750)
     before, was = marks(files.root), tree(files)
@@ -320,7 +320,7 @@ def test_undo_gives_everything_back(folders: Folders):
     assert (tree(files), marks(files.root)) == (was, before)
     assert (files.root / "a").stat().st_mode & 0o777 == 0o750
     assert aside(files) == []
-    with pytest.raises(UndoRefused, match="'call' can't be undone: nothing is kept of it"):
+    with pytest.raises(UndoRefused, match="'call' can't be undone: no commit of it is kept"):
         files.undo("call")
 
 
@@ -335,12 +335,12 @@ def test_undo_gives_everything_back(folders: Folders):
     ],
 )
 def test_undo_is_refused_where_something_newer_was_done(folders: Folders, change: Any, places: Any):
-    """Undo is refused if the same paths have changed since; the error names them, and nothing changes."""
+    """Undo is refused if the same paths have changed since. The error names them, and nothing changes."""
     files = folders(FILES)
     committed(files, "call", *DEEDS)
     change(files.root)
     before = marks(files.root)
-    with pytest.raises(UndoRefused, match=f"somebody else: {', '.join(places)}") as caught:
+    with pytest.raises(UndoRefused, match=f"someone else: {', '.join(places)}") as caught:
         files.undo("call")
     assert caught.value.places == places
     assert marks(files.root) == before
@@ -381,7 +381,7 @@ def test_undo_waits_for_nobody(folders: Folders):
 
 
 def test_undo_outlives_the_process(folders: Folders):
-    """A later process that opens the folder can undo an earlier one's calls."""
+    """A process that opens the folder later can undo the calls of an earlier process."""
     files = folders({"a": "1"})
     committed(files, "call", lambda f: f.write("a", "2"))
     files.close()
@@ -392,7 +392,7 @@ def test_undo_outlives_the_process(folders: Folders):
 
 
 def test_what_is_kept_is_bounded(folders: Folders):
-    """Data kept for undo is limited in calls and bytes, and the oldest is removed first; the folder is unaffected."""
+    """The data kept for undo is limited in calls and bytes. The oldest is removed first, without changing the folder."""
     files = folders({"a": "x" * 1000}, keep_calls=3, keep_bytes=5000)
     for number in range(6):
         committed(files, f"call{number}", lambda f, number=number: f.write("a", str(number) * 1000))
@@ -438,7 +438,7 @@ def test_the_staging_folder_can_lie_elsewhere(folders: Folders, tmp_path: Path):
         ("file", None, "is not a folder"),
         ("root", "root", "is the folder itself or contains it"),
         ("root", ".", "is the folder itself or contains it"),
-        ("root", "root/a/b", "lies deep inside the folder"),
+        ("root", "root/a/b", "is deep inside the folder"),
     ],
 )
 def test_a_folder_that_can_not_be_used_is_said_so(tmp_path: Path, root: str, staging: str | None, words: str):
@@ -449,7 +449,7 @@ def test_a_folder_that_can_not_be_used_is_said_so(tmp_path: Path, root: str, sta
 
 
 def test_a_staging_folder_on_another_disk_is_refused(folders: Folders):
-    """A staging folder on another disk is refused at the first write; reading still works."""
+    """A staging folder on another disk is refused at the first write, and reading still works."""
     shm = Path("/dev/shm")
     if not shm.is_dir() or shm.stat().st_dev == Path("/tmp").stat().st_dev:
         pytest.skip("no second disk")
@@ -484,7 +484,7 @@ def test_a_read_only_folder_is_said_so(tmp_path: Path):
     )
     if ran.returncode:
         pytest.skip(f"nothing can be mounted here: {ran.stderr}")
-    assert ran.stdout == f"1\n'.': '{tmp_path}/root' is read-only. Nothing can be written there\n"
+    assert ran.stdout == f"1\n'.': '{tmp_path}/root' is read-only. Make it writable, or use another folder\n"
 
 
 def test_a_folder_that_ignores_case_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -551,7 +551,7 @@ def test_what_a_dead_process_left_is_cleared_away(folders: Folders):
 
 
 def test_an_undo_cut_by_a_crash_is_finished_and_can_not_be_undone(folders: Folders):
-    """What a finished undo displaced is not kept: undoing the undo would repeat the call."""
+    """What a finished undo displaced is not kept, because undoing the undo would repeat the call."""
     files = folders({"a": "1", "b": "1"})
     committed(files, "call", lambda f: f.write("a", "2"), lambda f: f.write("b", "2"))
     files.close()
@@ -576,7 +576,7 @@ def test_an_undo_cut_by_a_crash_is_finished_and_can_not_be_undone(folders: Folde
 
 
 def test_undo_finds_a_call_only_with_its_run(folders: Folders):
-    """Two calls of two runs may have one id. Each is found with its own run, neither without one."""
+    """If two runs have calls with the same id, undo finds each call with its run's id, and neither without."""
     files = folders()
     for run_id in ("ann", "bob"):
         fork = files.fork("call")
@@ -587,7 +587,7 @@ def test_undo_finds_a_call_only_with_its_run(folders: Folders):
         fork.applied()
     with pytest.raises(UndoRefused, match="name the run with run_id="):
         files.undo("call")
-    with pytest.raises(UndoRefused, match="nothing is kept of it in run 'ann'"):
+    with pytest.raises(UndoRefused, match="no commit of it is kept in run 'ann'"):
         files.undo("call", run_id="ann", place=".2")
     assert files.undo("call", run_id="ann") == ("ann",)
     assert tree(files) == {"bob": ""}
@@ -602,7 +602,7 @@ def test_a_fork_is_staged_only_when_prepared(folders: Folders):
 
 
 def test_areas_are_numbered_apart(folders: Folders):
-    """Two filesystems on one folder, as in two processes, have separate staging areas."""
+    """Two filesystems on the same folder have separate staging areas, as they would in two processes."""
     files = folders({"a": "1"})
     other = DirectoryFilesystem(files.root)
     parts: list[Area] = [files._ground.area, other._ground.area]
@@ -677,7 +677,7 @@ def test_diff_says_what_a_commit_changes(folders: Folders):
 
 
 def test_diff_in_memory_is_the_same_words(new_files: Any):
-    """Diffs have the same format in memory and on disk, and only name a file that is too large to show."""
+    """Diffs have the same format in memory and on disk, and name a file that is too large without its content."""
     fork = new_files({"a": "1\n", "b": "1\n"}).fork("call")
     fork.write("a", "2\n")
     fork.delete("b")

@@ -1,4 +1,4 @@
-"""Calls on a real folder through the gate: a failed call leaves no trace, and a commit is recorded first."""
+"""Calls on a real folder through the gate: a failed call leaves no trace, and a commit is recorded before it is applied."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -42,7 +42,7 @@ async def fail(how: str, context: ToolContext) -> str:
 
 
 class Meddling(Disk):
-    """A disk that edits `a` at the last moment."""
+    """A disk that edits the file `a` just before a commit renames it."""
 
     def __init__(self, root: Callable[[], Path]) -> None:
         self._root = root
@@ -77,7 +77,7 @@ class WatchedCalls(SqliteCalls):
 
 
 class Watching(MemoryJournal):
-    """A journal that records the steps of its calls."""
+    """A journal whose calls are `WatchedCalls`."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ def test_inner_calls_are_part_of_the_outer_ones_commit(folders: Folders):
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_calls_in_parallel_lose_no_update(folders: Folders, tmp_path: Path, recorded: bool):
-    """Concurrent calls that increment a number in a file lose no update, since a call with a stale read reruns."""
+    """Concurrent calls that increment a number in a file lose no update, because a call with a stale read reruns."""
 
     @tool(effect="staged", description="Count up.")
     async def count(context: ToolContext) -> int:
@@ -297,7 +297,7 @@ def test_calls_in_parallel_lose_no_update(folders: Folders, tmp_path: Path, reco
 
 
 def test_a_call_that_only_reads_writes_nothing_down(folders: Folders):
-    """A call that only reads creates no staging folder, and its record has no files."""
+    """A call that only reads creates no staging folder, and its record names no files."""
 
     @tool(effect="read", description="Look.")
     async def look(context: ToolContext) -> str:

@@ -38,7 +38,7 @@ def command(fork: DirectoryFork, script: str, at: Path) -> tuple[str, tuple[str,
 
 @pytest.fixture
 def at(tmp_path: Path) -> Path:
-    """Fixture: a mount point for an overlay; skips the test if overlays can't be mounted."""
+    """Provide a mount point for an overlay. Skips the test if overlays can't be mounted."""
     for name in ("lower", "upper", "work"):
         (tmp_path / "probe" / name).mkdir(parents=True)
     probe = Layers((tmp_path / "probe/lower",), tmp_path / "probe/upper", tmp_path / "probe/work", 0)
@@ -100,7 +100,7 @@ SCRIPTS: dict[str, tuple[str, dict[str, str | None]]] = {
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("case", SCRIPTS)
 def test_what_a_command_did_is_committed(folders: Folders, at: Path, case: str, nested: bool):
-    """After the commit the folder is as the command left it, even through an intermediate fork."""
+    """After the commit, the folder's content is what the command left, even through an intermediate fork."""
     script, expected = SCRIPTS[case]
     files = folders(FILES)
     outer = files.fork("outer")
@@ -163,7 +163,7 @@ def test_several_commands_and_writes_take_turns(folders: Folders, at: Path):
 
 
 def test_many_layers_are_made_one(folders: Folders, at: Path):
-    """When a fork has more layers than a mount accepts, layers are merged without changing the files."""
+    """If a fork has more layers than a mount accepts, they are merged without changing the files."""
     files = folders({"a": "0"})
     fork = files.fork("call")
     for number in range(layer_stack.MOST * 2):
@@ -224,7 +224,7 @@ def test_a_commit_before_the_mount_is_no_conflict(folders: Folders, at: Path):
 
 
 def test_a_fork_that_may_not_write_takes_nothing(folders: Folders, at: Path):
-    """A command may run on a read-only fork, but the first file it writes is refused by name."""
+    """A command may run on a read-only fork, but its writes are refused, and the error names the first file."""
     fork = folders(FILES).fork("peek", writable=False)
     assert command(fork, "cat a", at) == ("1\n", ())
     found = fork.layers()
@@ -234,7 +234,7 @@ def test_a_fork_that_may_not_write_takes_nothing(folders: Folders, at: Path):
 
 
 def test_nothing_is_left_of_a_dropped_fork(folders: Folders, at: Path):
-    """Dropping a fork removes its layers, even folders without read permission, and the fork then has none."""
+    """Dropping a fork removes its layers, even folders in them without read permission."""
     files = folders(FILES)
     outer = files.fork("outer")
     inner = outer.fork("inner")
@@ -258,7 +258,7 @@ def test_nothing_is_left_of_a_dropped_fork(folders: Folders, at: Path):
 def test_where_no_device_can_be_made_a_mark_stands_for_it(
     folders: Folders, at: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Where devices can't be created, deletions are marked by an attribute, which newer kernels accept."""
+    """If devices can't be created, deletions are marked with an attribute, which newer kernels accept."""
 
     def refuse(*args: Any) -> None:
         raise PermissionError(1, "not here")

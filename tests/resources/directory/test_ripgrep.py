@@ -1,4 +1,4 @@
-"""Searches with ripgrep, which find the same matches as searches without it."""
+"""Searches with ripgrep find the same matches as searches without it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = ("one", "two", "One", "naïve", "a.b", "x", " ", "\t", "\r", "\0", "#", 
 
 @pytest.fixture
 def rg(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Fixture: ripgrep from the environment that runs the tests."""
+    """Put the ripgrep of the tests' environment on PATH, and return its path."""
     here = Path(sys.executable).parent / "rg"
     assert here.exists(), "ripgrep is missing: run scripts/venv"
     monkeypatch.setenv("PATH", f"{here.parent}:/usr/bin:/bin")
@@ -54,7 +54,7 @@ contents = st.lists(
 def test_it_changes_nothing_but_the_time(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[bytes], pattern: str
 ) -> None:
-    """For any files and pattern, the matches are the same, in a folder and in a fork of it."""
+    """For any files and pattern, searches with and without ripgrep find the same matches, in a folder and in a fork."""
     root = tmp_path_factory.mktemp("work")
     fill(root, drawn)
     with pytest.MonkeyPatch.context() as patch:
@@ -94,7 +94,7 @@ def test_it_is_asked_for_plain_text_in_many_files(
 
 
 def test_what_it_passed_over_counts_as_read(rg: str, tmp_path: Path) -> None:
-    """A file in which ripgrep found nothing counts as read: if it changes, the search is stale."""
+    """A file in which ripgrep found nothing counts as read, so a change to it makes the search stale."""
     fill(tmp_path, [b"nothing\n"] * 50)
     files = DirectoryFilesystem(tmp_path)
     fork = files.fork("reader")

@@ -1,4 +1,4 @@
-"""What a command can't reach: other files and processes, the network, secrets, and the kernel."""
+"""Containment: a command can't reach other files and processes, the network, secrets or the kernel."""
 
 import ctypes
 import os
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 @pytest.fixture(params=WALLS)
 def walls(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Fixture: each kind of containment in turn, whichever this machine would choose."""
+    """Run the test with each kind of containment, not only the one that this machine would choose."""
     found = probe(tmp_path)
     if not found.contained:
         pytest.skip("; ".join(found.missing))
@@ -82,7 +82,10 @@ def test_nothing_outside_the_folder_can_be_written(folder: Folder, backend: str)
     places = [place for place in OUTSIDE if os.path.isdir(place)]
     script = "".join(f"touch {place}/handrail-escape 2>/dev/null && echo {place}\n" for place in places)
     finished = folder.sh(anything(backend), script + "echo x >> /etc/passwd; chmod 777 /etc; true")
-    refused = ("Read-only file system", "Permission denied")  # the second if the tests lack access too
+    refused = (
+        "Read-only file system",
+        "Permission denied",
+    )  # the second one if the tests themselves lack access
     assert sum(finished.output.count(words) for words in refused) == 2
     assert not [line for line in finished.output.splitlines() if line.startswith("/")]
     assert not [place for place in places if os.path.exists(f"{place}/handrail-escape")]
@@ -113,7 +116,7 @@ def test_layers_themselves_can_not_be_written(folder: Folder, backend: str):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a device")
 @pytest.mark.usefixtures("walls")
 def test_a_stray_device_file_can_not_be_opened(backend: str):
-    """A device file outside /dev can't be opened, neither in the folder nor elsewhere."""
+    """A device file outside /dev can't be opened, in the folder or elsewhere."""
     with tempfile.TemporaryDirectory(dir=outside_tmp(), prefix=".shell-") as place:
         folder = Folder(Path(place))
         for path in (folder.root / "zero", folder.base / "zero"):
@@ -148,7 +151,7 @@ def test_a_folder_outside_tmp_is_held_the_same(backend: str):
 
 
 def test_the_environment_is_clean(folder: Folder, backend: str, monkeypatch: pytest.MonkeyPatch):
-    """A command and the processes it sees have only harmless variables and those passed on purpose."""
+    """A command and the processes it sees have only harmless variables and those in `environment`."""
     for name in (
         "OPENAI_API_KEY",
         "GITHUB_TOKEN",
@@ -248,7 +251,7 @@ def test_processes_are_bounded(folder: Folder):
 
 
 class Listener:
-    """A server on the machine's loopback, on a path, and on an abstract name."""
+    """A server that listens on the machine's loopback, on a path, and on an abstract socket."""
 
     def __init__(self, path: Path) -> None:
         self.inet = socket.create_server(("127.0.0.1", 0))
@@ -318,9 +321,9 @@ socket.socket(socket.AF_INET, socket.SOCK_DGRAM); print("network")
 @pytest.mark.usefixtures("walls")
 @pytest.mark.parametrize("scoped", [True, False])
 def test_no_abstract_socket_hears_it(folder: Folder, scoped: bool, monkeypatch: pytest.MonkeyPatch):
-    """With the network on, nothing can be sent to an abstract socket, with Landlock or, where it lacks, by the filter."""
+    """With the network on, Landlock prevents sending to abstract sockets. Without Landlock, the call filter does."""
     if not scoped:
-        close_keeper()  # the next one is started with a kernel that can't scope
+        close_keeper()  # the next keeper is started as if the kernel lacked Landlock
         monkeypatch.setattr(
             command_process, "_BOOT", command_process._BOOT.replace("main(int", _UNSCOPED + "main(int")
         )
@@ -346,7 +349,7 @@ _UNSCOPED = "from handrail.resources.shell import kernel; kernel.scope_abstract_
 
 @pytest.fixture
 def outside() -> Iterator[Path]:
-    """Fixture: a folder of the host that has nothing to do with any command, with a key, a program and a socket."""
+    """Provide a folder of the host, unrelated to any command, with a key, a program and a socket."""
     with tempfile.TemporaryDirectory(dir=outside_tmp(), prefix=".shell-") as place:
         found = Path(place)
         (found / "key").write_text("hunter2")
@@ -358,7 +361,7 @@ def outside() -> Iterator[Path]:
 
 @pytest.mark.usefixtures("walls")
 def test_nothing_of_the_host_is_seen(folder: Folder, backend: str, outside: Path):
-    """A command sees no file of the host but the system's programs: no home, no project, no journal, no data."""
+    """A command sees no files of the host except the system's programs: no home, project, journal or data."""
     places = [
         place
         for place in ("/home", "/srv", "/mnt", "/media", "/opt", "/var/lib", "/var/log", "/sys")
@@ -394,7 +397,7 @@ def test_nothing_of_the_host_is_seen(folder: Folder, backend: str, outside: Path
 
 
 def test_a_socket_in_the_folder_leads_nowhere(folder: Folder, backend: str):
-    """A server's socket that lies in the folder can't be reached from a command."""
+    """A command can't connect to a server's socket in its folder."""
     with socket.socket(socket.AF_UNIX) as server:
         here = os.getcwd()
         os.chdir(folder.root)
@@ -411,7 +414,7 @@ def test_a_socket_in_the_folder_leads_nowhere(folder: Folder, backend: str):
 
 @pytest.mark.usefixtures("walls")
 def test_what_is_exposed_is_seen_and_not_written(folder: Folder, backend: str, outside: Path):
-    """An exposed folder or file is seen where it is, read-only, and nothing beside it is."""
+    """An exposed folder or file is visible read-only at its own path, and nothing beside it is visible."""
     shell = anything(backend, expose=[outside / "bin"])
     finished = folder.sh(shell, f"{outside}/bin/tool; touch {outside}/bin/x; ls -A {outside}")
     assert finished.output.splitlines() == [
@@ -424,7 +427,10 @@ def test_what_is_exposed_is_seen_and_not_written(folder: Folder, backend: str, o
 def test_a_hidden_program_says_what_to_expose(
     folder: Folder, backend: str, outside: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A program in a hidden folder fails with the `expose=` that it needs, by name, by path and inside a script."""
+    """A program in a hidden folder fails with a message that names the `expose=` it needs.
+
+    This holds for a program that is run by name, by path or from a script.
+    """
     monkeypatch.setenv("PATH", f"{outside}/bin:{os.environ['PATH']}")
     wanted = re.escape(f"expose=['{outside}']")
     for program in ("tool", f"{outside}/bin/tool"):
@@ -451,13 +457,13 @@ def test_a_hidden_program_says_what_to_expose(
     ],
 )
 def test_what_can_not_be_exposed_is_refused(given: Any, said: str):
-    """A path that is relative, missing, or everything is refused when the shell is made."""
+    """A path that is relative, missing, or contains everything is refused when the shell is created."""
     with pytest.raises(DefinitionError, match=said):
         anything(expose=given)
 
 
 def test_the_interpreter_that_runs_handrail_is_there(folder: Folder, backend: str):
-    """Wherever it is installed, below a home or /tmp too, a command can use the interpreter that runs Handrail."""
+    """A command can use the interpreter that runs Handrail wherever it is installed, even below a home or /tmp."""
     finished = folder.run(anything(backend), sys.executable, "-c", "import msgspec, sys; print(sys.prefix)")
     assert finished.output == f"{sys.prefix}\n"
 
@@ -655,12 +661,12 @@ def test_the_probe_finds_what_the_machine_has(tmp_path: Path):
 
 
 def test_the_probe_says_what_is_missing(tmp_path: Path):
-    """Where user namespaces can't be created, the probe reports no isolation and says what is missing."""
+    """If user namespaces can't be created, the probe reports no isolation and says what is missing."""
     if os.geteuid() != 0 or probe(tmp_path).isolation != "user":
         pytest.skip("needs root and user namespaces, to forbid them")
     folder = Folder(tmp_path)
     shutil.copytree(ROOT / "src", folder.root / "src")  # the checkout itself may be hidden from commands
-    # Namespaces can't be created inside the sandbox: the probe finds that out by itself.
+    # The probe runs inside the sandbox, where namespaces can't be created.
     code = (
         "import sys; from pathlib import Path; from handrail.resources.shell import probe; "
         "found = probe(Path('.')); print(found.isolation, found.overlay, found.contained); print(*found.missing, sep='\\n')"

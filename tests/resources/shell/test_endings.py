@@ -1,4 +1,4 @@
-"""The ends of commands: by themselves, by timeout, by cancellation, with this process or with the keeper."""
+"""How commands end: by themselves, by a timeout, by cancellation, with this process or with the keeper."""
 
 import asyncio
 import os
@@ -96,7 +96,7 @@ def read_until(connection: socket.socket, size: int) -> None:
 
 
 def assert_gone(line: Line, connection: socket.socket) -> None:
-    """Assert that every process that held the connection is dead, not merely dying."""
+    """Assert that every process that held the connection has already died."""
     connection.setblocking(False)
     while connection.recv(1000):
         pass
@@ -104,13 +104,13 @@ def assert_gone(line: Line, connection: socket.socket) -> None:
 
 
 def test_a_command_out_of_time_is_gone_with_all_it_started(folder: Folder, shells: str, line: Line):
-    """After a timeout every process of the command is dead, even a daemon that ignores signals; its output is kept."""
+    """After a timeout, every process of the command is dead, even a daemon that ignores signals. Output is kept."""
     shell = anything(shells, network=True, contained=False, timeout=3)
     finished = folder.run(shell, PYTHON, "-c", STUBBORN, line.port, "stubborn")
     assert (finished.timed_out, finished.exit_code, finished.signal) == (True, None, 9)
     assert finished.output == "begun\n"
     assert finished.ending.startswith("stopped after ")
-    assert float(finished.ending.split()[2]) >= 3  # the limit, or longer on a busy machine
+    assert float(finished.ending.split()[2]) >= 3  # the timeout, or longer on a busy machine
     assert_gone(line, line.accept())
 
 
@@ -131,7 +131,7 @@ def test_daemons_end_with_their_command(folder: Folder, shells: str, line: Line)
 
 
 def test_a_timeout_of_one_run_counts_for_it(folder: Folder):
-    """A timeout given for one run replaces the shell's default timeout."""
+    """A timeout that is passed to `run` replaces the shell's default timeout."""
     assert folder.run(anything(timeout=50), "sleep", "40", timeout=0.1).timed_out
     assert not folder.run(anything(timeout=0.1), "sleep", "0.2", timeout=50).timed_out
 
@@ -251,7 +251,9 @@ def test_shells_on_one_layer_take_turns(tmp_path: Path, line: Line):
         connection = await asyncio.to_thread(line.accept)
         said.append(await asyncio.to_thread(connection.recv, 1))
         second, third = await begin("b"), await begin("c")
-        assert (await shell.run(["true"], other.layers)).ok  # long enough for them to begin, if they could
+        assert (
+            await shell.run(["true"], other.layers)
+        ).ok  # long enough for the commands to begin, if they could
         third.cancel()
         with pytest.raises(asyncio.CancelledError):
             await third
@@ -319,7 +321,7 @@ def test_a_dead_keeper_is_said_and_replaced(folder: Folder, line: Line, shells: 
         keeper = command_process._keeper
         assert keeper is not None
         os.kill(keeper._process, signal.SIGKILL)
-        if shells == "auto":  # without containment, another process still reports the end
+        if shells == "auto":  # without a sandbox, another process still reports the end
             assert (await task).signal == signal.SIGKILL
         else:
             with pytest.raises(ShellError, match="its sandbox process died"):
@@ -386,7 +388,7 @@ def test_descriptors_are_given_back(folder: Folder):
 
 
 def test_a_fake_shell_says_what_it_was_told(tmp_path: Path):
-    """A fake shell answers by the longest matching prefix and applies rules; any other command is not found."""
+    """A fake shell applies rules and answers by the longest matching prefix. Any other command is not found."""
     folder = Folder(tmp_path)
 
     def write(argv: tuple[str, ...], layers: Layers) -> str:

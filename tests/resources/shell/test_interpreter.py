@@ -1,4 +1,4 @@
-"""The Python that runs Handrail, which commands can use wherever it is installed."""
+"""Commands can use the Python that runs Handrail, wherever it is installed."""
 
 import json
 import os
@@ -47,14 +47,14 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(params=["/tmp", "/var/tmp"])
 def hidden(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """Fixture: a folder with a space in its path, below a folder that is private and empty for commands."""
+    """Provide a folder with a space in its path, below a folder that is empty for commands."""
     with tempfile.TemporaryDirectory(prefix="hand rail-", dir=request.param) as folder:
         yield Path(folder).resolve()
 
 
 @pytest.mark.once
 def test_the_interpreter_is_there_below_a_folder_that_is_hidden(hidden: Path, backend: str):
-    """A command can run an interpreter in a hidden folder but not write to it, and sees no other file there."""
+    """A command can run, but not change, an interpreter in a hidden folder, and sees no other file there."""
     venv.create(hidden / "clone" / ".venv", symlinks=False)
     (hidden / "private.txt").write_text("private")
     for name in ("root", "upper", "work"):

@@ -1,4 +1,4 @@
-"""Commands without end: each kind of use meets its limit, says so, and leaves nothing behind."""
+"""Limits of commands: a command that exceeds one is ended with a message and leaves nothing behind."""
 
 import asyncio
 import dataclasses
@@ -57,7 +57,7 @@ _WITHOUT = "from handrail.resources.shell import cgroup; cgroup._parents = dict\
 
 @pytest.fixture(params=["cgroups", "sums"])
 def means(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Fixture: with the machine's cgroups, if it has any, and without."""
+    """Run the test with the machine's cgroups, if it has any, and without them."""
     if not probe(tmp_path).contained:
         pytest.skip("no sandbox here")
     if request.param == "sums":
@@ -72,7 +72,7 @@ def means(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("means")
 @pytest.mark.parametrize("what", GREEDY)
 def test_a_greedy_command_is_ended(tmp_path: Path, what: str):
-    """A command that takes without end is ended with a message, and no process and no space is left in use."""
+    """A command that uses more and more of a resource is ended with a message. No process or space stays in use."""
     limit, code = GREEDY[what]
     folder = Folder(tmp_path)
     files = DirectoryFilesystem(folder.root)
@@ -98,7 +98,7 @@ def test_a_greedy_command_is_ended(tmp_path: Path, what: str):
 
 
 def test_a_killed_keeper_s_cgroups_are_removed_by_the_next(tmp_path: Path):
-    """Nothing is left in the kernel for long when the keeper is killed in the middle of a command."""
+    """If the keeper is killed during a command, the next keeper removes the command's cgroups."""
     places = _parents()
     if not probe(tmp_path).contained or not places:
         pytest.skip("no cgroups here")
@@ -111,7 +111,7 @@ def test_a_killed_keeper_s_cgroups_are_removed_by_the_next(tmp_path: Path):
 
 
 def test_an_ordinary_build_is_not_ended(tmp_path: Path):
-    """The default limits let many processes, large address spaces and large files through."""
+    """The default limits allow many processes, large address spaces and large files."""
     if not probe(tmp_path).contained:
         pytest.skip("no sandbox here")
     code = """
@@ -129,7 +129,7 @@ def test_an_ordinary_build_is_not_ended(tmp_path: Path):
 
 
 def test_a_command_near_its_processes_is_told(tmp_path: Path):
-    """A command that may have failed to start processes gets a note, since its own message may be unclear."""
+    """The result of a command that may have failed to start processes has a note about the limit."""
     if not probe(tmp_path).contained:
         pytest.skip("no sandbox here")
     code = "import os, sys\nfor n in range(50):\n    if not os.fork(): sys.stdin.read(); os._exit(0)\nsys.stdin.read()"
@@ -141,13 +141,13 @@ def test_a_command_near_its_processes_is_told(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["memory", "cpu_seconds", "disk", "files", "processes"])
 def test_a_limit_is_above_zero(name: str):
-    """A limit of nothing is refused when it is written."""
+    """A limit of zero is refused when the limits are created."""
     with pytest.raises(DefinitionError, match=f"limit {name} is 0"):
         CommandLimits(**{name: 0})
 
 
 def test_unreadable_and_shared_files_are_measured(tmp_path: Path):
-    """A file with two names counts once, a sparse one by its blocks, and a folder that can't be read is reported."""
+    """A file with two names counts once, and a sparse file by its blocks. A folder that can't be read is reported."""
     (tmp_path / "a").write_bytes(b"x" * 100_000)
     os.link(tmp_path / "a", tmp_path / "b")
     os.truncate(os.open(tmp_path / "sparse", os.O_CREAT | os.O_RDWR), 1 << 30)
@@ -181,7 +181,7 @@ for code in json.loads(sys.argv[1]):
 
 @pytest.mark.skipif(os.geteuid() != 0 or not os.path.exists("/usr/bin/python3"), reason="needs root")
 def test_an_ordinary_user_s_command_is_ended_the_same():
-    """Without any right on the machine, the same commands meet the same limits."""
+    """The commands of a user without privileges are ended by the same limits."""
     packages = [path for path in sys.path if path.endswith("site-packages")]
     wanted = {name: GREEDY[name] for name in ("memory", "disk", "deleted files", "processes", "CPU")}
     done = subprocess.run(

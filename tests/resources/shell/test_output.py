@@ -1,4 +1,4 @@
-"""Command output: which part is kept, and how a command's end is described."""
+"""The output of commands: which part is kept, and how the end of a command is described."""
 
 import pytest
 from hypothesis import given
@@ -16,12 +16,12 @@ def fed(limit: int, *parts: bytes) -> tuple[str, int]:
 
 
 def test_output_within_the_limit_is_kept_whole():
-    """Output of exactly the limit is kept entirely."""
+    """Output that is exactly as long as the limit is kept entirely."""
     assert fed(10, b"12345", b"67890") == ("1234567890", 0)
 
 
 def test_output_beyond_the_limit_loses_its_middle():
-    """Of output beyond the limit, the beginning and the end are kept, with the number of omitted bytes."""
+    """If output exceeds the limit, its beginning and end are kept, and the omitted bytes are counted."""
     assert fed(4, b"abcdefghij") == ("ab\n… 6 bytes left out …\nij", 6)
 
 
@@ -34,13 +34,13 @@ def test_no_character_is_cut_in_half():
 
 
 def test_what_is_not_utf_8_is_shown_as_bytes():
-    """Output bytes that are not UTF-8 are shown escaped: none is lost, and no error is raised."""
+    """Output bytes that are not UTF-8 are shown escaped. None is lost, and no error is raised."""
     assert fed(100, b"ok\xff\xfe\n") == ("ok\\xff\\xfe\n", 0)
 
 
 @given(st.lists(st.binary(max_size=50), max_size=30), st.integers(2, 40))
 def test_output_keeps_the_ends_however_it_arrives(parts: list[bytes], limit: int):
-    """The same bytes in any pieces give the same text, and the omitted bytes are counted exactly."""
+    """The same bytes give the same text in whatever pieces they arrive, and omitted bytes are counted exactly."""
     whole = b"".join(parts)
     assert fed(limit, *parts) == fed(limit, whole)
     _, omitted = fed(limit, whole)
@@ -72,6 +72,6 @@ def test_memory_does_not_grow_with_the_output():
     ],
 )
 def test_an_ending_is_worded_for_a_model(finished: CommandResult, words: str):
-    """The description of an end for the model has the outcome, the notes and the output."""
+    """A rendered result tells the model the outcome, the notes and the output."""
     assert finished.render() == words
     assert finished.ok is (finished.exit_code == 0)

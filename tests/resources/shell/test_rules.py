@@ -75,7 +75,7 @@ def test_a_rule_allows_what_it_says(rule: Allow, argv: list[str]):
     ],
 )
 def test_a_rule_allows_nothing_else(rule: Allow, argv: list[str]):
-    """Wrappers, detours, leading options and paths that lead upwards do not match."""
+    """A rule does not match wrappers, other paths to the program, leading options or paths with `..`."""
     assert not allowed([rule], *argv)
 
 
@@ -112,7 +112,7 @@ def test_a_rule_allows_nothing_else(rule: Allow, argv: list[str]):
     ],
 )
 def test_a_rule_that_can_not_be_meant_is_refused_where_it_is_written(pattern: tuple[object, ...]):
-    """A rule with several words in one, a wildcard as program, or a pattern that allows everything is refused."""
+    """A rule is refused if an argument has several words, its program has wildcards, or it would allow everything."""
     with pytest.raises(RuleError) as caught:
         Allow(*pattern)  # pyright: ignore[reportArgumentType]
     assert isinstance(caught.value, DefinitionError)
@@ -121,14 +121,14 @@ def test_a_rule_that_can_not_be_meant_is_refused_where_it_is_written(pattern: tu
 
 @pytest.mark.parametrize("word", ["**a**a**a**b", "*a*a*a*a*b", "docs/**x**x**x.md", "?*?*?*?*?*b"])
 def test_a_long_argument_is_compared_at_once(word: str):
-    """An argument of the greatest length does not keep a rule with several wildcards busy."""
+    """A rule with several wildcards compares an argument of the maximum length quickly."""
     rule = Allow("cat", word)
     for argument in ("a" * MAX_ARGUMENT, "docs/" + "x" * (MAX_ARGUMENT - 5)):
         assert not rule.matches(["cat", argument])
 
 
 def test_a_rule_with_too_long_a_pattern_is_refused_where_it_is_written():
-    """A pattern that could not be compared in bounded time is an error of the rule, not of a later command."""
+    """A pattern that could not be compared in bounded time is refused when the rule is created."""
     with pytest.raises(RuleError, match="Write a shorter argument"):
         Allow("cat", "a" * 2000 + "*")
 
@@ -178,12 +178,12 @@ def test_one_text_is_refused_with_the_list_it_should_be():
     ],
 )
 def test_what_is_not_a_command_is_refused_even_where_everything_may_run(argv: object):
-    """An invalid command is refused with a reason, never with a system error, even where every command is allowed."""
+    """An invalid command is refused with a reason, not with a system error, even if every command is allowed."""
     with pytest.raises(CommandRefused):
         Rules([Allow(...)]).check(argv)  # pyright: ignore[reportArgumentType]
 
 
 def test_only_rules_are_rules():
-    """A list of words in place of a rule is refused when the shell is made."""
+    """A list of words in place of a rule is refused when the shell is created."""
     with pytest.raises(RuleError, match="not a rule"):
         Shell([["git", "status"]])  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""Commands on a folder: their writes go to a layer above it, with the same result on both back ends."""
+"""Commands on a folder: their writes go to a layer above it, with the same result on both backends."""
 
 import os
 import shlex
@@ -31,7 +31,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Folder]:
-    """Fixture: a folder that no command may change."""
+    """Provide a folder, and check afterwards that no command has changed it."""
     made = Folder(tmp_path / "a, b:c")
     made.add("kept.txt", "kept\n")
     made.add("docs/one.md", "one\n")
@@ -122,14 +122,14 @@ def test_standard_input_is_given(folder: Folder, backend: str):
 
 
 def test_a_command_that_no_rule_allows_does_not_run(folder: Folder, backend: str):
-    """A command that no rule allows does not run, since rules are checked first."""
+    """A command that no rule allows does not run, because rules are checked first."""
     with pytest.raises(CommandRefused, match="Allowed: `git status`"):
         folder.run(Shell([Allow("git", "status")], backend=backend), "touch", "x")  # pyright: ignore[reportArgumentType]
     assert folder.caught() == []
 
 
 def test_a_missing_program_is_said(folder: Folder, backend: str):
-    """The error names a program that is missing, not executable, a folder, or without its interpreter."""
+    """If a program is missing, not executable, a folder, or lacks its interpreter, the error names it."""
     shell = anything(backend)
     folder.sh(
         shell,
@@ -152,14 +152,14 @@ def test_a_script_of_the_folder_runs_by_its_path_only(folder: Folder, backend: s
 def test_a_relative_path_entry_is_not_passed_on(
     folder: Folder, backend: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """A relative entry such as `.` in PATH is not passed on, since a file in the folder could replace a program."""
+    """A relative entry of PATH, such as `.`, is dropped, because a file in the folder could replace a program."""
     monkeypatch.setenv("PATH", f".::relative:{os.environ['PATH']}")
     with pytest.raises(CommandMissing):
         folder.run(anything(backend), "run.sh")
 
 
 def test_a_command_runs_in_a_folder_below(folder: Folder, backend: str):
-    """`cwd` may be any folder inside the root, including one that an earlier command made."""
+    """`cwd` may be any folder inside the root, including one that an earlier command created."""
     shell = anything(backend)
     assert folder.run(shell, "cat", "two.md", cwd="docs/deep").output == "two\n"
     folder.run(shell, "mkdir", "made")
@@ -191,7 +191,7 @@ def test_a_timeout_is_a_time(folder: Folder, timeout: float):
 
 
 def test_a_shell_with_nonsense_can_not_be_made():
-    """Invalid arguments of a shell are refused when it is made, with an error that says how to fix them."""
+    """Invalid arguments of a shell are refused when it is created, with an error that says how to fix them."""
     for options, wrong in (
         ({"backend": "docker"}, "backend is 'docker'"),
         ({"output_limit": 1}, "output_limit is 1"),
@@ -206,7 +206,7 @@ def test_no_command_runs_on_the_machine_s_own_folders(tmp_path: Path):
     for root in ("/", "/proc", "/sys/kernel", "/dev", "/tmp"):
         folder = Folder(tmp_path)
         folder.layers = type(folder.layers)((Path(root),), folder.upper, folder.layers.work)
-        with pytest.raises(CommandRefused, match="no command runs on"):
+        with pytest.raises(CommandRefused, match="commands can't run on"):
             folder.run(anything(), "true")
 
 
@@ -370,7 +370,7 @@ def test_files_of_others_keep_their_owner(folder: Folder, backend: str):
 
 
 def test_an_unreadable_file_is_left_alone(folder: Folder, backend: str):
-    """A socket in the folder does not disturb commands, and is left alone."""
+    """A socket in the folder does not disturb commands and is left unchanged."""
     import socket
 
     with socket.socket(socket.AF_UNIX) as server:
@@ -407,12 +407,12 @@ SCRIPTS = {
 @settings(max_examples=25)
 @given(rounds=st.lists(STEPS, min_size=1, max_size=2))
 def test_both_back_ends_catch_the_same(rounds: list[Any], tmp_path_factory: pytest.TempPathFactory):
-    """After any sequence of commands, both back ends show the folder as the commands left it."""
+    """After any sequence of commands, both backends show the folder as the commands left it."""
     check_both_back_ends(rounds, tmp_path_factory.mktemp("same"))
 
 
 def test_a_hard_link_lasts_from_one_command_to_the_next(tmp_path: Path):
-    """A hard link keeps both names in sync across commands, on both back ends."""
+    """A hard link keeps both names in sync across commands, on both backends."""
     check_both_back_ends([[("hard", "d/a", "a")], [("write", "a", "a")]], tmp_path)
 
 
@@ -438,7 +438,7 @@ def check_both_back_ends(rounds: list[Any], base: Path) -> None:
     assert shown[0] == shown[1]
 
 
-# --- which back end --------------------------------------------------------------------------------
+# --- the choice of a backend --------------------------------------------------------------------------------
 
 
 def support_is(monkeypatch: pytest.MonkeyPatch, support: Support) -> None:
@@ -446,7 +446,7 @@ def support_is(monkeypatch: pytest.MonkeyPatch, support: Support) -> None:
 
 
 def test_the_choice_can_be_seen(folder: Folder):
-    """`auto` uses the overlay if it is available, and the result names the back end."""
+    """`auto` uses an overlay if one can be mounted, and the result names the backend."""
     shell = anything()
     assert shell.backend == "auto"
     finished = folder.run(shell, "true")
@@ -454,7 +454,7 @@ def test_the_choice_can_be_seen(folder: Folder):
 
 
 def test_without_an_overlay_a_copy_is_made_and_said(folder: Folder, monkeypatch: pytest.MonkeyPatch):
-    """Without an overlay the command runs on a copy, and the result says why and how much was copied."""
+    """Without an overlay, the command runs on a copy, and the result says why and how much was copied."""
     support_is(monkeypatch, Support(probe(folder.base).isolation, False, ("an overlay mount here: no",)))
     finished = folder.run(anything(), "touch", "x")
     assert finished.backend == "copy"
@@ -466,7 +466,7 @@ def test_without_an_overlay_a_copy_is_made_and_said(folder: Folder, monkeypatch:
 
 
 def test_an_overlay_that_fails_after_all_becomes_a_copy(tmp_path: Path):
-    """With more layers than the kernel can stack, `auto` uses a copy and `overlay` raises."""
+    """With more layers than the kernel can stack, `auto` uses a copy, and `overlay` raises an error."""
     layers = [tmp_path / f"layer{number}" for number in range(501)]
     for layer in layers:
         layer.mkdir()
@@ -480,7 +480,7 @@ def test_an_overlay_that_fails_after_all_becomes_a_copy(tmp_path: Path):
 
 @pytest.mark.parametrize("backend", ["auto", "overlay", "copy"])
 def test_without_namespaces_nothing_runs(folder: Folder, monkeypatch: pytest.MonkeyPatch, backend: str):
-    """Without namespaces no command runs, and the error says what is missing and what to do."""
+    """Without namespaces, no command runs, and the error says what is missing and what to do."""
     support_is(monkeypatch, Support("none", False, ("namespaces of its own: no",)))
     with pytest.raises(ShellUnavailable, match=r"lacks namespaces of its own: no\. Allow the process"):
         folder.run(anything(backend), "touch", "x")
@@ -493,7 +493,7 @@ def test_without_namespaces_and_told_so_it_runs_on_a_copy(folder: Folder, monkey
     shell = anything(contained=False)
     finished = folder.sh(shell, "rm kept.txt; echo x > x; echo $HOME $TMPDIR; exit 4")
     assert (finished.exit_code, finished.contained, finished.backend) == (4, False, "copy")
-    assert finished.notes[0].startswith("The command ran without a sandbox, since this machine lacks")
+    assert finished.notes[0].startswith("The command ran without a sandbox, because this machine lacks")
     assert folder.caught() == [("deleted", "kept.txt"), ("written", "x")]
     assert all(
         place.startswith(str(folder.base)) for place in finished.output.strip().split(f" {folder.base}")[:1]

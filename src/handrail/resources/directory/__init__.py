@@ -1,4 +1,4 @@
-"""A real folder in which the changes of each call are a transaction that can be undone."""
+"""A real folder as a filesystem. Each call's changes are a transaction that can be undone."""
 
 from handrail.resources.directory.directory_fork import DirectoryFork
 from handrail.resources.directory.filesystem import DIRECTORY_LIMITS, DirectoryFilesystem, Recovered

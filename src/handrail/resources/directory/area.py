@@ -2,9 +2,9 @@
 
     .<name>.handrail/
         at-work/<process>/     the forks and commits of one process, which holds a lock on its folder
-        done/<when>-<call>/    what each commit displaced, with its manifest: the newest, up to a limit
+        done/<when>-<call>/    what each of the newest commits displaced, with its manifest
 
-It is created by the first write, so a process that only reads never creates one.
+The first write creates the staging folder, so a process that only reads never creates one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _READY = 8
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A kept commit: the folder with the bytes it displaced, and their size."""
+    """A commit that can be undone: the folder with the bytes it displaced, and their size."""
 
     folder: Path
     size: int
@@ -72,7 +72,7 @@ class Area:
         root = self.jail.root
         try:
             if os.statvfs(root).f_flag & os.ST_RDONLY or not os.access(root, os.W_OK | os.X_OK):
-                raise FileError(".", f"{str(root)!r} is read-only. Nothing can be written there")
+                raise FileError(".", f"{str(root)!r} is read-only. Make it writable, or use another folder")
             for folder in (self.folder, self.folder / "at-work", self.folder / "done"):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(folder, 0o700)
@@ -111,7 +111,7 @@ class Area:
             raise case_insensitive(self.jail.root)
 
     def _sweep(self, mine: Path) -> None:
-        """Remove the leftovers of dead processes, after finishing the commits they had begun."""
+        """Finish the commits that dead processes had begun, and remove their folders."""
         for other, lock in self.abandoned(mine):
             try:
                 with reported(other):
@@ -123,7 +123,7 @@ class Area:
                 os.close(lock)
 
     def abandoned(self, mine: Path | None = None) -> Iterator[tuple[Path, int]]:
-        """Yield the folders of dead processes, each with its lock, which this process now holds."""
+        """Yield the folders of dead processes, each with a lock on it that this process now holds."""
         at_work = self.folder / "at-work"
         if not at_work.is_dir():
             return
@@ -142,9 +142,10 @@ class Area:
             yield other, lock
 
     def begun(self, part: Path, journal: str) -> Iterator[Commit]:
-        """Yield the commits in a process's folder that belong to a journal, or to none if `journal` is empty.
+        """Yield the commits in a process's folder that belong to this journal.
 
-        A commit without a manifest is yielded with an empty one.
+        If `journal` is empty, yields the commits that belong to no journal. A journal's commit without a manifest
+        is yielded with an empty one.
         """
         for folder in sorted(part.iterdir()):
             if folder.name.startswith(f"{_COMMIT}-{journal}-") if journal else "-" not in folder.name:
@@ -156,19 +157,24 @@ class Area:
                     yield Commit(self.jail, self.disk, folder, manifest)
 
     def settle(self, commit: Commit) -> tuple[str, ...]:
-        """Finish an unrecorded commit if any of its steps was done; otherwise discard it."""
+        """Finish an unrecorded commit if any of its steps was done, and discard it otherwise.
+
+        Returns the paths that were left alone because someone else had changed them.
+        """
         if commit.is_begun():
             left = commit.finish()
             if not commit.folder.name.startswith(_UNDO):
                 self.retire(commit)
                 return left
-            self.disk.forget(commit.folder)  # kept, it could be undone, which would repeat the call's changes
+            self.disk.forget(
+                commit.folder
+            )  # an undo is not kept, because undoing it would repeat the call's changes
             return left
         self.disk.forget(commit.folder)
         return ()
 
     def close(self) -> None:
-        """Remove what is no longer needed and release the lock."""
+        """Remove this process's folder, unless a journal may still need it, and release the lock."""
         if self._mine is not None:
             with reported(self._mine):
                 self.forget_part(self._mine)
@@ -177,7 +183,7 @@ class Area:
             self._ready.clear()
 
     def forget_part(self, part: Path) -> None:
-        """Remove a process's folder, unless a journal may still have a record of a commit in it."""
+        """Remove a process's folder, unless it contains a commit that a journal may have recorded."""
         if not any(any(folder.iterdir()) for folder in part.glob(f"{_COMMIT}-*")):
             self.disk.forget(part)
 
@@ -196,7 +202,7 @@ class Area:
     def commit_folder(self, journal: str, *, synced: bool) -> Path:
         """Create a folder for a commit, named after the journal that records it.
 
-        Folders that must survive a power cut are created and synced several at a time.
+        With `synced`, several folders are created and synced at a time, for this commit and later ones.
         """
         if not journal:
             return self.new_folder(_COMMIT)
@@ -212,7 +218,7 @@ class Area:
         return self._ready[journal].pop()
 
     def sync(self, folder: Path, slots: list[str]) -> None:
-        """Sync a staged commit to disk; the journal keeps its manifest."""
+        """Sync a staged commit to disk, without its manifest, which the journal records."""
         for name in slots:
             self.disk.sync_file(folder / name)
         self._sync_folder(folder)
@@ -228,7 +234,7 @@ class Area:
         self.disk.write(folder / MANIFEST, msgspec.msgpack.encode(manifest))
 
     def retire(self, commit: Commit) -> None:
-        """Keep what an applied commit displaced, and drop the oldest commits beyond the limits."""
+        """Keep what an applied commit displaced, and remove the oldest kept commits beyond the limits."""
         kept = self._all_kept()
         when = int(self._clock.now().timestamp() * 1_000_000)
         short = _short(commit.manifest.key)
@@ -246,7 +252,7 @@ class Area:
             self.disk.forget(oldest.folder)
 
     def done(self, key: CallKey) -> Commit | None:
-        """Return the newest kept commit of a call, if any. A call of another run or journal is another call."""
+        """Return the newest kept commit of a call, if any. The call's run and journal must match too."""
         for kept in reversed(self._all_kept()):
             if kept.folder.name.endswith(f"-{_short(key)}"):
                 manifest = read_manifest(kept.folder)
@@ -255,35 +261,35 @@ class Area:
         return None
 
     def undo(self, commit: Commit) -> tuple[str, ...]:
-        """Revert an applied commit by a commit of the opposite steps.
+        """Undo an applied commit by applying the opposite steps as a new commit. Returns the paths, sorted.
 
-        Raises `UndoRefused` if somebody has changed one of its paths since; nothing is changed then.
+        Raises `UndoRefused`, and changes nothing, if someone has changed one of its paths since.
         """
         steps = opposites([step for step in commit.manifest.steps if commit.is_done(step)])
         call_id = commit.manifest.call_id
         against = sorted(step.where for step in steps if not self._is_unchanged(step))
         if against:
-            raise UndoRefused(call_id, against, "changed since by another call or by somebody else")
+            raise UndoRefused(call_id, against, "changed since by another call or by someone else")
         pending = self._take_up(commit, msgspec.structs.replace(commit.manifest, steps=steps, journal=""))
         try:
             pending.apply(lenient=True)
         except Conflict as conflict:
             self._give_back(pending, commit)
             raise UndoRefused(
-                call_id, conflict.places, "changed just now by another call or by somebody else"
+                call_id, conflict.places, "changed just now by another call or by someone else"
             ) from None
         self.disk.forget(pending.folder)
         return tuple(sorted(step.where for step in steps))
 
     def _is_unchanged(self, step: Step) -> bool:
-        """Return whether a path holds what the reverting step expects there."""
+        """Return whether the step's path still holds what the step expects to displace."""
         found = self.jail.look(step.where)
         if found is None:
             return step.do == "put" and not step.before
         return step.do == "mode" or shown_version(version_of(found[0])) == step.before
 
     def _take_up(self, commit: Commit, manifest: Manifest) -> Commit:
-        """Turn a kept commit into a pending one with other steps."""
+        """Turn a kept commit into a pending one with a new manifest."""
         folder = self.mine / f"{_UNDO}{self.number()}"
         self._kept = [kept for kept in self._all_kept() if kept.folder != commit.folder]
         self.disk.retire(commit.folder, folder)
@@ -292,7 +298,7 @@ class Area:
         return Commit(self.jail, self.disk, folder, manifest)
 
     def _give_back(self, at_work: Commit, kept: Commit) -> None:
-        """Put a commit that was taken up back among the kept ones, unchanged."""
+        """Move a pending undo back to the kept commits, with the commit's original manifest."""
         self.disk.write(at_work.folder / f"{MANIFEST}.new", msgspec.msgpack.encode(kept.manifest))
         os.replace(at_work.folder / f"{MANIFEST}.new", at_work.folder / MANIFEST)
         self.disk.retire(at_work.folder, kept.folder)
@@ -307,11 +313,11 @@ class Area:
 
 @contextlib.contextmanager
 def reported(leftover: Path) -> Generator[None]:
-    """Log an error about a leftover instead of raising it: one that is broken must not keep others from their work."""
+    """Log an `OSError` raised inside this block instead of raising it, so that one bad leftover does not stop others."""
     try:
         yield
     except OSError as error:
-        log.warning("%s is left as it is, because the disk reported an error: %s", leftover, error)
+        log.warning("%s was not cleaned up, because the disk reported an error: %s", leftover, error)
 
 
 def read_manifest(folder: Path) -> Manifest | None:

@@ -2,17 +2,18 @@
 
 A manifest is plain data, from which a restarted process can finish the commit. There are three kinds of step:
 
-- *put* exchanges a slot of the commit's own folder with what is at the path, or moves it there if nothing is;
-- *take* moves what is at the path into a slot;
-- *mode* gives a folder another mode.
+- *put* exchanges a slot of the commit's own folder with what is at the path. If nothing is there, it moves the slot
+  to the path.
+- *take* moves what is at the path into a slot.
+- *mode* changes the mode of a folder.
 
-Each step is one rename, says what it expects to displace, and has one of the three as its opposite. So
+A step is a single rename or mode change. It says what it expects to displace, and its opposite is a step too. So
 reverting, continuing after a crash and undoing use the same mechanism.
 
-Whether a step was done is read from the commit's own folder, which nobody else writes: a slot that
-still holds the new content has not been put. So any process can continue a commit from any point.
-What a step displaces is checked after it is displaced, when nobody can reach it by path any more. If
-it is not what was expected, somebody has changed it, and the step is reverted.
+The commit's own folder, which nobody else writes to, shows whether a step was done: a slot that still holds the new
+content has not been put. So any process can continue a commit from any point. What a step displaces is checked
+after the rename, when nobody can reach it by its path any more. If it is not what was expected, someone has changed
+it, and the step is reverted.
 """
 
 from __future__ import annotations
@@ -39,26 +40,26 @@ from handrail.resources.paths import ancestors, join, reserved_in, split
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One change of one path."""
+    """One step of a commit, which changes one path."""
 
     do: Literal["put", "take", "mode"]
     path: str
-    """The path for display, with each byte that is not UTF-8 written as `\\xff`. Use `where` to access it."""
+    """The path for display, with each byte that is not UTF-8 shown as `\\xff`. Use `where` to access the file."""
     bytes: str = ""
     """The path in hexadecimal, if it is not UTF-8."""
     slot: str = ""
     """The slot's name in the commit's folder.
 
-    The slot holds the new content, and after the step the displaced one.
+    Before the step, the slot holds the new content. After it, the slot holds the displaced content.
     """
     before: str = ""
-    """The identity of what is displaced; "" if nothing is."""
+    """The identity of the displaced content, or "" if nothing is displaced."""
     after: str = ""
     """The identity of the new content."""
     tree: str = ""
     """For a displaced folder, a digest of everything in it."""
     folder: bool = False
-    """Whether the new content is a folder. If a folder is there already, nothing needs to be done."""
+    """Whether the new content is a folder. If the path already has a folder, the step does nothing."""
     mode: int = 0
     old_mode: int = 0
 
@@ -81,7 +82,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """One commit to one folder."""
+    """One commit to one folder, as plain data that a journal can record."""
 
     call_id: str
     run_id: str = ""
@@ -91,7 +92,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     """The folder that contains the slots, relative to the staging folder."""
     journal: str = ""
-    """The id of the journal that decides whether the commit was made; "" for none."""
+    """The id of the journal whose record decides whether the commit was made, or "" if there is no journal."""
     steps: tuple[Step, ...] = ()
 
     @property
@@ -128,7 +129,7 @@ def shown_version(version: int) -> str:
 
 
 def digest(members: Iterable[tuple[str, str]]) -> str:
-    """Compute a digest of a folder's content at any depth, from relative paths and identities."""
+    """Compute a digest of a folder's whole content from the relative paths and identities of its members."""
     found = hashlib.blake2b(digest_size=16)
     for path, version in sorted(members):
         found.update(os.fsencode(path) + b"\0" + version.encode() + b"\0")
@@ -139,7 +140,7 @@ EMPTY = digest(())
 
 
 def in_order(over: Over) -> Iterator[Change]:
-    """Yield removals first, innermost first; then additions, outermost first.
+    """Yield changes in the order to apply them: removals from the inside out, then additions from the outside in.
 
     Removing a folder removes everything in it, in one step.
     """
@@ -163,7 +164,7 @@ def in_order(over: Over) -> Iterator[Change]:
 
 
 def tree_digest(over: Over, path: str) -> str:
-    """Return the digest of what a fork saw in a folder that it removes."""
+    """Return a digest of the content that a fork saw in a folder that it removes."""
     prefix = f"{path}/"
     return digest(
         (join(folder, name)[len(prefix) :], shown_version(base.version))
@@ -175,7 +176,7 @@ def tree_digest(over: Over, path: str) -> str:
 
 
 def opposites(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Return the steps that revert these, in the order to apply them."""
+    """Return the steps that revert the given ones, in the order in which to apply them."""
     return tuple(step.opposite() for step in reversed(steps))
 
 
@@ -187,7 +188,7 @@ _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV}
 
 
 class Unexpected(Exception):
-    """Raised if what a step displaced, or would displace, is not what it was based on."""
+    """Raised if what a step displaces is not what the step expects."""
 
 
 class Commit:
@@ -202,8 +203,8 @@ class Commit:
     def apply(self, *, synced: bool = False, lenient: bool = False) -> None:
         """Do every step or none.
 
-        Raises `Conflict` after restoring everything; it names what somebody else changed. With `synced` the
-        result survives a power cut. With `lenient` a folder to be removed stays if it is not empty.
+        If someone else has changed a path, restores everything and raises `Conflict` with that path. With `synced`,
+        the result survives a power cut. With `lenient`, a folder that should be removed but is not empty is kept.
         """
         done: list[Step] = []
         with self._folders() as folders:
@@ -226,12 +227,12 @@ class Commit:
                 folders.sync(self._disk)
 
     def revert(self) -> None:
-        """Revert every step that was done, except where somebody has changed the result since."""
+        """Revert every step that was done. Paths that someone has changed since are left as they are."""
         with self._folders() as folders:
             self._take_back([step for step in self.manifest.steps if self.is_done(step)], folders)
 
     def finish(self, *, synced: bool = False) -> tuple[str, ...]:
-        """Do the remaining steps. Paths that somebody else has changed stay as they are, and are returned."""
+        """Do the remaining steps. Returns the paths that someone else has changed, which are left as they are."""
         left: list[str] = []
         with self._folders() as folders:
             for step in self.manifest.steps:
@@ -245,7 +246,7 @@ class Commit:
         return tuple(left)
 
     def is_done(self, step: Step) -> bool:
-        """Return whether a step was done, judging by what its slot holds."""
+        """Return whether a step was done, judging by the slot's content or the folder's mode."""
         if step.do == "mode":
             found = self._jail.look(step.where)
             return found is not None and stat.S_IMODE(found[0].st_mode) == step.mode
@@ -253,7 +254,7 @@ class Commit:
         return bool(slot) if step.do == "take" else slot != step.after
 
     def is_begun(self) -> bool:
-        """Return whether any file was put or taken."""
+        """Return whether any step has put or taken something."""
         return any(self.is_done(step) for step in self.manifest.steps if step.do != "mode")
 
     @contextlib.contextmanager
@@ -266,14 +267,16 @@ class Commit:
 
     def _take_back(self, done: Sequence[Step], folders: Folders) -> None:
         for step in opposites(done):
-            with contextlib.suppress(Unexpected, OSError):  # somebody has changed the path since, so it stays
+            with contextlib.suppress(
+                Unexpected, OSError
+            ):  # someone has changed the path since, so it is left alone
                 self._do(step, folders)
 
     def _do(self, step: Step, folders: Folders) -> bool:
-        """Do one step. Returns False if a folder to be created exists already, which is just as good."""
+        """Do one step. Returns False if the folder that it creates exists already, so nothing was done."""
         path = step.where
         if reserved_in(path):
-            raise Unexpected  # no call makes such a step, so somebody has changed the manifest
+            raise Unexpected  # no call makes such a step, so someone has changed the manifest
         folder, name = split(path)
         there, slots = folders.open(folder), folders.slots
         if step.do == "mode":
@@ -309,7 +312,7 @@ class Commit:
 
 
 class Folders:
-    """The folders a commit works in, each opened once, inside the jail."""
+    """The folders that a commit changes. Each is opened once, through the jail."""
 
     def __init__(self, jail: Jail, slots: Path) -> None:
         self._jail = jail
@@ -325,7 +328,7 @@ class Folders:
     def sync(self, disk: Disk) -> None:
         """Sync every folder that was opened.
 
-        A rename changes two folders atomically, so syncing one is enough.
+        A rename changes two folders atomically, so the slots' folder need not be synced.
         """
         for fd in self._open.values():
             disk.sync_folder(fd)

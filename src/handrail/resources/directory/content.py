@@ -1,8 +1,7 @@
 """The content of a file in a directory: on disk, in memory until it is written, or a link.
 
-A version is one integer that encodes the file's status on disk: device, inode, mode, size, mtime and ctime.
-Equal versions mean that the file has not been changed, so no other state has to be kept. For a folder, only its
-identity counts, not its content.
+A version is one integer that encodes the file's status on disk: device, inode, mode, size, mtime and ctime. A file
+with the same version has not changed, so no other state is needed. A folder's version does not depend on its content.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class OnDisk:
         self.found = found
         self.version = version_of(found)
         self.staged = staged
-        """The location of the file if a command of this call wrote it outside the folder itself; otherwise None."""
+        """The file's location in a layer if a command of this call wrote it, else None."""
         self._read = read
         self._kept: bytes | None = None
 
@@ -62,7 +61,7 @@ class OnDisk:
         return self._read(self.path, self.version) if self._kept is None else self._kept
 
     def keep(self, data: bytes) -> None:
-        """Keep these bytes in memory from now on, even if the file changes."""
+        """Keep these bytes in memory, so that `load` returns them even if the file changes."""
         self._kept = data
 
 
@@ -83,7 +82,7 @@ class Held:
 
 
 class Link:
-    """A symbolic link and its literal target."""
+    """A symbolic link, with its target as written."""
 
     __slots__ = ("target",)
 
@@ -94,7 +93,9 @@ class Link:
         return len(os.fsencode(self.target))
 
     def load(self) -> bytes:
-        raise FileError(self.target, "this is a link, which has no content of its own")
+        raise FileError(
+            self.target, "this is a link, which has no content of its own. Read the file it leads to"
+        )
 
 
 class Other:
@@ -109,7 +110,7 @@ class Other:
         return 0
 
     def load(self) -> bytes:
-        problem = "this is a pipe, a socket or a device, not a regular file"
+        problem = "this is a pipe, a socket or a device, not a regular file. Choose a regular file"
         raise FileError(self.path, problem)
 
 

@@ -42,11 +42,11 @@ _KEPT_FILE, _KEPT = 1024 * 1024, 64 * 1024 * 1024
 
 
 class DirectoryFork(Linked, FileFork):
-    """A fork of a real folder. It holds what was touched, in memory and beside the folder.
+    """A fork of a real folder. It keeps what it read or wrote in memory and beside the folder.
 
-    Other reads go to the disk. A commit renames the writes into place after checking that nobody
-    else wrote the same paths; until then the folder is unchanged. Beside the verbs of `Filesystem`,
-    it provides layers for a command's overlay (`layers`) and takes over the command's writes (`absorb`).
+    All other reads go to the disk. A commit checks that nobody else wrote the same paths and then renames the writes
+    into place. Until then the folder is unchanged. Besides the operations of `Filesystem`, the fork provides layers
+    for a command's overlay (`layers`) and takes over what the command wrote (`absorb`).
     """
 
     __slots__ = ("_commit", "_kept_bytes", "_mounted", "_stack")
@@ -83,7 +83,7 @@ class DirectoryFork(Linked, FileFork):
 
     def _put(self, folder: str, name: str, node: Node, old: Node, base: Node | None = None) -> None:
         if self._over is None:
-            _ = self._ground.area.mine  # report a read-only folder now, not at the end
+            _ = self._ground.area.mine  # report a read-only folder now, not at the commit
         if isinstance(node.data, bytes):
             node = Node(node.version, Held(node.data, like_of(old)), node.modified)
         super()._put(folder, name, node, old, base)
@@ -117,7 +117,7 @@ class DirectoryFork(Linked, FileFork):
         return Node(tick, Held(change.data, _like(like_of(old), mode)), now)
 
     def startup_files(self) -> list[str]:
-        """Return the changed files that run later by themselves, unless they are allowed by name."""
+        """Return the changed startup files, except those that the filesystem's `startup_files` allows."""
         with self._shared.lock:
             return sorted(
                 path
@@ -134,12 +134,14 @@ class DirectoryFork(Linked, FileFork):
         """Write everything that a commit needs beside the folder, after `prepare`.
 
         Returns the manifest, from which another process can finish the commit, or None if there is nothing
-        to commit. `key` names the call, and the journal that will record it. Without a journal, the commit
-        counts as made once anything was renamed. With `synced` it survives a power cut.
+        to commit. `key` names the call and the journal that will record it. Without a journal, the commit
+        counts as made once anything was renamed. With `synced`, what was staged survives a power cut.
         """
         with self._shared.lock:
             if self._state != PREPARED or self._line:
-                raise ContextError(f"the fork of {self._owner!r} is not prepared, so it can't be staged")
+                raise ContextError(
+                    f"the fork of {self._owner!r} is not prepared, so it can't be staged. Call prepare() first"
+                )
             if self._over and self._commit is None:
                 ground = self._ground
                 self._commit = stage_commit(ground.jail, ground.area, self._over, key, synced=synced)
@@ -148,8 +150,8 @@ class DirectoryFork(Linked, FileFork):
     def apply(self, *, synced: bool = False) -> None:
         """Commit into the folder or fork that was forked.
 
-        A commit into the folder itself may still fail: with `Conflict` if somebody changed a file since
-        `prepare`, with `FileError` if the disk refuses. Everything is restored then.
+        A commit into the folder itself may still fail, and everything is restored then. Raises `Conflict` if
+        someone has changed a file since `prepare`, and `FileError` if the disk reports an error.
         """
         if self._line:
             self._apply_inside()
@@ -164,7 +166,7 @@ class DirectoryFork(Linked, FileFork):
                 except BaseException:
                     if not asked_for:
                         self.drop()
-                    raise  # the caller that staged the commit drops it, once no record says it is committed
+                    raise  # a caller that staged the commit drops it once no record says that it is committed
                 self._over = None  # the layer is part of the folder now
             super().apply()
             self._clear()
@@ -182,16 +184,16 @@ class DirectoryFork(Linked, FileFork):
             self._clear()
 
     def applied(self) -> None:
-        """Finish the commit, and keep what it displaced for `undo`."""
+        """Mark the commit as finished, and keep what it displaced for `undo`."""
         with self._shared.lock:
             commit, self._commit = self._commit, None
             if commit is not None:
                 self._ground.area.retire(commit)
 
     def revert(self) -> None:
-        """Revert an applied commit because another part of the transaction failed.
+        """Revert an applied commit, because another part of the transaction failed.
 
-        `drop` then discards it.
+        Call `drop` afterwards to discard the commit.
         """
         with self._shared.lock:
             if self._commit is not None:
@@ -214,10 +216,10 @@ class DirectoryFork(Linked, FileFork):
     # --- commands ---------------------------------------------------------------------------------
 
     def layers(self) -> Layers:
-        """Return the layers to mount, so that a command sees this fork and writes into it.
+        """Return the layers to mount so that a command sees this fork and writes into it.
 
-        All changes so far are written out. The layers of outer forks stay unchanged while this fork
-        lives. Only one command may run at a time, and nothing else may change this fork before `absorb`.
+        All changes so far are written to disk. The layers of outer forks do not change while this fork exists. Only
+        one command may run at a time, and nothing else may change this fork before `absorb`.
         """
         with self._shared.lock:
             self._enter()
@@ -237,10 +239,10 @@ class DirectoryFork(Linked, FileFork):
     def absorb(self, mounted_at: int) -> tuple[str, ...]:
         """Take over every path that a command changed in the upper layer as a write of this call.
 
-        `mounted_at` is `Layers.mounted_at`. Raises `Conflict` with the paths that somebody else has changed
-        since then, because the command may have seen either version; nothing is taken over then, and
-        the fork must be dropped. Returns the paths taken over, sorted; a folder's path ends in `/`.
-        Pipes, sockets and devices are not taken over.
+        `mounted_at` is `Layers.mounted_at`. Returns the paths taken over, sorted; a folder's path ends in `/`.
+        Pipes, sockets and devices are not taken over. Raises `Conflict` with the paths that someone else has also
+        changed since the mount, because the command may have seen either version. Nothing is taken over then, and
+        the fork must be dropped.
         """
         with self._shared.lock:
             self._enter()
@@ -265,11 +267,11 @@ class DirectoryFork(Linked, FileFork):
         return self._stack
 
     def _is_newer(self, entry: Entry, mounted_at: int) -> bool:
-        """Return whether somebody else, after the mount, changed a path that the command changed too."""
+        """Return whether someone else has changed the path of this entry since the mount."""
         folder, name = split(entry.path)
         now = self._parent._look(folder, name)
         if not now.version:
-            # The file lay in a lower layer. Did somebody delete it since, or did the command move it here?
+            # The file came from a lower layer. Either someone has deleted it since, or the command moved it here.
             return entry.copied and self._other_names(folder, mounted_at)
         if now.is_folder and (entry.kind != "folder" or entry.opaque):
             below = self._parent._below(entry.path, now)
@@ -277,7 +279,7 @@ class DirectoryFork(Linked, FileFork):
         return self._since(now, mounted_at)
 
     def _other_names(self, folder: str, mounted_at: int) -> bool:
-        """Return whether names in a folder, or its nearest existing parent, changed after the mount."""
+        """Return whether names in a folder have changed since the mount. Its nearest existing parent counts too."""
         for fork in self._line:
             if (fork._stamps or {}).get(folder, 0) > self._mounted:
                 return True
@@ -321,7 +323,7 @@ class DirectoryFork(Linked, FileFork):
             return ABSENT if old.version else old
         tick, mode = self._shared.tick(), stat.S_IMODE(status.st_mode)
         if entry.kind == "folder":
-            mode &= 0o1777 | (mode_of(old) or 0)  # a folder may keep these bits, and never gains them
+            mode &= 0o1777 | (mode_of(old) or 0)  # a folder may keep these bits but never gains them
             return (
                 old if old.is_folder and mode_of(old) == mode else Folder(tick, None, status.st_mtime, mode)
             )

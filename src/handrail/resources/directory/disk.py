@@ -1,6 +1,6 @@
-"""`Disk`: every operation that changes a disk, as one method each.
+"""`Disk`: the operations that change a disk, one method for each.
 
-It makes no decisions. Tests replace it to stop a process at any point of a commit, or to drop data that was
+`Disk` makes no decisions. Tests replace it to stop a process at any point of a commit, or to drop data that was
 never synced.
 """
 
@@ -71,8 +71,8 @@ class Disk:
     def exchange(self, source: int, name: str, target: int, other: str) -> None:
         """Exchange the files at two paths.
 
-        If the disk can't do this, the existing file is linked aside and then replaced. The path is never
-        without a file, but a change between the two steps is noticed only afterwards.
+        If the disk can't exchange files, the existing file is linked aside and then replaced. The path always has a
+        file, but a change between the two steps is noticed only afterwards.
         """
         try:
             exchange(source, name, target, other)
@@ -92,7 +92,7 @@ class Disk:
 
     def sync_file(self, path: Path) -> None:
         """Sync the content of a file."""
-        with contextlib.suppress(OSError):  # a link can't be opened, and is covered by its folder's sync
+        with contextlib.suppress(OSError):  # a link can't be opened, and syncing its folder is enough
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 os.fsync(fd)
@@ -120,6 +120,6 @@ def _liken(fd: int, like: os.stat_result) -> None:
     if (now.st_uid, now.st_gid) != (like.st_uid, like.st_gid):
         with contextlib.suppress(PermissionError):  # only root can change the owner
             os.fchown(fd, like.st_uid, like.st_gid)
-    mode = stat.S_IMODE(like.st_mode) & ~(stat.S_ISUID | stat.S_ISGID)  # new content gets no more rights
+    mode = stat.S_IMODE(like.st_mode) & ~(stat.S_ISUID | stat.S_ISGID)  # new content does not get set-id bits
     if stat.S_IMODE(now.st_mode) != mode:
         os.fchmod(fd, mode)

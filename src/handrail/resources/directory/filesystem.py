@@ -1,4 +1,4 @@
-"""`DirectoryFilesystem`: the files of a real folder, where each call's changes are a transaction."""
+"""`DirectoryFilesystem`: the files of a real folder. Each call's changes are a transaction."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ _PROBED = 20
 class DirectoryFilesystem(Linked):
     """The files under a real folder. No path and no link leads out of it.
 
-    Calls work on forks. A fork costs nothing to create, and its reads go to the disk. Its writes are
-    staged beside the folder until it commits, which renames them into place after checking that
-    nobody else changed the same paths: a person, another process or another call. No other path is
-    ever touched. A write made here directly is a commit of its own.
+    Calls work on forks. A fork costs nothing to create, and its reads go to the disk. Its writes are staged beside
+    the folder until it commits. The commit checks that no person, process or other call has changed the same paths,
+    and then renames the writes into place. No other path is ever touched. A write made here directly is a commit of
+    its own.
 
-    - `staging`: where pending changes and displaced files are kept: a folder on the same disk, by
-      default `.<name>.handrail` beside the root. It may be a folder in the root itself, which is then
-      hidden here; a command's overlay can't be mounted over such a root.
+    - `staging`: the folder for pending changes and displaced files, on the same disk. The default is
+      `.<name>.handrail` beside the root. A folder directly in the root works too and is then hidden, but a
+      command's overlay can't be mounted over such a root.
     - `limits`: how much one call may change, and how large a file may be to be read.
-    - `startup_files`: the files that run later by themselves and that calls may change without an approval of
-      its own, by path, such as `conftest.py` or `.github/workflows/*`.
-    - `keep_calls`, `keep_bytes`: how many commits can be undone, and how many bytes are kept for them.
+    - `startup_files`: patterns of the startup files that calls may change without a separate approval, such as
+      `conftest.py` or `.github/workflows/*`.
+    - `keep_calls`, `keep_bytes`: how many commits can be undone, and the maximum bytes to keep for them.
     """
 
     __slots__ = ()
@@ -91,7 +91,7 @@ class DirectoryFilesystem(Linked):
 
     @property
     def staging(self) -> Path:
-        """The folder where pending changes are kept. It exists once something was written."""
+        """The folder where pending changes are kept. The first write creates it."""
         return self._ground.area.folder
 
     def fork(self, owner: str, /, *, writable: bool = True) -> DirectoryFork:
@@ -101,12 +101,11 @@ class DirectoryFilesystem(Linked):
     def undo(
         self, call_id: str, /, *, run_id: str = "", place: str = "", journal: str = ""
     ) -> tuple[str, ...]:
-        """Restore what the commit of this call displaced, and remove what it created.
+        """Restore what this call's commit displaced, and remove what it created. Returns those paths, sorted.
 
-        Ids of calls repeat between conversations, so a call is found only with the id of its run, and with the
-        id of its journal if it was recorded in one (`handrail.runs.undo` does this, and tells the model too).
-        Returns the changed paths, sorted. Raises `UndoRefused` if nothing is kept of the commit, or if
-        somebody has changed some of its paths since; then it names them.
+        Call ids repeat between conversations, so pass the id of the call's run, and the id of its journal if the run
+        was recorded. `handrail.runs.undo` does this, and also tells the model. Raises `UndoRefused` if the commit is
+        not kept any more, or with the paths that someone has changed since.
         """
         ground = self._ground
         with ground.lock:
@@ -114,17 +113,17 @@ class DirectoryFilesystem(Linked):
             if commit is None:
                 where = f" in run {run_id!r}" if run_id else " outside a run (name the run with run_id=)"
                 raise UndoRefused(
-                    call_id, (), f"nothing is kept of it{where}: it changed no files, or it is too old"
+                    call_id, (), f"no commit of it is kept{where}: it changed no files, or it is too old"
                 )
             for path in commit.manifest.paths:
                 refuse_claimed(self._claimed or {}, path)
             return ground.area.undo(commit)
 
     def recover(self, journal: Journal, /) -> Operation[Recovered]:
-        """Finish commits that a journal recorded but a process that ended did not apply.
+        """Finish commits that a journal recorded but a dead process did not apply. Call it before using the folder.
 
-        Recovery only rolls forward: what is recorded is applied, and everything else is discarded. A file
-        that somebody else has changed stays as it is, and is named. Call this before using the folder.
+        Recovery only rolls forward: what is recorded is applied, and everything else is discarded. A file that
+        someone else has changed is left as it is, and its path is returned in `left`.
         """
         ground = self._ground
         return Operation(lambda: recover(ground.jail, ground.area, ground.lock, journal), "recover")
@@ -243,7 +242,7 @@ def _open(root: str | os.PathLike[str]) -> Jail:
 
 
 def _ignores_case(jail: Jail) -> bool:
-    """Return whether the folder ignores case, judging without a write by its flag and existing names."""
+    """Return whether the folder ignores case. Writes nothing: it checks the folder's flag and existing names."""
     try:
         fd = jail.folder(".", os.O_RDONLY)
     except OSError:
@@ -260,7 +259,7 @@ def _ignores_case(jail: Jail) -> bool:
                     if other != entry.name and os.path.samestat(
                         os.stat(other, dir_fd=fd, follow_symlinks=False), entry.stat(follow_symlinks=False)
                     ):
-                        # A hard link is a second name, not a second spelling of one.
+                        # Two hard links are two names, not two spellings of one name.
                         return other not in [name for name, _ in jail.scan("")]
         return False
     finally:
@@ -276,24 +275,24 @@ def _inside(root: Path, staging: Path) -> str:
         )
     if root in resolved.parents and resolved.parent != root:
         raise DefinitionError(
-            f"staging={str(staging)!r} lies deep inside the folder. Put it beside the folder, or directly in it."
+            f"staging={str(staging)!r} is deep inside the folder. Put it beside the folder, or directly in it."
         )
     return resolved.name if resolved.parent == root else ""
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """The results of a recovery."""
+    """What a recovery did."""
 
     finished: tuple[str, ...] = ()
-    """Ids of the calls whose commits were finished, or found finished."""
+    """Ids of the calls whose commits are now finished."""
     dropped: tuple[str, ...] = ()
-    """Ids of the calls that were not recorded. Nothing of them was applied."""
+    """Ids of the calls that were not recorded. Their changes were discarded."""
     left: tuple[str, ...] = ()
-    """Paths that somebody else had changed. They stay as they are."""
+    """Paths that someone else had changed. They were left as they are."""
 
 
 async def recover(jail: Jail, area: Area, lock: RLock, journal: Journal) -> Recovered:
-    """Apply what the journal recorded as committed, and discard the rest."""
+    """Apply the commits that the journal recorded, and discard the other commits of dead processes."""
     units = await journal.calls.unapplied()
     finished: list[str] = []
     left: list[str] = []
@@ -310,7 +309,7 @@ async def recover(jail: Jail, area: Area, lock: RLock, journal: Journal) -> Reco
 
 
 def _is_at_work(manifest: Manifest) -> bool:
-    """Return whether a commit is unfinished, in any folder."""
+    """Return whether a commit is unfinished. Its files may be in another root than this one."""
     return Path(manifest.staging, "at-work", manifest.folder).exists()
 
 
@@ -325,7 +324,7 @@ def _finish(jail: Jail, area: Area, lock: Any, manifests: Sequence[Manifest]) ->
         for manifest in manifests:
             folder = area.folder / "at-work" / manifest.folder
             if not folder.exists():
-                continue  # the commit was applied and retired; only the mark was missing
+                continue  # the commit was applied and retired, but not yet marked as applied
             if read_manifest(folder) is None:
                 area.disk.forget(folder / MANIFEST)
                 area.write_manifest(folder, manifest)
@@ -348,7 +347,7 @@ def _drop(area: Area, lock: Any, journal: str, known: set[str]) -> list[str]:
                             continue
                         with reported(commit.folder):
                             if commit.is_begun():
-                                area.retire(commit)  # applied, and recorded as such
+                                area.retire(commit)  # the journal recorded this commit as applied
                             else:
                                 area.disk.forget(commit.folder)
                                 if manifest.call_id:

@@ -1,11 +1,10 @@
-"""`Jail`: gives access to what lies under one folder, and to nothing else.
+"""`Jail`: gives access to the files under one folder, and to nothing else.
 
-The kernel refuses every path that would leave the folder or cross a symbolic link, at the moment it
-is opened, so there is no gap between check and use. Links that stay inside are followed by the layer
-above, one name at a time, through a jail.
+When a path is opened, the kernel itself refuses it if it would leave the folder or cross a symbolic link. So there
+is no gap between check and use. `Linked` follows the links that stay inside, one name at a time, through a jail.
 
-This uses two Linux calls that Python lacks, `openat2` and `renameat2`. Without `openat2`, a path is
-opened one name at a time with `O_NOFOLLOW`, with the same result but slower. If names can't be exchanged,
+This module uses two Linux calls that Python lacks, `openat2` and `renameat2`. Without `openat2`, a path is opened
+one name at a time with `O_NOFOLLOW`, which is slower but has the same result. If the disk can't exchange two names,
 callers fall back to links.
 """
 
@@ -29,7 +28,7 @@ _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x02, 0x04, 0x0
 _RESOLVE = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
 _NOREPLACE, _EXCHANGE = 1, 2
 _UNKNOWN = {errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.E2BIG}
-"""Errors which mean that the kernel, or a filter in front of it, does not have the call."""
+"""Errors which mean that the kernel lacks the call, or that a filter blocks it."""
 _TRIES = 100
 
 
@@ -154,7 +153,7 @@ def _move_by_link(source: int, name: str, target: int, new_name: str) -> None:
 
 
 _NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENAMETOOLONG}
-"""Errors that mean nothing is there, including behind a link and above the folder."""
+"""Errors which mean that a path does not exist in the jail. It may lead through a link or out of the folder."""
 
 
 Found = tuple[os.stat_result, str]
@@ -162,9 +161,9 @@ Found = tuple[os.stat_result, str]
 
 
 class Jail:
-    """A folder, held open while the jail is in use. It stays the same folder even if it is renamed.
+    """A folder that is held open, so it stays the same folder even if it is renamed.
 
-    Reserved names do not exist in it, at any depth.
+    Reserved names are hidden at any depth, as if they did not exist.
     """
 
     __slots__ = ("fd", "root")
@@ -184,7 +183,7 @@ class Jail:
             self.close()
 
     def look(self, path: str) -> Found | None:
-        """Return what is at a path without following links, or None for nothing or a path behind a link."""
+        """Return what is at a path, without following links. None if nothing is there, or if the path crosses a link."""
         if RESERVED in path and reserved_in(path):
             return None
         try:
@@ -200,13 +199,13 @@ class Jail:
             os.close(fd)
 
     def folder(self, path: str, flags: int = os.O_PATH) -> int:
-        """Open a folder. Raises `OSError` if there is none."""
+        """Open a folder and return its descriptor. Raises `OSError` if there is no such folder."""
         if RESERVED in path and reserved_in(path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return open_beneath(self.fd, path, flags | os.O_DIRECTORY)
 
     def scan(self, path: str) -> Iterator[tuple[str, str]]:
-        """Yield the names in a folder with their kind: `file`, `folder`, `link` or `other`. A missing folder has none."""
+        """Yield each name in a folder and its kind: `file`, `folder`, `link` or `other`. A missing folder has none."""
         try:
             fd = self.folder(path, os.O_RDONLY)
         except OSError as error:
@@ -222,7 +221,7 @@ class Jail:
             os.close(fd)
 
     def find_reserved(self, path: str) -> str:
-        """Return a reserved path in a folder, at any depth, or "" if there is none."""
+        """Return the path of a reserved name in a folder, at any depth, or "" if there is none."""
         pending = [path]
         while pending:
             folder = pending.pop()
@@ -242,7 +241,7 @@ class Jail:
         return ""
 
     def read(self, path: str, version: int, limit: int) -> bytes:
-        """Read the file seen at this version. Raises `Conflict` if it has changed."""
+        """Read a file. Raises `Conflict` if it no longer has this version."""
         if RESERVED in path and reserved_in(path):
             raise Conflict([path])
         try:
@@ -258,14 +257,16 @@ class Jail:
 
 
 def read_open(fd: int, path: str, version: int, limit: int) -> bytes:
-    """Read an open file. Raises `Conflict` unless it is at this version before and after."""
+    """Read an open file. Raises `Conflict` unless it has this version before and after it is read."""
     found = os.fstat(fd)
     if version_of(found) != version:
         raise Conflict([path])
     if not stat.S_ISREG(found.st_mode):
-        raise FileError(path, "this is a pipe, a socket or a device, not a regular file")
+        raise FileError(
+            path, "this is a pipe, a socket or a device, not a regular file. Choose a regular file"
+        )
     if found.st_size > limit:
-        problem = f"it has {found.st_size} bytes and the limit for reading a file is {limit}. Read a part of it another way"
+        problem = f"it has {found.st_size} bytes, and the limit for reading a file is {limit}. Read a part of it another way"
         raise FileLimitReached(path, problem)
     parts: list[bytes] = []
     left = found.st_size
@@ -286,18 +287,21 @@ def _kind(entry: os.DirEntry[str]) -> str:
 
 
 def refusal(path: str, error: OSError) -> FileError:
-    """Turn an error of the disk into an error for the caller who gave the path."""
+    """Turn an `OSError` from the disk into a `FileError` that says what the caller can do."""
     if error.errno in (errno.EACCES, errno.EPERM):
         return FileError(
             path or ".",
             "permission denied. Choose another path, or change its mode",
         )
     if error.errno == errno.EROFS:
-        return FileError(path or ".", "the disk is read-only. Nothing can be written there")
+        return FileError(
+            path or ".", "the disk is read-only, so nothing can be written there. Choose another path"
+        )
     if error.errno == errno.ENOSPC or error.errno == errno.EDQUOT:
         return FileLimitReached(path or ".", "the disk is full. Delete something first")
     if error.errno == errno.EXDEV:
         return FileError(
-            path or ".", "it is on another disk than the root, so it can't be part of the same commit"
+            path or ".",
+            "it is on another disk than the root, so it can't be part of the same commit. Choose another path",
         )
     return FileError(path or ".", f"the disk reported an error: {error.strerror or error}")

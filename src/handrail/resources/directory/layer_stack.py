@@ -1,13 +1,13 @@
 """`LayerStack`: a fork's changes as overlay layers that commands are mounted on.
 
-Only the topmost layer is ever written, and only while nothing is mounted on it. Once another fork
-uses it, or another layer lies above it, it never changes again. So a nested fork uses its parent's
-layers unchanged, and adds its own to them when it commits.
+Only the topmost layer is ever written, and only while nothing is mounted on it. Once another fork uses a layer, or
+another layer is above it, it never changes again. So a nested fork uses its parent's layers unchanged, and adds its
+own layers to them when it commits.
 
-A layer is a folder in Linux overlay format (`handrail.resources.mount`). If the device that marks a
-deletion can't be created, an empty file with `user.overlay.whiteout`, in a folder with
-`user.overlay.opaque=x`, marks it. Kernels from 6.8 on accept that in lower layers only, so a layer with
-such markers always becomes a lower one. Overlays are mounted with `userxattr`.
+A layer is a folder in Linux overlay format (`handrail.resources.mount`). If the device that marks a deletion can't be
+created, the mark is an empty file with `user.overlay.whiteout` in a folder with `user.overlay.opaque=x`. Linux 6.8
+and later accept such marker files, but only in lower layers, so a layer with one always becomes a lower layer.
+Overlays are mounted with `userxattr`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from handrail.resources.paths import is_reserved, join, split
 
 _WHITEOUT, _ORIGIN = "user.overlay.whiteout", "user.overlay.origin"
 MOST = 16
-"""Maximum number of layers of one fork. Beyond it they are merged, because a mount takes a limited number."""
+"""Maximum number of layers of one fork. More are merged into one, because a mount takes only so many."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -44,11 +44,11 @@ class Entry(msgspec.Struct, frozen=True):
     opaque: bool = False
     """For a folder, whether it hides the layers below."""
     copied: bool = False
-    """Whether it was copied up from a lower layer."""
+    """Whether the path was copied up from a lower layer."""
 
 
 class Upper:
-    """The topmost layer of a fork, writable until another layer is above it."""
+    """The topmost layer of a fork. It can be written until another layer is put above it."""
 
     __slots__ = ("_disk", "_written", "folder", "is_marked")
 
@@ -58,7 +58,7 @@ class Upper:
         self.is_marked = False
         """Whether deletions use marker files, which an overlay accepts in lower layers only."""
         self._written: dict[str, tuple[int, bool]] = {}
-        """The marks of what the fork wrote here. A command made every difference from them."""
+        """The state of each path as the fork wrote it here. If a path differs from it, a command changed that path."""
 
     def put(
         self,
@@ -67,7 +67,7 @@ class Upper:
         fill: Callable[[OnDisk, Path], None],
         mode_below: Callable[[str], int | None],
     ) -> None:
-        """Put a node at a path. `fill` writes the bytes of a file on disk."""
+        """Put a node at a path. `fill` copies or links a file that is on disk."""
         self._make_way(path, mode_below)
         at = self.folder / path
         self._disk.forget(at)
@@ -98,7 +98,7 @@ class Upper:
             folder = split(folder)[0]
         for folder in reversed(missing):
             at = self.folder / folder
-            self._disk.forget(at)  # a whiteout at a path that has a folder again
+            self._disk.forget(at)  # there may be a whiteout, but the path has a folder again
             os.mkdir(at, 0o777)
             mode = mode_below(folder)
             if mode is not None:
@@ -126,7 +126,7 @@ class Upper:
             self.is_marked = True
 
     def changed(self) -> Iterator[Entry]:
-        """Yield what a command has changed since the last call, each folder before its content."""
+        """Yield the paths that a command has changed since the last call. A folder comes before its content."""
         try:
             yield from self._changed()
         except OSError as error:
@@ -148,7 +148,7 @@ class Upper:
                 raise FileError(folder, problem) from None
             for each in found:
                 if is_reserved(each.name):
-                    continue  # a command can't see what is there, so it made this itself
+                    continue  # reserved names are hidden from a command, so it created this one itself
                 path = join(folder, each.name)
                 entry = _safe(_entry(path, Path(each.path)), Path(each.path))
                 gone.discard(path)
@@ -157,7 +157,7 @@ class Upper:
                 if self._written.get(path) != _mark(entry):
                     self._written[path] = _mark(entry)
                     yield entry
-        for path in sorted(gone):  # created in this fork, so there is nothing below to hide
+        for path in sorted(gone):  # the fork had created these paths, so there is nothing below to hide
             del self._written[path]
             yield Entry(path, "gone")
 
@@ -166,7 +166,7 @@ _SET_ID = stat.S_ISUID | stat.S_ISGID
 
 
 def _safe(entry: Entry, at: Path) -> Entry:
-    """Take the set-user-id and set-group-id bits from a file: a command must not leave a program with more rights."""
+    """Remove the set-user-id and set-group-id bits of a file, so that a command can't leave a privileged program."""
     if entry.kind != "file" or entry.status is None or not entry.status.st_mode & _SET_ID:
         return entry
     os.chmod(at, stat.S_IMODE(entry.status.st_mode) & ~_SET_ID)
@@ -205,7 +205,7 @@ class LayerStack:
         self.top: Upper | None = None
 
     def ready(self, over: Over) -> Upper:
-        """Return the topmost layer, after writing all pending changes to it."""
+        """Write all pending changes to the topmost layer, and return that layer."""
         top = self.top or self._new_top()
         self._flush(over, top, linked=False)
         if top.is_marked:
@@ -246,7 +246,7 @@ class LayerStack:
         return self._own("work")
 
     def took(self, path: str, node: Node) -> None:
-        """Record that the topmost layer already has this node, which a command created."""
+        """Record that a command has already written this node to the topmost layer."""
         self._flushed[path] = node.version
 
     def forget(self) -> None:
@@ -262,7 +262,7 @@ class LayerStack:
 
     def _new_top(self) -> Upper:
         folder = self._own("upper")
-        os.chmod(folder, mode_below(self._jail, "") or 0o755)  # it is the root that a command sees
+        os.chmod(folder, mode_below(self._jail, "") or 0o755)  # a command sees this folder as its root
         self.top = Upper(self._area.disk, folder)
         return self.top
 
@@ -281,7 +281,7 @@ class LayerStack:
                 top.put(path, node, self._link if linked else self._copy, lambda p: mode_below(self._jail, p))
 
     def _flatten(self, over: Over) -> None:
-        """Merge all layers into one. The result is never written to, so it may share files with them."""
+        """Merge all layers into one. The merged layer is never written, so it may share files with them."""
         self._frozen, self._flushed, self.top = [], {}, None
         flat = self._new_top()
         self._flush(over, flat, linked=True)
@@ -299,7 +299,7 @@ class LayerStack:
 
 
 def copy_out(jail: Jail, area: Area, content: OnDisk, path: Path) -> None:
-    """Copy a file from disk: from the folder, or from where a command of this call put it."""
+    """Copy a file on disk to a path. The source is the folder, or the layer to which a command wrote the file."""
     if content.staged is None:
         source = open_beneath(jail.fd, content.path, os.O_RDONLY | os.O_NONBLOCK)
     else:
@@ -318,9 +318,9 @@ def mode_below(jail: Jail, folder: str) -> int | None:
 
 
 def _stands(over: Over, path: str) -> bool:
-    """Return whether every folder above a path still exists here.
+    """Return whether every folder above a path still exists in this fork.
 
-    Below a removed one, nothing needs hiding.
+    In a removed folder, nothing needs to be hidden.
     """
     folder = split(path)[0]
     while folder:

@@ -1,11 +1,10 @@
 """`Linked`: a layer with symbolic links and with names that can't be written as paths.
 
-The kernel never follows a link. A path that crosses one is resolved here, one name at a time, as the
-fork sees it. A link's target must lie inside the root, and following a link counts as reading it.
+The kernel never follows a link. A path that crosses a link is resolved here, one name at a time, as the fork sees
+it. A link's target must be inside the root, and following a link counts as reading it.
 
-If ripgrep is installed, a search asks it which files contain a text. It only narrows down what must be
-read: matches are always found by our own code, so results do not depend on it, and only file names are
-taken from its output.
+If ripgrep is installed, a search asks it which files contain a text. Its output only narrows down the files to
+read. Matches are always found by Handrail's own code, so results do not depend on ripgrep.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ class Ground(Shared):
     ) -> None:
         super().__init__(*args)
         self.startup_files = startup_files
-        """Patterns of the startup files that calls may change without an approval of its own."""
+        """Patterns of the startup files that calls may change without a separate approval."""
         self.jail = jail
         self.area = area
         self.hidden = hidden
         """The name of the staging folder if it is in the root, else ""."""
 
     def refuse_hidden(self, path: str) -> None:
-        """Raise if a path is in the staging folder, or has a reserved name in it."""
+        """Raise `PathRefused` if a path is in the staging folder or contains a reserved name."""
         if reserved := reserved_in(path):
             raise PathRefused(path, f"{reserved!r} is reserved for Handrail's own files. Choose another path")
         hidden = self.hidden
@@ -61,15 +60,15 @@ class Ground(Shared):
             raise PathRefused(path, "uncommitted changes are staged there. Choose another path")
 
     def refuse_around(self, path: str) -> None:
-        """Raise if a folder that is about to go has a reserved name in it, at any depth."""
+        """Raise `FileError` if a folder to be moved or deleted contains a reserved name, at any depth."""
         reserved = self.jail.find_reserved(parse_path(path).path)
         if reserved:
-            problem = f"it contains {reserved!r}, where Handrail keeps its own files, so it stays. Choose what is in it"
+            problem = f"it contains {reserved!r}, where Handrail keeps its own files, so it can't be moved or deleted. Choose the files in it instead"
             raise FileError(path, problem)
 
 
 class Linked(Layer):
-    """The operations of a filesystem, with links resolved first."""
+    """The operations of a filesystem with links. Each resolves the links in its paths first."""
 
     __slots__ = ()
 
@@ -77,7 +76,7 @@ class Linked(Layer):
     def _ground(self) -> Ground:
         return cast(Ground, self._shared)
 
-    # --- hooks of a fork; the folder itself remembers nothing --------------------------------------
+    # --- hooks that forks override; the folder itself remembers nothing -----------------------------
 
     def _is_pinned(self, folder: str, name: str) -> bool:
         """Return whether a path was read before and must stay the same."""
@@ -92,7 +91,7 @@ class Linked(Layer):
     # --- resolution -------------------------------------------------------------------------------
 
     def _followed(self, path: str, *, last: bool = True) -> str:
-        """Resolve the links in a path. With `last=False` a link at its end is not resolved."""
+        """Resolve the links in a path. With `last=False`, a link at the end is not resolved."""
         at = parse_path(path)
         self._enter()
         self._ground.refuse_hidden(at.path)
@@ -183,7 +182,7 @@ class Linked(Layer):
         return tuple(info for info in found if _can_be_said(info.path))
 
     def _info(self, path: str, node: Node) -> FileInfo:
-        """Return the info of a link's target, or of the link itself if it is dangling."""
+        """Return the info of a link's target, or of the link itself if its target does not exist."""
         if is_link(node) and _can_be_said(path):
             try:
                 at = parse_path(self._followed(path))
@@ -230,15 +229,14 @@ class Linked(Layer):
     def _without(self, text: str, paths: Sequence[str]) -> frozenset[str]:
         """Return the files that need not be searched for a text, because ripgrep does not find it in them.
 
-        They still count as read, as of before ripgrep ran: a later change to one of them is a change to
-        what the search depends on.
+        They still count as read at their version before ripgrep ran, because the search's result depends on them.
         """
         asked: set[str] = set()
         for path in paths:
             with self._shared.lock:
                 at = parse_path(self._followed(path))
                 data = self._see(at.folder, at.name).data
-                # After a move, the file at that path is a different one.
+                # After a move, the disk has a different file at this path.
                 if (
                     isinstance(data, OnDisk)
                     and path == at.path == data.path
@@ -305,9 +303,9 @@ def _can_be_said(path: str) -> bool:
 
 
 _AT_ONCE = 500
-"""Files per ripgrep process, so that their names fit on a command line."""
+"""Maximum number of files per ripgrep process, so that their names fit on a command line."""
 WORTH = 32
-"""Number of files from which ripgrep is faster."""
+"""Minimum number of files for which ripgrep is faster."""
 
 
 def files_holding(root: Path, text: str, paths: Sequence[str]) -> set[str] | None:

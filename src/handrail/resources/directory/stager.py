@@ -1,4 +1,4 @@
-"""Staging: writes what a fork changed beside the folder, with the manifest of its commit."""
+"""Staging: writing a fork's changes beside the folder, with the manifest of their commit."""
 
 from __future__ import annotations
 
@@ -110,11 +110,11 @@ class _Stager:
         return shown_version(version_of(os.lstat(slot)))
 
     def _bring(self, data: OnDisk, slot: Path) -> None:
-        """Stage a file from disk: move it if a command created it, else link or copy it."""
+        """Stage a file that is on disk. It is moved if a command created it, and linked or copied otherwise."""
         if data.staged is not None:
             os.rename(data.staged, slot)
             if identity(version_of(os.lstat(slot))) != identity(data.version):
-                raise Conflict([data.path])  # a command that was not waited for is still writing
+                raise Conflict([data.path])  # a process that the command left behind is still writing it
             strip_marks(slot)
             return
         folder, name = split(data.path)
@@ -149,7 +149,7 @@ class _Stager:
         return steps
 
     def _check_folder(self, folder: str) -> None:
-        """Raise before any rename if nothing can be renamed into this folder."""
+        """Raise `FileError` if files can't be renamed into this folder, before anything is renamed."""
         if folder in self._known:
             return
         self._known.add(folder)
@@ -159,7 +159,7 @@ class _Stager:
             raise refusal(folder, error) from None
         try:
             if os.fstat(fd).st_dev != self._device:
-                problem = "it is on another disk than the root, so it can't be part of the same commit"
+                problem = "it is on another disk than the root, so it can't be part of the same commit. Choose another path"
                 raise FileError(folder, problem)
             if not os.access(f"/proc/self/fd/{fd}", os.W_OK | os.X_OK):
                 problem = "permission denied: the folder is not writable. Choose another, or change its mode"

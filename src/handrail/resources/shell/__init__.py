@@ -1,4 +1,4 @@
-"""Commands on a folder, run in a sandbox with their writes captured."""
+"""Commands that run on a folder in a sandbox, and whose writes are captured."""
 
 from handrail.resources.mount import Layers
 from handrail.resources.shell.execution import CommandLimits, CommandResult

@@ -1,7 +1,7 @@
-"""The process of one command: start it, write its input, read its output, and end it, all on a thread.
+"""The process of one command: start it, write its input, read its output and end it, on one thread.
 
-Commands are started by the keeper, a process that is itself started on first use, shared by all shells, and
-restarted if it dies.
+The keeper, a separate process, starts the commands. It is started on first use, shared by all shells, and restarted
+if it dies.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ for name in ("handrail", "handrail.resources", "handrail.resources.shell"):
 from handrail.resources.shell.keeper import main
 main(int(sys.argv[1]))
 """
-"""Code that loads the keeper without loading Handrail, whose packages serve only as locations to import from."""
+"""Code that runs the keeper without importing the rest of Handrail. Its packages are replaced by empty modules."""
 
 _PACKAGE = Path(__file__).parents[2]
 
@@ -47,7 +47,7 @@ class Keeper:
     def __init__(self) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         argv = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, str(os.getpid()), str(_PACKAGE)]
-        # The keeper does not get this process's environment, so that no command can find it there.
+        # The keeper does not get this process's environment, so that no command can read it from the keeper.
         environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         nothing = os.open(os.devnull, os.O_RDWR)
         try:
@@ -63,7 +63,7 @@ class Keeper:
         except (OSError, TypeError) as error:
             self._requests.close()
             raise ShellUnavailable(
-                f"Python can't be started as {sys.executable!r} ({error}), and every command needs a second interpreter",
+                f"Python can't be started as {sys.executable!r} ({error}), but commands need a second interpreter",
                 "Run under an ordinary Python interpreter.",
             ) from error
         finally:
@@ -71,7 +71,7 @@ class Keeper:
             theirs.close()
 
     def send(self, request: Request, descriptors: list[int]) -> None:
-        """Request a process and pass its file descriptors. Raises `OSError` if the keeper has died."""
+        """Ask the keeper for a process and pass it its file descriptors. Raises `OSError` if the keeper has died."""
         limits = request.limits
         network = "on" if request.network else "off"
         kind = f"{request.isolation} {network} {limits.most_memory} {limits.most_processes}".encode()
@@ -89,9 +89,9 @@ _lock = threading.Lock()
 
 
 def launch(request: Request, stdin: int, output: int) -> socket.socket:
-    """Start a command. The returned socket receives the keeper's reply; shutting it down ends the command.
+    """Start a command. The returned socket receives the keeper's reply. Shutting the socket down ends the command.
 
-    The command also ends when this process does, even by `kill -9`.
+    The command also ends when this process ends, even by `kill -9`.
     """
     global _keeper
     ours, theirs = socket.socketpair()
@@ -132,7 +132,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 _CHUNK = 1 << 18
 _END_SECONDS = 10.0
-"""Maximum seconds for the processes of a killed command to end."""
+"""Maximum seconds to wait until the processes of a killed command have ended."""
 
 _turns = threading.Condition()
 _busy: set[str] = set()
@@ -177,7 +177,7 @@ class Stop:
 
 @contextlib.contextmanager
 def turn(upper: str, stop: Stop) -> Generator[None]:
-    """Wait until no other command uses this upper layer, because two overlay mounts of one are undefined behaviour."""
+    """Wait until no other command uses this upper layer: mounting one upper layer twice is undefined behaviour."""
     with _turns:
         _turns.wait_for(lambda: stop.requested or upper not in _busy)
         stop.check()
@@ -191,7 +191,7 @@ def turn(upper: str, stop: Stop) -> Generator[None]:
 
 
 class Output:
-    """A bounded buffer that accepts any number of bytes and keeps at most `limit`, half of them from each end."""
+    """A buffer for any number of bytes. It keeps at most `limit` of them, half from the start and half from the end."""
 
     __slots__ = ("_head", "_head_limit", "_tail", "_tail_limit", "total")
 
@@ -212,13 +212,13 @@ class Output:
         self._tail += data
         if (
             len(self._tail) > 2 * self._tail_limit + 65536
-        ):  # done rarely, so that each byte is moved about once
+        ):  # the buffer is cut rarely, so that each byte is moved about once
             del self._tail[: len(self._tail) - self._tail_limit]
 
     def read(self) -> tuple[str, int]:
         """Return the text and the number of bytes that were cut from its middle.
 
-        Invalid UTF-8 is shown as `\\xff`; no character is cut in half.
+        Invalid UTF-8 is shown as `\\xff`. No character is cut in half.
         """
         tail = bytes(self._tail[max(0, len(self._tail) - self._tail_limit) :])
         if len(self._head) + len(tail) == self.total:
@@ -257,7 +257,7 @@ def execute(request: Request, stdin: bytes, timeout: float, limit: int, stop: St
             process.until(clock.monotonic() + _END_SECONDS, clock, None)
             if not process.ended:
                 raise ShellError(
-                    shown(request.argv), "it was killed but has not ended: it is stuck in the kernel"
+                    shown(request.argv), "it was killed but has not ended, because it is stuck in the kernel"
                 )
         process.read()
         if stop.requested:
@@ -267,7 +267,7 @@ def execute(request: Request, stdin: bytes, timeout: float, limit: int, stop: St
 
 
 class _Process:
-    """Handrail's ends of the streams of a command."""
+    """Handrail's ends of a command's streams."""
 
     def __init__(self, request: Request, stdin: bytes, limit: int, closing: contextlib.ExitStack) -> None:
         self.output = Output(limit)

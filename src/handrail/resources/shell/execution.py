@@ -37,18 +37,18 @@ Backend = Literal["overlay", "copy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLimits:
-    """What one command may use, together with everything it starts. It is ended when it uses more.
+    """Limits for one command together with everything it starts. A command that exceeds one is ended.
 
-    The defaults are meant for builds. Where cgroups can be written, the kernel limits memory and
-    processes; everywhere, the sums are checked ten times a second.
+    The defaults are meant for builds. If cgroups can be written, the kernel enforces the limits of memory and
+    processes. In any case, total usage is checked ten times a second.
     """
 
     memory: int | None = None
-    """Maximum bytes of memory, with files in `/tmp`; None for three quarters of the machine's, at most 8 GiB."""
+    """Maximum bytes of memory, including files in `/tmp`. None means 75% of the machine's memory, at most 8 GiB."""
     cpu_seconds: float = 3600.0
     """Maximum seconds of CPU time, on all cores together."""
     disk: int | None = None
-    """Maximum bytes written to the folder; None for half of the free space, at most 8 GiB."""
+    """Maximum bytes written to the folder. None means half of the free space, at most 8 GiB."""
     files: int = 1_000_000
     """Maximum number of files and folders written to the folder."""
     processes: int = 1024
@@ -61,7 +61,7 @@ class CommandLimits:
                 raise DefinitionError(f"a command's limit {name} is {value!r}. Give a number above zero.")
 
     def for_folder(self, folder: Path) -> Limits:
-        """Return these limits as numbers, for commands that write to this folder."""
+        """Return these limits for a command that writes to this folder, with numbers in place of None."""
         memory = self.memory or min(
             8 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4
         )
@@ -72,7 +72,7 @@ class CommandLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """How a command ended. Everything it started has ended too, and its writes are in the upper layer."""
+    """The result of a command. Everything it started has ended, and its writes are in the upper layer."""
 
     argv: tuple[str, ...]
     exit_code: int | None = 0
@@ -80,9 +80,9 @@ class CommandResult:
     signal: int | None = None
     timed_out: bool = False
     limit: str = ""
-    """The limit that ended the command, as text: `512 MiB of memory`."""
+    """The limit that the command exceeded, as text, such as `512 MiB of memory`, or "" if it exceeded none."""
     output: str = ""
-    """Both streams, in the order they were written. Long output is cut in the middle."""
+    """Standard output and standard error, in the order they were written. Long output is cut in the middle."""
     omitted: int = 0
     """Number of bytes of output cut from the middle."""
     seconds: float = 0.0
@@ -90,7 +90,7 @@ class CommandResult:
     contained: bool = True
     """Whether the command ran in a sandbox."""
     notes: tuple[str, ...] = ()
-    """Remarks for the reader, such as that the command worked on a copy and what that cost."""
+    """Notes for the reader, such as that the command ran on a copy of the folder."""
 
     @property
     def ok(self) -> bool:
@@ -102,7 +102,7 @@ class CommandResult:
 
     @property
     def ending(self) -> str:
-        """How the command ended, as text: `exit code 1`, `killed by SIGSEGV`, `stopped after 60 s`."""
+        """How the command ended, as text, such as `exit code 1`, `killed by SIGSEGV` or `stopped after 60 s`."""
         if self.limit:
             return f"stopped, with everything it had started, because it used more than its limit of {self.limit}"
         if self.timed_out:
@@ -113,20 +113,20 @@ class CommandResult:
         return f"exit code {self.exit_code}"
 
     def render(self) -> str:
-        """Return the result as a model reads it: how the command ended, then its output."""
+        """Format the result for a model: how the command ended, the notes, and the output."""
         lines = [f"`{shown(self.argv)}`: {self.ending}", *self.notes]
         return "\n".join([*lines, self.output] if self.output else [*lines, "(no output)"])
 
 
 _NOT_FOUND = 127
-"""Exit code by which shells and build tools report a missing program."""
+"""The exit code with which shells and build tools report a missing program."""
 _NOT_FILES = ("/dev/", "/proc/", "/sys/")
 _TAKEN = ("/", "/tmp", "/var/tmp", "/run", "/var/run", "/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings with which a shell runs its commands."""
+    """The settings that a shell runs its commands with."""
 
     backend: Literal["auto", "overlay", "copy"]
     contained: bool
@@ -141,7 +141,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Execution:
-    """One execution of a command. `run` blocks its thread; any other thread may request `stop`."""
+    """One execution of a command. `run` blocks its thread. Any other thread may request `stop`."""
 
     settings: Settings
     argv: tuple[str, ...]
@@ -236,7 +236,7 @@ class Execution:
         if reply.failed:
             raise self._problem(reply)
         if reply.status is None:
-            raise ShellError(shown(self.argv), "its sandbox process died, and the command with it")
+            raise ShellError(shown(self.argv), "its sandbox process died, so the command was ended")
         text, omitted = outcome.output.read()
         code = os.waitstatus_to_exitcode(reply.status)
         return CommandResult(
@@ -246,7 +246,7 @@ class Execution:
             limit=self._limit_met(reply),
             timed_out=outcome.timed_out
             and code == -9
-            and not reply.limit,  # the command may have ended by itself at that moment
+            and not reply.limit,  # the command may have ended by itself at the deadline
             output=text,
             omitted=omitted,
             seconds=outcome.seconds,
@@ -256,12 +256,12 @@ class Execution:
         )
 
     def _limit_met(self, reply: Reply) -> str:
-        if reply.limit and not reply.used:  # the kernel ended a process, and the command may have gone on
+        if reply.limit and not reply.used:  # the kernel killed a process, and the command may have continued
             return f"{self.settings.limits.for_folder(self.layers.upper).memory >> 20} MiB of memory"
         return reply.used if reply.limit else ""
 
     def _problem(self, reply: Reply) -> Exception:
-        """Return the error for the step that failed."""
+        """Return the exception that reports the failed step."""
         command, program, cwd = shown(self.argv), self.argv[0], self.cwd
         if reply.failed == "exec":
             if reply.error == errno.ENOENT:
@@ -288,9 +288,11 @@ class Execution:
         return f"the program {program!r}, or the interpreter its first line names, is not installed here"
 
     def _notes_on(self, code: int, reply: Reply) -> tuple[str, ...]:
-        """Return a note if the command may have missed a hidden program, or a process that it could not start."""
+        """Return a note if the command may have failed to start processes, or to find a program that is hidden."""
         if reply.used and not reply.limit:
-            return (f"It came close to its limit of {reply.used}, and may have failed to start some.",)
+            return (
+                f"It came close to its limit of {reply.used}, and may have failed to start some of them.",
+            )
         folders = hidden_search(self._search, self._seen) if code == _NOT_FOUND else ()
         if not folders:
             return ()
@@ -309,16 +311,16 @@ class Execution:
 
 
 def _choose_backend(settings: Settings, support: Support) -> tuple[Backend, tuple[str, ...]]:
-    """Choose the backend, with notes about it.
+    """Choose the backend, and return it with notes for the result.
 
-    Raises `ShellUnavailable` if the requested one does not work here.
+    Raises `ShellUnavailable` if the requested backend does not work on this machine.
     """
     lacking = "; ".join(support.missing)
     if not support.contained and settings.contained:
         raise ShellUnavailable(
-            f"commands can't be sandboxed on this machine, which lacks {lacking}",
-            "Allow the process user namespaces, or run it as root with CAP_SYS_ADMIN; "
-            "or pass contained=False to run without a sandbox, on a copy of the folder.",
+            f"commands can't be sandboxed, because this machine lacks {lacking}",
+            "Allow this process to use user namespaces, run it as root with CAP_SYS_ADMIN, or pass contained=False "
+            "to run commands without a sandbox, on a copy of the folder.",
         )
     if settings.backend == "overlay" and not support.overlay:
         raise ShellUnavailable(
@@ -329,7 +331,7 @@ def _choose_backend(settings: Settings, support: Support) -> tuple[Backend, tupl
         return "overlay", ()
     notes: list[str] = []
     if not support.contained:
-        notes.append(f"The command ran without a sandbox, since this machine lacks {lacking}.")
+        notes.append(f"The command ran without a sandbox, because this machine lacks {lacking}.")
     elif settings.backend != "copy":
         notes.append(f"No overlay could be mounted: {lacking}.")
     return "copy", tuple(notes)
@@ -338,14 +340,14 @@ def _choose_backend(settings: Settings, support: Support) -> tuple[Backend, tupl
 def _check_layers(layers: Layers) -> None:
     root = os.path.realpath(layers.root)
     if root in _TAKEN or ((root + "/").startswith(_NOT_FILES) and not root.startswith("/dev/shm/")):
-        raise CommandRefused("", f"no command runs on {root!r}. Use the folder of a project")
+        raise CommandRefused("", f"commands can't run on {root!r}. Use a project's folder")
     for folder in (*layers.lowers, layers.upper, layers.work):
         if not folder.is_dir():
             raise FileMissing(str(folder), "there is no such folder")
 
 
 async def run_execution(execution: Execution) -> CommandResult:
-    """Await an execution. If cancelled, however often, stop the command and wait until it has ended."""
+    """Run an execution on a thread. If cancelled, even repeatedly, stops the command and waits until it has ended."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""What a shell exposes of the host to its commands, and what it would have to expose for a program to work."""
+"""The host's files that a shell exposes to its commands, and those it must expose for a program to work."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ _COMPANIONS = {".cargo": ".rustup"}
 
 
 def checked_exposed(given: Iterable[str | Path]) -> tuple[str, ...]:
-    """Return the paths to expose as absolute paths. Raises `DefinitionError` for one that can't be exposed."""
+    """Return the paths to expose as absolute paths. Raises `DefinitionError` if one can't be exposed."""
     if isinstance(given, str):
-        raise DefinitionError(f"a shell's expose is {str(given)!r}. Give a list: expose=[{str(given)!r}].")
+        raise DefinitionError(
+            f"a shell's expose is the string {str(given)!r}. Pass a list: expose=[{str(given)!r}]."
+        )
     found: list[str] = []
     for each in given:
         path = os.path.normpath(os.path.expanduser(str(each)))
         if not os.path.isabs(path):
             raise DefinitionError(
-                f"a shell exposes {str(each)!r}, which is relative. Give an absolute path, or one that starts with '~'."
+                f"a shell exposes {str(each)!r}, which is relative. Pass an absolute path, or one that starts with '~'."
             )
         if os.path.realpath(path) in _NEVER:
             raise DefinitionError(
-                f"a shell exposes {str(each)!r}, and commands have their own. Expose the file or folder in it that they need."
+                f"a shell exposes {str(each)!r}, but commands have their own. Expose only the file or folder in it that they need."
             )
         if not os.path.exists(path):
             raise DefinitionError(
@@ -39,9 +41,9 @@ def checked_exposed(given: Iterable[str | Path]) -> tuple[str, ...]:
 
 
 def needed_exposure(program: str, folder: str, search: str, seen: Iterable[str]) -> tuple[str, ...]:
-    """Return the folders to expose for a program that exists on the host but that commands can't see.
+    """Return the folders to expose so that commands can see a program that is on the host.
 
-    `folder` is where a command runs, `search` its PATH, and `seen` what it sees besides the system.
+    `folder` is where a command runs, `search` is its PATH, and `seen` are the paths it sees besides the system's.
     """
     found = os.path.join(folder, program) if "/" in program else shutil.which(program, path=search)
     if found is None or not os.path.exists(found):
@@ -55,7 +57,7 @@ def needed_exposure(program: str, folder: str, search: str, seen: Iterable[str])
 
 
 def hidden_search(search: str, seen: Iterable[str]) -> tuple[str, ...]:
-    """Return the folders of a PATH that exist on the host but that commands can't see."""
+    """Return the folders of a PATH that exist on the host but are hidden from commands."""
     visible = (*SYSTEM, *seen)
     return tuple(
         path
@@ -65,7 +67,10 @@ def hidden_search(search: str, seen: Iterable[str]) -> tuple[str, ...]:
 
 
 def _home_of(path: str) -> list[str]:
-    """Return the folder that a program is installed in, such as `~/.cargo` for `~/.cargo/bin/cargo`, and its companion."""
+    """Return the folder that a program is installed in, such as `~/.cargo` for `~/.cargo/bin/cargo`.
+
+    A companion folder that the program needs, such as `~/.rustup`, is returned too.
+    """
     home = os.path.expanduser("~")
     folder = os.path.dirname(path)
     above = os.path.dirname(folder)

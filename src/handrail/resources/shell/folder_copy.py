@@ -1,8 +1,8 @@
-"""Copies: the fallback for capturing a command's writes if no overlay can be mounted.
+"""Copies of a folder, which capture a command's writes if no overlay can be mounted.
 
-The command works on a copy of the folder, which is compared with the original afterwards. The cost
-grows with the folder: every file is copied (as a reflink if the filesystem supports it) and checked again.
-Changes are written to the upper layer in overlay format, so callers see no difference.
+The command works on a copy of the folder, which is checked for changes afterwards. The cost grows with the folder:
+every file is copied (as a reflink if the filesystem supports it) and checked. Changes are written to the upper layer
+in overlay format, so callers see no difference.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Copy:
         self._before: dict[str, Fingerprint] = {}
         self._names: dict[str, set[str]] = {}
         self._links: dict[int, list[str]] = {}
-        """Paths of the upper layer's hard links, by inode. An overlay keeps these and breaks those below."""
+        """Paths of the upper layer's hard links, by inode. Like an overlay, a copy keeps only the upper layer's."""
         self._can_share = True
         self.files = 0
         self.size = 0
@@ -46,7 +46,7 @@ class Copy:
         """Number of files that could not be read. They are not in the copy and stay unchanged."""
 
     def make(self) -> None:
-        """Copy everything, then wait until the filesystem's clock can distinguish later changes."""
+        """Copy everything, and wait until later changes get a newer timestamp than the copies."""
         stack = [self._upper] if is_opaque(self._upper) else [self._upper, *self._lowers]
         self._copy_folder(stack, self._target, "")
         for path in itertools.chain(*self._links.values()):  # a later link changed the times of the file
@@ -174,8 +174,8 @@ class Copy:
 def members(stack: Sequence[str]) -> dict[str, list[str]]:
     """Return the merged entries of a folder: each name with its paths, topmost first.
 
-    `stack` has the folder's path in each layer that contains it. A subfolder may be in several layers, a file
-    in one.
+    `stack` holds the folder's path in each layer that contains it. A subfolder may have a path in several layers. A
+    file has one.
     """
     found: dict[str, list[str]] = {}
     closed: set[str] = set()
@@ -199,7 +199,7 @@ def members(stack: Sequence[str]) -> dict[str, list[str]]:
 
 
 def changes(upper: Path) -> Iterator[tuple[str, str]]:
-    """Yield the entries of an upper layer as (`written` | `folder` | `replaced` | `deleted`, path), sorted.
+    """Yield each entry of an upper layer as its kind and path, sorted. Kinds: `written`, `folder`, `replaced`, `deleted`.
 
     A folder is `replaced` if it hides the layers below.
     """

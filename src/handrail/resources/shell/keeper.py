@@ -3,11 +3,11 @@
     us ── keeper ─╥─ first process of the namespaces ── the command
                   ╙─ everything the command starts
 
-It starts once and forks for every command, which costs a fraction of starting Python, and it makes
-system calls itself instead of running a tool for each. Lifetimes are tied together: the keeper
-watches the process that started it (the process, not one of its threads), and the first process dies
-with the keeper. When the first process dies, the kernel kills all others in its PID namespace,
-whatever signals they ignore and whatever session they moved to, before it reports the death.
+It starts once and forks for every command, which is much cheaper than starting Python. It makes system calls itself
+instead of running a tool for each. Lifetimes are tied together. The keeper watches the process that started it (the
+process, not one of its threads), and the first process dies with the keeper. When the first process dies, the kernel
+kills all others in its PID namespace before it reports the death, even those that ignore signals or moved to another
+session.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 class Keeper:
     """The keeper's main loop.
 
-    It takes requests, kills abandoned commands, reports ended ones, and never blocks on one.
+    It accepts requests, kills abandoned commands and reports ended ones. It never blocks on a command.
     """
 
     def __init__(self, parent: int) -> None:
@@ -64,7 +64,7 @@ class Keeper:
         """The cgroups of each command, by process id."""
 
     def serve(self) -> None:
-        """Run until the parent process ends or closes its end of the socket."""
+        """Handle requests until the parent process ends or closes its end of the socket."""
         while True:
             for descriptor, _ in self.poll.poll():
                 if descriptor == self.parent:
@@ -82,7 +82,7 @@ class Keeper:
                             signal.pidfd_send_signal(watched, signal.SIGKILL)
 
     def close(self) -> None:
-        """End all commands, and remove what the kernel keeps of them."""
+        """End all commands and remove their cgroups."""
         for process, watched, _ in set(self.commands.values()):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(watched, signal.SIGKILL)
@@ -97,7 +97,7 @@ class Keeper:
         if not data:
             return False
         if not extra:
-            return True  # no room for the request's descriptors: the caller sees its socket closed
+            return True  # too many open files to receive the descriptors; the caller sees its socket closed
         descriptors = struct.unpack("3i", extra[0][2])
         with contextlib.ExitStack() as closing:
             for descriptor in descriptors[1:]:
@@ -138,7 +138,7 @@ class Keeper:
             signal.pidfd_send_signal(watched, signal.SIGKILL)
 
     def let_go(self) -> None:
-        """Close the keeper's and other commands' descriptors in a child, so that their ends stay visible."""
+        """Close the keeper's and other commands' descriptors in a child, so that it does not keep them open."""
         for descriptor in (self.requests.fileno(), self.parent, *self.commands):
             os.close(descriptor)
 
@@ -179,7 +179,7 @@ def _failure(failed: StepFailed) -> Reply:
 def _first_process(isolation: str, control: socket.socket, ready: int, streams: tuple[int, ...]) -> NoReturn:
     """Enter the sandbox, start the command and reap orphans until it ends.
 
-    Then all other processes are killed.
+    When this process exits, all other processes of the command are killed.
     """
     try:
         if isolation != "none":
@@ -250,7 +250,10 @@ def _run(request: Request, streams: tuple[int, ...], control: socket.socket, fol
 
 
 def _wait(command: int, usage: Usage, control: socket.socket) -> int:
-    """Wait for the command, and reap orphans. If it exceeds a limit, say so; the caller's end then ends all of it."""
+    """Wait for the command and reap orphans. If the command exceeds a limit, report that and return at once.
+
+    When the calling process then exits, the kernel kills all processes of the command.
+    """
     poll = select.poll()
     poll.register(os.pidfd_open(command), select.POLLIN)
     while True:
@@ -269,7 +272,7 @@ def _wait(command: int, usage: Usage, control: socket.socket) -> int:
 
 
 def _spawn(request: Request, actions: list[tuple[int, int, int]]) -> int:
-    """Start the program by its path, or look its name up in the command's own PATH."""
+    """Start the command's program. A name without `/` is looked up in the command's own PATH."""
     program = request.argv[0]
     if "/" not in program:
         for folder in request.environment.get("PATH", "").split(":"):
@@ -290,9 +293,10 @@ def _spawn(request: Request, actions: list[tuple[int, int, int]]) -> int:
 
 
 def _wait_unsandboxed(command: int, control: socket.socket) -> int:
-    """Wait for the command or a request to stop it, then kill its descendants, now children of this process.
+    """Wait for the command, a request to stop it, or the keeper's end. Then kill all of the command's descendants.
 
-    This process does not die with the keeper, since the descendants would not; it watches the keeper instead.
+    By then the descendants are children of this process. It does not die with the keeper, because the descendants
+    would survive it. It watches the keeper instead.
     """
     poll = select.poll()
     poll.register(os.pidfd_open(command), select.POLLIN)
@@ -315,7 +319,7 @@ def _wait_unsandboxed(command: int, control: socket.socket) -> int:
 
 
 def _try_overlay() -> None:
-    """Perform once each operation that leaves a marker in the upper layer."""
+    """Do each operation that leaves a marker in the upper layer once."""
     os.unlink("file")
     os.unlink("folder/file")
     os.rmdir("folder")

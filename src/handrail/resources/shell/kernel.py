@@ -1,7 +1,7 @@
 """System calls that the standard library lacks: mounts, namespaces, capabilities.
 
-Each function is one system call and raises `OSError`. This module imports nothing of Handrail: it
-runs in the keeper, which stays small so that forking it is cheap.
+Each function makes a system call and raises `OSError` if it fails. This module imports no other module of Handrail:
+it runs in the keeper, which stays small so that forking it is cheap.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 
-_CLONE3 = 435  # these have the same number on every architecture
+_CLONE3 = 435  # these calls have the same number on every architecture
 _CLOSE_RANGE = 436
 _MOUNT_SETATTR = 442
 _LANDLOCK_CREATE_RULESET = 444
@@ -79,7 +79,7 @@ for _function in (_before_fork, _after_fork_here, _after_fork_there):
 def fork_into(namespaces: int) -> tuple[int, int]:
     """Fork a child into new namespaces. Returns its id and pidfd; in the child, returns zeros.
 
-    Like `os.fork`, it requires a process with one thread. `unshare` would need a second fork, since a process
+    Like `os.fork`, it requires a process with one thread. `unshare` would need a second fork, because a process
     never enters a new PID namespace itself.
     """
     descriptor = ctypes.c_int(-1)
@@ -123,7 +123,7 @@ class _MountAttributes(ctypes.Structure):
 
 
 def change_mount(target: str, *, add: int = 0, remove: int = 0, below: bool = False) -> None:
-    """Change the flags of a mount, and with `below` those of every mount under it, in one call."""
+    """Change the flags of a mount. With `below`, changes those of every mount under it too, in one call."""
     attributes = _MountAttributes(add, remove, 0, 0)
     _checked(
         _libc.syscall(
@@ -149,7 +149,7 @@ def die_with_parent() -> None:
 
 
 def forbid_tracing() -> None:
-    """Forbid processes without CAP_SYS_PTRACE to inspect this one."""
+    """Prevent processes without CAP_SYS_PTRACE from inspecting this one."""
     _control(_PR_SET_DUMPABLE, 0, "set dumpable")
 
 
@@ -168,7 +168,7 @@ def adopt_orphans() -> None:
 
 
 def drop_privileges(keep: int) -> None:
-    """Drop all capabilities except those in the bit mask, permanently, also across `exec`."""
+    """Permanently drop all capabilities except those in the bit mask. `exec` does not restore them."""
     _control(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, "clear ambient capabilities")
     with open("/proc/sys/kernel/cap_last_cap", "rb", buffering=0) as file:
         last = int(file.read(16))
@@ -177,7 +177,7 @@ def drop_privileges(keep: int) -> None:
             _control(_PR_CAPBSET_DROP, capability, "drop a capability")
     header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
     low, high = keep & 0xFFFFFFFF, keep >> 32
-    # Twice (effective, permitted, inheritable): the low 32 bits, then the high 32 bits.
+    # The kernel takes (effective, permitted, inheritable) twice: the low 32 bits, then the high 32 bits.
     data = struct.pack("6I", low, low, 0, high, high, 0)
     _checked(_libc.capset(header, data), "capset")
     _control(_PR_SET_NO_NEW_PRIVS, 1, "set no_new_privs")
@@ -190,7 +190,7 @@ def replace_root() -> None:
 
 
 def scope_abstract_sockets() -> bool:
-    """Let this process and its children reach no abstract unix socket but their own. Returns False if the kernel can't."""
+    """Restrict this process and its children to their own abstract unix sockets. Returns False if the kernel can't."""
     rules = struct.pack("QQQ", 0, 0, _SCOPE_ABSTRACT_UNIX_SOCKET)
     found = _libc.syscall(
         ctypes.c_long(_LANDLOCK_CREATE_RULESET), rules, ctypes.c_size_t(len(rules)), ctypes.c_uint(0)

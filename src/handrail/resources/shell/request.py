@@ -1,7 +1,7 @@
-"""The keeper's requests and replies, as JSON, and what a command may see.
+"""The keeper's requests and replies, as JSON, and the environment and paths that a command gets.
 
-A command gets a clean environment, sees none of the usual places of secrets, and can use the
-interpreter that runs Handrail.
+A command gets a clean environment and can use the interpreter that runs Handrail. The usual places of secrets are
+hidden from it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ View = Literal["overlay", "bind", "plain"]
 
 
 class Limits(NamedTuple):
-    """What one command may use, with everything that it starts."""
+    """Limits for one command together with everything it starts."""
 
     memory: int
     cpu_seconds: float
@@ -31,37 +31,37 @@ class Limits(NamedTuple):
 
     @property
     def most_processes(self) -> int:
-        """The kernel's own limit, a little higher, so that the command is ended with a message before it is met."""
+        """The kernel's limit on processes. It is a little higher, so that Handrail ends the command first and says why."""
         return self.processes + 32
 
     @property
     def most_memory(self) -> int:
-        """The kernel's own limit, a little higher: it kills one process, and the rest would go on without it."""
+        """The kernel's limit on memory. It is a little higher, because the kernel would kill only one process."""
         return self.memory * 5 // 4
 
 
 class Request(NamedTuple):
-    """One command. Paths are absolute and resolved; `cwd` is relative to `root`."""
+    """A request to run one command. Paths are absolute and resolved, except `cwd`, which is relative to `root`."""
 
     isolation: Isolation
     argv: list[str]
-    """The command's arguments.
+    """The command's arguments, the program first.
 
-    Empty for a probe: the keeper then tries the operations that an overlay must support.
+    A probe has none. The keeper then tries the operations that an overlay must support.
     """
     environment: dict[str, str]
     root: str
     cwd: str
     view: View
     lowers: list[str]
-    """The read-only layers, topmost first. For a bind mount, the one folder to show at `root`."""
+    """The read-only layers, topmost first. For a copy, only the folder to show at `root`."""
     upper: str
     work: str
     network: bool
     limits: Limits
     hidden: list[str]
     exposed: list[str]
-    """Files and folders of the host to show, read-only, where they are."""
+    """Files and folders of the host to show read-only, each at its own path."""
 
     def encode(self) -> bytes:
         return json.dumps(self._asdict()).encode()
@@ -74,7 +74,7 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The end of a command, or the step before it that failed."""
+    """How a command ended, or which step before its start failed."""
 
     status: int | None = None
     """The status as `waitpid` returns it, or None if the command never started."""
@@ -83,14 +83,14 @@ class Reply(NamedTuple):
     limit: str = ""
     """The limit that ended the command: memory, cpu, disk or processes."""
     used: str = ""
-    """How much that limit allows, as text."""
+    """The amount that the limit allows, as text, such as `512 MiB of memory`."""
     failed: str = ""
     """The step that failed: namespaces, layers, mounts, overlay, privileges, folder or exec."""
     error: int | None = None
     detail: str = ""
 
     def encode(self) -> bytes:
-        """Encode the fields that are set as one line."""
+        """Encode the fields that are set as one line of JSON."""
         fields = {name: value for name, value in self._asdict().items() if value not in (None, "")}
         return json.dumps(fields).encode() + b"\n"
 
@@ -158,21 +158,21 @@ _SYSTEM_SECRETS = (
 
 
 def clean_environment(home: str, temporary: str) -> dict[str, str]:
-    """Return the harmless variables that a program needs. All others must be passed explicitly."""
+    """Return the environment of a command: harmless variables that programs need, and no others."""
     kept = {
         name: value
         for name, value in os.environ.items()
         if name in _PASSED_VARIABLES or (name.startswith("LC_") and name.isupper())
     }
-    # No relative folders: a program in the project is not found by its bare name.
+    # Relative folders are dropped, so that a program in the project is not found by its bare name.
     folders = [folder for folder in kept.get("PATH", _PATH).split(":") if folder.startswith("/")]
     return {"TERM": "dumb", **kept, "PATH": ":".join(folders) or _PATH, "HOME": home, "TMPDIR": temporary}
 
 
 def hidden_paths(more: Iterable[str]) -> list[str]:
-    """Return the existing paths to hide: the usual places of secrets, and those in `more`."""
+    """Return the paths to hide: the usual places of secrets and those in `more`, if they exist."""
     homes = {os.path.expanduser("~")}
-    with contextlib.suppress(KeyError):  # a user without a password entry has no home either
+    with contextlib.suppress(KeyError):  # a user without a password entry has no home folder
         homes.add(pwd.getpwuid(os.geteuid()).pw_dir)
     usual = [f"{home.rstrip('/')}/{name}" for home in sorted(homes) for name in _HOME_SECRETS]
     return sorted(
@@ -184,9 +184,9 @@ _LIBRARIES = ("site-packages", "dist-packages")
 
 
 def interpreter_folders() -> list[str]:
-    """Return the folders of the running Python and its libraries, so that commands can use it wherever it is installed.
+    """Return the folders of the running Python and its libraries, so that commands can use it.
 
-    A folder that contains more than that, such as a home, is left out.
+    A folder that contains other things too, such as a home folder, is left out.
     """
     home = os.path.realpath(os.path.expanduser("~"))
     prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}

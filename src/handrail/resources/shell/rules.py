@@ -1,4 +1,4 @@
-"""Rules for commands: each allows some of them, and a command that no rule allows is refused.
+"""Rules that allow commands. A command that no rule allows is refused.
 
 A command is a list of arguments, which are compared one by one. No text is ever parsed, so quoting can't be
 used to get around a rule. Rules limit what a model may run; the sandbox limits what any command can reach.
@@ -102,13 +102,13 @@ class Allow:
 
         Allow("git", "status")              exactly this command
         Allow("pytest", ...)                this program with any arguments
-        Allow("git", "diff", ...)           these, then any arguments
-        Allow("cat", "docs/**")             one argument that matches
+        Allow("git", "diff", ...)           this beginning, then any arguments
+        Allow("cat", "docs/**")             one argument that matches the pattern
         Allow(...)                          every command
 
-    The program is compared literally: `git` is neither `/usr/bin/git` nor `./git`. In arguments `*`
-    and `?` match anything but `/`, and `**` matches anything. A pattern that starts with a wildcard
-    matches no option and no absolute path, and no pattern matches a path with `..`: write those out.
+    The program is compared literally: `git` does not match `/usr/bin/git` or `./git`. In arguments, `*` and `?`
+    match anything but `/`, and `**` matches anything. A pattern that starts with a wildcard does not match options
+    or absolute paths. No pattern matches a path with `..`. To allow these, write them without wildcards.
     """
 
     __slots__ = ("_open", "_pattern", "_tests")
@@ -151,7 +151,7 @@ class Allow:
         if not words:
             return
         program, *arguments = words
-        name = program.rpartition("/")[2]  # a folder on the way to it may have spaces
+        name = program.rpartition("/")[2]  # the folders in a path may have spaces
         if not program or program != program.strip() or len(name.split()) > 1:
             hint = f"Write one string for each argument: Allow({', '.join(map(repr, program.split()))})."
             raise RuleError(repr(self), f"{program!r} is not the name of a program", hint)
@@ -167,7 +167,7 @@ class Allow:
             raise RuleError(
                 repr(self),
                 f"{program!r} can run any other program, so this would allow every command",
-                "Write the arguments out, as in Allow('python', '-m', 'pytest', ...) or Allow('git', 'diff', ...), "
+                "Write the arguments in full, as in Allow('python', '-m', 'pytest', ...) or Allow('git', 'diff', ...), "
                 "or write Allow(...) to allow every command.",
             )
 
@@ -203,7 +203,7 @@ class _Argument:
             self._pattern = compile_pattern(f"(?s)\\A{''.join(parts)}\\z")
 
     def matches(self, argument: str) -> bool:
-        """Return whether an argument matches. One that is too long for the pattern does not."""
+        """Return whether an argument matches. An argument that is too long for the pattern never matches."""
         if self._pattern is None:
             return argument == self._word
         if self._from_start and argument[:1] in ("-", "/"):
@@ -230,7 +230,7 @@ class Rules:
 
     @property
     def worded(self) -> tuple[str, ...]:
-        """Each rule as one would type it. `…` stands for further arguments."""
+        """Each rule as a user would type the command. `…` stands for any further arguments."""
         return tuple(str(rule) if rule.matches(()) is False else "any command" for rule in self._rules)
 
     def check(self, argv: Sequence[str]) -> None:
@@ -254,7 +254,7 @@ class Rules:
 
 
 def shown(argv: Sequence[str]) -> str:
-    """Format a command as one would type it, shortened if long."""
+    """Format a command as a user would type it. A long command is shortened."""
     text = shlex.join(argv)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
@@ -266,23 +266,28 @@ def _check_form(argv: Sequence[object]) -> None:
         except ValueError:
             words = argv.split()
         raise CommandRefused(
-            argv[:_SHOWN], f"a command is a list of arguments, not one string: write {words!r}."
+            argv[:_SHOWN], f"a command is a list of arguments, not one string. Write {words!r}."
         )
     if not isinstance(argv, list | tuple) or not argv:
-        raise CommandRefused("", "a command is a list of arguments, the program first: ['git', 'status'].")
+        raise CommandRefused(
+            "",
+            "a command is a list of arguments that starts with the program. Write it like ['git', 'status'].",
+        )
     if not argv[0]:
-        raise CommandRefused("", "the program's name is empty: name one, as in ['git', 'status'].")
-    size = sum(_size(argument) + 9 for argument in argv)  # with its terminating zero and a pointer to it
+        raise CommandRefused("", "the program's name is empty. Name one, as in ['git', 'status'].")
+    size = sum(
+        _size(argument) + 9 for argument in argv
+    )  # including the terminating zero and a pointer to the argument
     if size > MAX_COMMAND:
         raise CommandRefused(
-            "", f"the arguments are {size} bytes long and the limit is {MAX_COMMAND}. Use a file."
+            "", f"the arguments have {size} bytes, and the limit is {MAX_COMMAND}. Pass the data in a file."
         )
 
 
 def _size(argument: object) -> int:
     if not isinstance(argument, str):
         raise CommandRefused(
-            "", f"every argument is a string and {argument!r} is not: write {str(argument)!r}."
+            "", f"every argument must be a string, and {argument!r} is not. Write {str(argument)!r}."
         )
     if "\0" in argument:
         raise CommandRefused("", f"{argument[:40]!r} contains a NUL character. Remove it.")
@@ -294,6 +299,6 @@ def _size(argument: object) -> int:
         ) from None
     if length > MAX_ARGUMENT:
         raise CommandRefused(
-            "", f"an argument is {length} bytes long and the limit is {MAX_ARGUMENT}. Use a file."
+            "", f"an argument has {length} bytes, and the limit is {MAX_ARGUMENT}. Pass the data in a file."
         )
     return length

@@ -1,6 +1,6 @@
-"""The sandbox of a command, set up from inside: namespaces, the new root, limits, capabilities, a call filter.
+"""The sandbox of a command, set up from inside: namespaces, a new root, limits, capabilities and a call filter.
 
-The right to change any of it is dropped before the command starts, and the command can't create
+The privileges that could change the sandbox are dropped before the command starts, and the command can't create
 namespaces of its own.
 """
 
@@ -23,7 +23,7 @@ KEPT_CAPABILITIES = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7
 
 
 class StepFailed(Exception):
-    """Raised if a step of the setup failed."""
+    """Raised if a step of the setup fails."""
 
     def __init__(self, step: str, error: OSError) -> None:
         super().__init__(f"{step}: {error}")
@@ -33,7 +33,7 @@ class StepFailed(Exception):
 
 @contextlib.contextmanager
 def step(name: str) -> Generator[None]:
-    """Convert an `OSError` inside this block to a `StepFailed` with the step's name."""
+    """Turn an `OSError` inside this block into a `StepFailed` with the step's name."""
     try:
         yield
     except OSError as error:
@@ -56,8 +56,8 @@ def namespaces(isolation: str, network: bool) -> int:
 def map_ids(process: int) -> None:
     """Map the ids of a process's user namespace, from outside.
 
-    Every id maps to itself. Root gets all of them, so that files of other users can be copied and
-    keep their owner. An ordinary user, or a root user that may not do this, gets only its own.
+    Every id maps to itself. Root maps all ids, so that files of other users can be copied and keep their owner. An
+    ordinary user, or a root user that may not map all ids, maps only its own.
     """
     with step("namespaces"):
         if os.geteuid() == 0:
@@ -110,22 +110,22 @@ def enter_sandbox(request: Request) -> str:
 
 
 def limit(request: Request) -> None:
-    """Limit processes if the kernel counts them by namespace, and forbid core dumps and namespaces."""
+    """Limit the number of processes if the kernel counts them per namespace. Forbid core dumps and new namespaces."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     release = tuple(
         int("".join(filter(str.isdigit, part)) or 0) for part in os.uname().release.split(".")[:2]
     )
     if release >= (6, 14) and request.isolation != "none":
-        # Since Linux 6.14 this limit belongs to the PID namespace; before, to the whole machine.
+        # Since Linux 6.14 this limit belongs to the PID namespace. Before, it belonged to the whole machine.
         with contextlib.suppress(OSError):
             _put("/proc/sys/kernel/pid_max", str(request.limits.most_processes + 300))
     if request.isolation == "user":
         with contextlib.suppress(
             OSError
-        ):  # read-only in some containers; this is only a second line of defence
+        ):  # the file is read-only in some containers, and this limit is only a second line of defence
             _put("/proc/sys/user/max_user_namespaces", "0")
     if release >= (5, 14) and request.isolation == "user":
-        # Since Linux 5.14 this counts within the user namespace; root is never counted.
+        # Since Linux 5.14 this limit counts within the user namespace. Root is never counted.
         _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
         most = request.limits.most_processes
         wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -138,12 +138,12 @@ def drop_privileges(request: Request) -> None:
         kernel.drop_privileges(KEPT_CAPABILITIES if os.geteuid() == 0 else 0)
         kernel.forbid_tracing()
         kernel.die_with_parent()
-        # Abstract sockets belong to a network namespace. With the host's, Landlock must cut them off, or the filter.
+        # Abstract sockets belong to a network namespace. If the host's is used, Landlock or the call filter must block them.
         filter = _FILTERS[not request.network or kernel.scope_abstract_sockets()]
         if filter is not None:
             kernel.filter_calls(filter)
         elif request.network:
-            raise OSError(errno.ENOSYS, "abstract unix sockets can't be cut off on this machine")
+            raise OSError(errno.ENOSYS, "abstract unix sockets can't be blocked on this machine")
 
 
 _FILTERS = {unix: call_filter(unix=unix) for unix in (True, False)}

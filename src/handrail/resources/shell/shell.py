@@ -27,24 +27,24 @@ from handrail.resources.shell.support import Support, probe
 from handrail.threads import run_in_thread
 
 OUTPUT_LIMIT = 64 * 1024
-"""Default limit of kept output in bytes: about what a model reads at once."""
+"""Default maximum bytes of output to keep: about as much as a model reads at once."""
 
 
 class Shell:
     """Runs the commands that its rules allow, on a folder whose real files they can't change.
 
-    A command's writes to the folder go to the upper layer of `layers`, in overlay format. The command
-    sees the folder at its real path, so absolute paths work. Beside it, it sees the system's programs
-    and libraries, the interpreter that runs Handrail, and an empty home and `/tmp`, which are discarded
-    afterwards; nothing else of the host but what `expose` names, read-only. It sees no other processes,
-    no environment variables but those it is given, no network unless `network` is set, and nothing at
-    the paths in `hidden`. It is ended if it uses more than `limits`. When `run` returns or raises, everything the command started has ended.
-    `docs/security.md` says what this does not cover.
+    A command's writes to the folder go to the upper layer of `layers`, in overlay format. The command sees the folder
+    at its real path, so absolute paths work. It also sees the system's programs and libraries, the interpreter that
+    runs Handrail, the paths in `expose` (read-only), and an empty home and `/tmp`, which are discarded afterwards. It
+    sees nothing else of the host: no other processes, no environment variables except those in `environment`, no
+    network unless `network` is set, and nothing at the paths in `hidden`. It is ended if it exceeds `limits`. When
+    `run` returns or raises, everything the command started has ended. `docs/security.md` says what this does not
+    cover.
 
-    `backend`: `overlay` mounts an overlay, which costs the same for a folder of any size; `copy`
-    works on a copy of the folder; `auto` uses an overlay where the kernel allows one. `contained`:
-    if the kernel offers no namespaces, commands are refused. With `contained=False` they run on a
-    copy without a sandbox instead, and the result says so.
+    - `backend`: `overlay` mounts an overlay, which costs the same for a folder of any size. `copy` works on a copy
+      of the folder. `auto` uses an overlay if the kernel allows one.
+    - `contained`: if true, commands are refused on a kernel without namespaces. If false, they run there on a copy
+      without a sandbox, and the result says so.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class Shell:
         for name, value in given.items():
             if not name or "=" in name or "\0" in name + value:
                 raise DefinitionError(
-                    f"a shell's environment has {name!r}, whose name or value no variable can have. "
-                    "Pass a name without '=', and no NUL in either."
+                    f"a shell's environment has {name!r}, whose name or value is invalid. "
+                    "Use a name without '=', and no NUL in either."
                 )
         self.rules = Rules(rules)
         self.timeout = _checked_timeout(timeout)
         self.backend: Literal["auto", "overlay", "copy"] = backend
-        """The requested backend. `auto` is replaced by the one in use once a command has run."""
+        """The requested backend. Once a command has run, this is the backend it used."""
         places = tuple(os.fspath(path) for path in hidden)
         self._settings = Settings(
             backend,
@@ -99,13 +99,13 @@ class Shell:
         stdin: str | bytes | None = None,
         timeout: float | None = None,
     ) -> CommandResult:
-        """Run a command in the folder, or in `cwd` below it, and wait until all of it has ended.
+        """Run a command in the folder, or in `cwd` below it, and wait until everything it started has ended.
 
-        A command that fails or times out returns a `CommandResult` that says so. Raises
-        `CommandRefused` if no rule allows the command, `CommandMissing` if there is no such program,
-        and `ShellUnavailable` if it can't be sandboxed here; it has not run then. Commands on the
-        same upper layer run one at a time, and waiting does not count towards the timeout. On
-        cancellation the command is ended first; discard the upper layer then.
+        If a command fails or times out, the `CommandResult` says so. Raises `CommandRefused` if no rule allows the
+        command, `CommandMissing` if there is no such program, and `ShellUnavailable` if it can't be sandboxed here.
+        The command has not run then. Commands on the same upper layer run one at a time, and waiting for one's turn
+        does not count towards the timeout. On cancellation, `run` ends the command before it raises, and the caller must
+        discard the upper layer.
         """
         self.rules.check(argv)
         data = stdin.encode() if isinstance(stdin, str) else stdin or b""
@@ -125,18 +125,18 @@ class Shell:
         timeout: float | None = None,
         keep: bool = True,
     ) -> CommandResult:
-        """Run a command on a fork of a real folder; the fork then holds what the command wrote.
+        """Run a command on a fork of a real folder. What the command writes becomes part of the fork.
 
-        `context.filesystem` is such a fork if the run's filesystem is a `DirectoryFilesystem`. Raises
-        `Conflict` if somebody else changed the same files while the command ran. With `keep=False`
-        the writes are not taken over, and the fork must be dropped.
+        `context.filesystem` is such a fork if the run's filesystem is a `DirectoryFilesystem`. Raises `Conflict` if
+        someone else changed the same files while the command ran. With `keep=False`, the command's writes are not
+        taken over, and the fork must be dropped.
         """
         if not isinstance(files, Layered):
             raise ShellUnavailable(
                 "commands need a real folder to work on",
-                "Give the run a DirectoryFilesystem as its filesystem",
+                "Pass the run filesystem=DirectoryFilesystem(folder)",
             )
-        self.rules.check(argv)  # before the fork's changes are written out
+        self.rules.check(argv)  # checked before the fork's changes are written to disk
         layers = files.layers()
         result = await self.run(argv, layers, cwd=cwd, stdin=stdin, timeout=timeout)
         if keep:
@@ -150,9 +150,9 @@ class Shell:
 
     @property
     def reach(self) -> str:
-        """What commands can reach outside their folder, in words; "" if they reach nothing.
+        """What commands can reach outside their folder, as text for an approval, or "" if they reach nothing.
 
-        What they do there can't be undone, so such a command is asked about before it runs.
+        What a command does there can't be undone, so it needs approval before it runs.
         """
         settings, found = self._settings, list[str]()
         if settings.network:

@@ -1,4 +1,4 @@
-"""Errors of commands and of the rules about them.
+"""Errors of commands and of the rules that allow them.
 
 StateError
 └── ShellError (RuntimeError)                .command
@@ -17,7 +17,7 @@ from handrail.errors import DefinitionError, StateError
 
 
 class RuleError(DefinitionError):
-    """Raised if a rule about commands is invalid."""
+    """Raised if a rule that allows commands is invalid."""
 
     def __init__(self, rule: str, problem: str, hint: str) -> None:
         super().__init__(f"rule {rule}: {problem}. {hint}")
@@ -25,7 +25,7 @@ class RuleError(DefinitionError):
 
 
 class ShellError(StateError, RuntimeError):
-    """Raised if a command could not be run, or if its end could not be observed."""
+    """Raised if a command can't be run, or if it is not known how it ended."""
 
     def __init__(self, command: str, problem: str) -> None:
         super().__init__(f"`{command}`: {problem}" if command else problem)
@@ -50,7 +50,7 @@ class CommandMissing(ShellError, FileNotFoundError):
 
 
 class ShellUnavailable(ShellError):
-    """Raised if the machine lacks a feature that the sandbox needs. No command is run then."""
+    """Raised if the machine lacks a feature that the sandbox needs. The command has not run then."""
 
     def __init__(self, problem: str, hint: str) -> None:
         super().__init__("", f"{problem}. {hint}")

@@ -1,4 +1,4 @@
-"""Support: what the kernel supports for commands, determined by trying it once."""
+"""`Support`: the features for commands that the kernel supports, found by trying them once."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _STEPS = {
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """What the kernel supports for commands on a folder."""
+    """The features that the kernel supports for commands on a folder."""
 
     isolation: Isolation
     """`user` (namespaces under a user namespace), `root` (without one), or `none`."""
     overlay: bool
     """Whether an overlay mount can capture writes. If not, a copy is used."""
     missing: tuple[str, ...] = ()
-    """Descriptions of what is missing, including what has a workaround."""
+    """Descriptions of the missing features, including those with a workaround."""
 
     @property
     def contained(self) -> bool:
@@ -47,9 +47,9 @@ _lock = threading.Lock()
 
 
 def probe(folder: Path) -> Support:
-    """Try in `folder` which sandbox works. The result is cached for the folder's filesystem.
+    """Find out which sandbox works in `folder`, by trying. The result is cached for the folder's filesystem.
 
-    A real overlay is mounted and each kind of marker is created in it once, so nothing is assumed.
+    Nothing is assumed: a real overlay is mounted, and each kind of marker is created in it once.
     """
     if sys.platform != "linux":
         return Support("none", False, ("Linux",))

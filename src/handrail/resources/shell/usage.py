@@ -1,7 +1,7 @@
-"""What a command uses, summed up from inside its sandbox: memory, CPU seconds, disk and processes.
+"""A command's usage of memory, CPU time, disk and processes, measured from inside its sandbox.
 
-The first process of the sandbox sees the command's processes and no others. Where cgroups can be
-written, the kernel limits memory and processes by itself, and this finds the rest.
+The first process of the sandbox sees the command's processes and no others. If cgroups can be written, the kernel
+limits memory and processes too.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TEMPORARY = ("/tmp", "/var/tmp", "/run", "/dev/shm")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PER_CHECK = 2000
-"""Number of files for which a walk through them is left out at one more check, so that walks stay cheap."""
+"""For each time this many files are found, one check skips the walk through them, so that walks stay cheap."""
 
 
 class Usage:
-    """Watches what a command uses against its limits."""
+    """Compares a command's usage with its limits."""
 
     def __init__(self, limits: Limits, folder: int) -> None:
         self._limits = limits
         self._folder = folder
-        """The folder that the command's writes go to."""
+        """The descriptor of the folder that the command's writes go to."""
         self._times: dict[tuple[int, str], float] = {}
         self._disk_before, _, _ = measure(folder)
         self._free_before = _used(folder)
@@ -39,12 +39,12 @@ class Usage:
 
     @property
     def near(self) -> str:
-        """What the command came so close to that it may have failed to start processes, or ""."""
+        """The limit of processes, as text, if the command came close to it and may have failed to start some, else ""."""
         most = self._limits.processes
         return f"{most} processes and threads" if self._peak * 4 > most * 3 else ""
 
     def exceeded(self) -> tuple[str, str]:
-        """Return the limit that is met and what was found, or two empty strings."""
+        """Return the exceeded limit and the amount it allows, as text, or two empty strings."""
         limits = self._limits
         tasks, memory, seconds = self._processes()
         self._peak = max(self._peak, tasks)
@@ -60,7 +60,7 @@ class Usage:
         return "", ""
 
     def _processes(self) -> tuple[int, int, float]:
-        """Return the number of threads, the private memory in bytes and the CPU seconds of all processes so far."""
+        """Return the number of threads, the bytes of private memory and the CPU seconds so far, of all processes."""
         tasks, memory, ended = 0, 0, resource.getrusage(resource.RUSAGE_CHILDREN)
         reaped = ended.ru_utime + ended.ru_stime
         for process in _ids():
@@ -71,10 +71,12 @@ class Usage:
                 own = (int(fields[11]) + int(fields[12])) / _TICKS
                 reaped += own + (int(fields[13]) + int(fields[14])) / _TICKS
                 tasks += int(fields[17])
-                self._times[process, fields[19]] = own  # the second tells processes with one id apart
+                self._times[process, fields[19]] = (
+                    own  # the start time distinguishes processes that reuse an id
+                )
                 sizes = _read(f"/proc/{process}/statm").split()
                 memory += max(0, int(sizes[1]) - int(sizes[2])) * _PAGE
-        # A process whose parent ignores its end is in no sum of the kernel's, so the last time seen is kept.
+        # The kernel does not add up processes whose parent ignores their end, so their last known times are kept.
         return tasks, memory, max(reaped, sum(self._times.values()))
 
     def _is_disk_used(self) -> bool:
@@ -85,14 +87,16 @@ class Usage:
         size, files, complete = measure(self._folder)
         used = size - self._disk_before
         grown = _used(self._folder) - self._free_before
-        if grown > limit >= used:  # perhaps by somebody else: look for files that have no name any more
+        if (
+            grown > limit >= used
+        ):  # someone else may have used the space, so look for deleted files that are still open
             used = grown if not complete else used + _unnamed()
         self._next_walk = self._checks + files // _PER_CHECK
         return used > limit or files > self._limits.files
 
 
 def measure(folder: int) -> tuple[int, int, bool]:
-    """Return the bytes on disk and the number of files in an open folder, at any depth, and whether all could be read."""
+    """Measure an open folder at any depth: bytes on disk, number of files, and whether all folders could be read."""
     size, files, complete = 0, 0, True
     linked: set[int] = set()
     stack: list[tuple[int, list[str]]] = []
@@ -122,7 +126,7 @@ def measure(folder: int) -> tuple[int, int, bool]:
                 here = os.open(names.pop(), _FOLDER, dir_fd=above)
             except FileNotFoundError:
                 continue
-            except OSError:  # no permission, or nested deeper than a process may have files open
+            except OSError:  # no permission, or too many nested folders are open at once
                 complete = False
     return size, files, complete
 
@@ -140,7 +144,7 @@ def _used(place: str | int) -> int:
 
 
 def _proportional(otherwise: int) -> int:
-    """Return the private memory with pages that several processes share counted once, if the kernel says."""
+    """Return the bytes of private memory, counting shared pages once, or `otherwise` if the kernel can't tell."""
     total = 0
     for process in _ids():
         if process == 1:
@@ -158,7 +162,7 @@ def _proportional(otherwise: int) -> int:
 
 
 def _unnamed() -> int:
-    """Return the bytes of files that the command has deleted and still holds open."""
+    """Return the bytes of files that the command has deleted but still holds open."""
     seen: dict[tuple[int, int], int] = {}
     for process in _ids():
         if process == 1:

@@ -1,9 +1,8 @@
-"""The files that a command sees: a new root, made of the system's programs, its folder and what was exposed.
+"""The files that a command sees: a new root with the system's programs, the command's folder and exposed paths.
 
-Nothing of the host is there unless it is put there, so no list of secrets has to be complete. Every
-source is opened before anything hides it. The new root is put together on a tmpfs, made read-only
-with one call, and takes the place of the old one, which is then detached. At the end the list of
-mounts is read back, and must show exactly this.
+The new root contains only what is put there, so no list of secrets has to be complete. Every source is opened before
+a mount can hide it. The new root is built on a tmpfs, made read-only with one call, and replaces the old root, which
+is then detached. At the end the list of mounts is read back and checked.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ SETTINGS = (
     *("rpc", "services", "shells", "ssl/cert.pem", "ssl/certs", "ssl/openssl.cnf", "terminfo"),
     *("timezone", "vim", "xattr.conf"),
 )
-"""The parts of `/etc` that programs need and that hold no secrets."""
+"""The names in `/etc` that programs need and that contain no secrets."""
 PRIVATE = {"/tmp": "mode=1777", "/var/tmp": "mode=1777", "/run": "mode=755"}
-"""The folders that are empty for every command and thrown away after it, with their mount options."""
+"""Folders that start empty for every command and are discarded after it, with their mount options."""
 HOME = "/tmp/home"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
@@ -52,14 +51,14 @@ def is_below(path: str, folder: str) -> bool:
 
 
 class View:
-    """The root that a command gets, from the opening of its parts to the check of the result."""
+    """Builds the root that a command gets: opens its parts, mounts them and checks the result."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
         self._links: dict[str, str] = {}
         self._copies: dict[str, bytes] = {}
         self._open: dict[str, int] = {}
-        """The descriptor of each path that is shown where it is."""
+        """The descriptor of each path that is shown at its own place."""
         for path in SYSTEM:
             self._take(path)
         for name in SETTINGS:
@@ -80,7 +79,9 @@ class View:
                 self._links[path] = os.readlink(path)
             elif not path.startswith("/etc/"):
                 self._open[path] = os.open(path, _O_PATH)
-            elif stat.S_ISREG(os.stat(path).st_mode):  # it leads to a folder that is not shown
+            elif stat.S_ISREG(
+                os.stat(path).st_mode
+            ):  # the link leads to a folder that is not shown, so copy the file
                 with open(path, "rb") as file:
                     self._copies[path] = file.read(_COPIED)
         except OSError as error:
@@ -88,7 +89,10 @@ class View:
                 raise
 
     def enter(self, folder: int) -> str:
-        """Make this the root of the process, with its folder at its own path. Returns the folder's kind of filesystem."""
+        """Make this view the root of the process, with the command's folder at its real path.
+
+        Returns the type of filesystem that is mounted at the folder.
+        """
         request = self._request
         base = next(path for path in _BASES if os.path.isdir(path))
         kernel.mount("tmpfs", base, "tmpfs", _SAFE, "mode=755,size=16m")
@@ -136,7 +140,7 @@ class View:
         os.mkdir(f"{place}/pts")
         os.symlink("pts/ptmx", f"{place}/ptmx")
         writable = ["/dev/shm"]
-        with contextlib.suppress(OSError):  # without private terminals, the command has no terminals
+        with contextlib.suppress(OSError):  # if this fails, the command has no terminals
             options = "newinstance,ptmxmode=0666,mode=0620"
             kernel.mount("devpts", f"{place}/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, options)
             writable.append("/dev/pts")
@@ -150,7 +154,7 @@ class View:
             os.close(descriptor)
 
     def _check(self, writable: set[str]) -> str:
-        """Read the mounts back: only what was shown is there, and only what must be is writable."""
+        """Check the list of mounts. Raises `OSError` if anything else is visible, or too much is writable."""
         request, kind = self._request, ""
         shown = {"/", "/proc", "/dev", *writable, *(f"/dev/{name}" for name in self._devices)}
         for place, flags, filesystem in _mounts():
@@ -170,7 +174,7 @@ class View:
 
 def mount_overlay(request: Request, layers: Iterable[int]) -> int:
     """Mount a command's layers over its folder, and return the mount as a descriptor."""
-    # Layers are given by descriptor: a path may contain ':' or ',', and many paths may exceed the kernel's limit.
+    # Layers are passed as descriptors: a path may contain ':' or ',', and many paths may exceed the kernel's limit.
     *lowers, upper, work = (f"/proc/self/fd/{descriptor}" for descriptor in layers)
     options = f"lowerdir={':'.join(lowers)},upperdir={upper},workdir={work},userxattr,volatile"
     kernel.mount("overlay", request.root, "overlay", _SAFE, options)
@@ -184,13 +188,13 @@ def open_layers(request: Request) -> list[int]:
 
 
 def _show(descriptor: int, target: str) -> None:
-    """Mount an open file or folder, with the mounts below it, at a path that is made for it."""
+    """Mount an open file or folder, with the mounts below it, at a path that is created for it."""
     if stat.S_ISDIR(os.fstat(descriptor).st_mode):
         os.makedirs(target, exist_ok=True)
     elif not os.path.lexists(target):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         _touch(target)
-    # With the mounts below: without them, the kernel refuses what a user namespace may not uncover.
+    # The mounts below are included, because a user namespace may not uncover what they hide.
     kernel.mount(f"/proc/self/fd/{descriptor}", target, "", kernel.MS_BIND | kernel.MS_REC)
 
 
@@ -199,7 +203,7 @@ def _touch(path: str) -> None:
 
 
 def _hide(request: Request) -> None:
-    """Mount an empty file or folder over each hidden path that would be seen."""
+    """Mount an empty file or folder over each hidden path that the command would otherwise see."""
     for path in request.hidden:
         if request.root == path or is_below(request.root, path) or not os.path.exists(path):
             continue
@@ -208,7 +212,7 @@ def _hide(request: Request) -> None:
 
 
 def _mounts() -> Iterator[tuple[str, list[bytes], str]]:
-    """Yield the place, the flags and the kind of every mount of this process."""
+    """Yield the path, the flags and the filesystem type of every mount of this process."""
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
             fields = line.split(b" ")
