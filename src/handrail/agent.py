@@ -144,8 +144,8 @@ class Agent(Generic[OutputT]):
         """
         if not self.description.strip():
             raise DefinitionError(
-                f"the agent {self.name!r} has no description, and a model that is to call it needs one. "
-                "Give it: Agent(..., description='Looks up fares.')."
+                f"the agent {self.name!r} has no description, so a model could not tell when to call it. "
+                "Pass one: Agent(..., description='Looks up fares.')."
             )
         prompt = self.prompt
         tools = [*prompt.tools, *(tool for _, section in walk(prompt.sections) for tool in section.tools)]
@@ -183,8 +183,10 @@ class Agent(Generic[OutputT]):
 
 
 @dataclasses.dataclass(frozen=True)
-class AgentCall:  # this class has no docstring, because a model would be shown it
-    message: Annotated[str, Field(description="What it is asked: it sees nothing else of this conversation.")]
+class AgentCall:  # no docstring, because a model would be shown it
+    message: Annotated[
+        str, Field(description="What to ask the agent. It sees nothing else of this conversation.")
+    ]
 
 
 class AgentTool(Tool[Any, Any]):

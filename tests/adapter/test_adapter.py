@@ -215,7 +215,7 @@ def test_one_evaluation_at_a_time() -> None:
         adapter = Adapter(scripted(Reply("slow", delay=5), "later"))
         first = asyncio.ensure_future(adapter.evaluate(GUIDE, "one", session=session))
         await asyncio.sleep(1)
-        with pytest.raises(ConversationBusy, match="Wait for it"):
+        with pytest.raises(ConversationBusy, match="Wait until it has ended"):
             await adapter.evaluate(GUIDE, "two", session=session)
         assert (await first).text == "slow"
         assert (await adapter.evaluate(GUIDE, "two", session=session)).text == "later"

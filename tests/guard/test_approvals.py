@@ -152,7 +152,7 @@ def test_no_mode_is_never_approve_all():
         return (await open_gate([pay], policies=[CapabilityPolicy()]).invoke("pay", {"amount": 1})).message
 
     words = (
-        "pay was not approved (nobody there). It did not run. It was asked for because pay is irreversible. "
+        "pay was not approved (nobody there). It did not run. It needs approval because pay is irreversible. "
         "Nobody can be asked here: go on without it, and say what was left undone."
     )
     assert run_virtual(main) == words

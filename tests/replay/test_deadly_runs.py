@@ -56,7 +56,7 @@ def test_a_run_that_ends_every_process_is_set_aside(tmp_path: Path):
         assert done.returncode == -signal.SIGKILL, done.stderr
     done = warm_python.run([tmp_path / "deadly.py", str(path), "resume"], cwd=tmp_path)
     assert done.returncode == 1
-    assert b"3 processes in a row ended while they had it" in done.stderr
+    assert b"3 processes in a row ended while they executed it" in done.stderr
     asyncio.run(look(path))
 
 

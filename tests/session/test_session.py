@@ -242,7 +242,7 @@ def test_a_reducer_that_raises_undoes_the_whole_dispatch(into: type):
     session.dispatcher.subscribe(object, heard.append)
     for place in (session, session.fork()):
         with pytest.raises(
-            ReducerError, match="'broken' raised ZeroDivisionError on a Add: no such"
+            ReducerError, match="'broken' raised ZeroDivisionError on the event Add: no such"
         ) as raised:
             place.dispatch(Add(1))
         assert raised.value.event == Add(1)

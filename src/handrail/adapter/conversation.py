@@ -132,7 +132,7 @@ class Conversation:
     def begin_with(
         self, history: Iterable[Message], run_id: str, shown: Callable[[Message], Message] | None = None
     ) -> None:
-        """Take over messages from elsewhere. Raises `DefinitionError` unless the conversation is empty."""
+        """Begin the conversation with messages from elsewhere. Raises `DefinitionError` unless it is empty."""
         said = list(history)
         if said and len(self.messages):
             raise DefinitionError(

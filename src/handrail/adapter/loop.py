@@ -189,7 +189,9 @@ def _answer_among(
             if isinstance(result, RecordedResult) and run.output is not None:
                 if run.output.schema.secret and is_masked(call.arguments):
                     return None  # the secret was not recorded, so the model has to answer again
-                return ToolResult.ok(run.output.schema.parse(call.arguments))  # typed again
+                return ToolResult.ok(
+                    run.output.schema.parse(call.arguments)
+                )  # the record has JSON; this restores the type
             return result
     return None
 
@@ -207,7 +209,7 @@ def _outcome(run: Run, answer: Answer) -> Outcome:
     if run.answers_by_call:
         raise ToolValidationError(f"the answer was not given by calling {ANSWER_TOOL}")
     if reason == "length":
-        raise ToolValidationError("the answer was cut off because it is too long: make it shorter")
+        raise ToolValidationError("the answer was cut off because it was too long. Make it shorter")
     return Outcome(answer.text, output.parse(answer.text), reason)
 
 

@@ -89,7 +89,7 @@ class SecretMask:
                     swaps.add(message.calls, self.calls(message.calls))
         return swaps.made_in(body) if swaps else body
 
-    # During streaming.
+    # Partial calls, during streaming.
 
     def may_be_seen(self, name: str) -> bool:
         """Return whether the arguments of a partial call may be shown. The name may still be incomplete."""

@@ -133,7 +133,7 @@ def _wrapped(schema: Schema[Any]) -> Schema[Any]:
 
 
 def _by_adapter(adapter: TypeAdapter[Any]) -> type:
-    """Create a type that is validated by the adapter."""
+    """Create a type that pydantic validates with this `TypeAdapter`."""
 
     class ByAdapter:
         core: ClassVar[CoreSchema] = adapter.core_schema

@@ -13,6 +13,7 @@ from msgspec.structs import force_setattr
 
 from handrail.errors import DefinitionError
 from handrail.place import Place, inner_call_id
+from handrail.schema.kinds import describe_kind
 from handrail.tools import Tool
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class CallKind(msgspec.Struct, frozen=True):
     Its tool is passed in, and the outer call was already allowed and charged.
     """
     only_asks: bool = False
-    """Whether it is a part that only asks a question, which is asked again if the answer was not recorded."""
+    """Whether it is a part that only asks a question. If the answer was not recorded, the question is asked again."""
     undoes: bool = False
     """Whether it undoes a call or finds out whether one happened, or is inside a call that does. Neither a cancelled
     run nor a deadline stops it, and it is never replayed.
@@ -112,11 +113,11 @@ class Call(msgspec.Struct, frozen=True, eq=False):
 
 
 def check_name(name: object) -> None:
-    """Raise `DefinitionError` if `invoke` was given something else than a tool's name, such as the tool itself."""
+    """Raise `DefinitionError` if `invoke` was given something other than a tool's name, such as the tool itself."""
     if not isinstance(name, str):
         named = getattr(name, "name", "...")
         raise DefinitionError(
-            f"invoke takes the name of a tool, not a {type(name).__name__}. Write invoke({named!r}, ...)."
+            f"invoke takes the name of a tool, not {describe_kind(name)}. Write invoke({named!r}, ...)."
         )
 
 

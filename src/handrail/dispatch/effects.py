@@ -1,5 +1,6 @@
-"""Effects on the world outside of transactions: `once` runs them once, compensations undo them, probes look
-for them.
+"""Effects on the world outside of transactions.
+
+`once` runs them at most once, compensations undo them, and probes find out whether they happened.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class ResumeArguments(SharedArguments, total=False):
     """Arguments of `resume` and `resume_stream`. They take precedence over the adapter's own."""
 
     session: Session | None
-    """An empty session with the id of the run's session, for slices that need rules of their own."""
+    """An empty session with the recorded id, if the run's session was created with its own slice rules."""
     bus: EventBus | None
     """Receives every event of the run."""
     journal: Journal | None
