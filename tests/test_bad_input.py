@@ -210,7 +210,7 @@ SESSIONS: dict[str, Row] = {
         "'raises' raised ZeroDivisionError",
         "not applied",
     ),
-    "stale commit": (commit_over_another, Conflict, "Plan", "look at the new state and try again"),
+    "stale commit": (commit_over_another, Conflict, "Plan", "Look at the new state and try again"),
     "event that can't be saved": (
         journaled_event,
         EventRefused,
@@ -474,20 +474,20 @@ POLICIES: dict[str, Row] = {
     "sequence of a name": (
         lambda: any_sequence({"b": "a"}),
         DefinitionError,
-        "'b' needs a set, not the string 'a'",
+        "'b' requires the string 'a', not a set",
         "{'a'}",
     ),
     "sequence of itself": (
         lambda: any_sequence({"b": {"b"}}),
         DefinitionError,
-        "'b' needs itself",
-        "Take it out",
+        "'b' requires itself",
+        "Remove it from its own set",
     ),
     "verdict that is none": (
         lambda: any_capability({"net": "yes"}),
         DefinitionError,
         "the verdict on 'net' is 'yes'",
-        "Use 'allow', 'ask' or 'deny'",
+        "Use 'allow', 'ask', 'deny' or ask(role=..., approvals=...)",
     ),
     "pattern that matches nothing": (
         lambda: any_capability({"fs.wri*": "deny"}),

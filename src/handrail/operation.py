@@ -289,7 +289,7 @@ def _instance(kind: type[BaseException], value: BaseException | object) -> BaseE
 
 
 async def _begun(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Start the work on its own loop instead of on the waiting thread."""
+    """Create and run the work on its own loop, not on the waiting thread."""
     return await begin()
 
 

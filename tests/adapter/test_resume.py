@@ -207,7 +207,7 @@ async def test_answers_from_another_process_reach_a_run_that_waits(tmp_path: Pat
     await asked.wait()
     other = journal_at(tmp_path)
     [question] = await other.questions.open("run")
-    with pytest.raises(RunBusy, match="has it"):
+    with pytest.raises(RunBusy, match="holds its lease"):
         await Adapter(ScriptedModel([]), journal=other).resume("run", Prompt("p", "Do.", tools=tools.all))
     other.questions.answer(answer_to(question, {"number": 3}))
     assert (await running).text == "done"

@@ -136,7 +136,7 @@ async def test_later_calls_that_were_undone_are_not_in_the_way(recorder: Recorde
     assert (recorder.folder / "a").read_text() == "1"
     await undo(recorder.journal, "r", first, recorder.files)
     assert not (recorder.folder / "a").exists()
-    with pytest.raises(UndoRefused, match="undone already"):
+    with pytest.raises(UndoRefused, match="already been undone"):
         await undo(recorder.journal, "r", first, recorder.files)
     assert [node.undone for node in (await show(recorder.journal, "r")).calls] == [True, True]
 
@@ -187,7 +187,7 @@ async def test_what_can_not_be_undone_is_said(recorder: Recorder):
     failed, written, sent = await recorder.ids("r")
     for id, said, options in (
         (failed, "it failed", {}),
-        (written, "which were not given", {}),
+        (written, "and no filesystem was passed", {}),
     ):
         with pytest.raises(UndoRefused, match=said):
             await undo(recorder.journal, "r", id, **options)
@@ -265,7 +265,7 @@ async def test_the_same_call_id_in_another_conversation_is_another_call(recorder
     done = await undo(recorder.journal, "ann", "call_1", recorder.files)
     assert list(done.paths) == ["ann.txt"]
     assert [path.name for path in recorder.folder.iterdir()] == ["bob.txt"]
-    with pytest.raises(UndoRefused, match="undone already"):
+    with pytest.raises(UndoRefused, match="already been undone"):
         await undo(recorder.journal, "ann", "call_1", recorder.files)
     assert list((await undo(recorder.journal, "bob", "call_1", recorder.files)).paths) == ["bob.txt"]
 

@@ -288,7 +288,7 @@ def test_a_reducer_that_dispatches_is_refused(act: str, target: type):
 def test_a_key_that_raises_undoes_the_dispatch():
     """If a key function raises, the dispatch is undone, as for a reducer."""
     session = Session(slices={Note: SliceRules(key=lambda note: note.missing)})
-    with pytest.raises(ReducerError, match="AttributeError on a Note"):
+    with pytest.raises(ReducerError, match="AttributeError on the event Note"):
         session.dispatch(Note("a"))
     assert len(session[Note]) == 0
 

@@ -389,10 +389,7 @@ def _charge(
     frame = run.frame
     frame.costs.models.add(usage, cost)
     if answer.counted:
-        run.counted = (
-            len(run.conversation.messages) + 1,
-            usage.tokens,
-        )  # the count includes the answer itself
+        run.counted = (len(run.conversation.messages) + 1, usage.tokens)  # the answer itself is counted
     if reserved is not None:
         reserved.settle(requests=1, **({"tokens": usage.tokens, "money": cost} if answer.counted else {}))
     stop: Any = answer.stop

@@ -189,9 +189,7 @@ def _answer_among(
             if isinstance(result, RecordedResult) and run.output is not None:
                 if run.output.schema.secret and is_masked(call.arguments):
                     return None  # the secret was not recorded, so the model has to answer again
-                return ToolResult.ok(
-                    run.output.schema.parse(call.arguments)
-                )  # the record has JSON; this restores the type
+                return ToolResult.ok(run.output.schema.parse(call.arguments))  # restores the type
             return result
     return None
 

@@ -1,4 +1,4 @@
-"""The approval broker, which decides the requests that policies make, at the root of a run."""
+"""The approval broker, which decides all approval requests of a run and of the runs nested in it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ APPROVAL_SCHEMA: dict[str, Any] = {
 
 @runtime_checkable
 class PreviewBroker(Protocol):
-    """A broker that declares whether it is asked about a staged call after the call ran in its fork, with a diff."""
+    """A broker that declares whether to ask it about a staged call after the call has run in its fork, with a diff."""
 
     @property
     def shows_previews(self) -> bool: ...
@@ -114,12 +114,12 @@ class Broker:
             answer = await self._ask(request, environment)
             if answer is not None:
                 return decision(answer, request)
-            await self._questions.withdraw(request.question.id)  # nothing is waiting for its answer any more
+            await self._questions.withdraw(request.question.id)  # nobody waits for its answer any more
 
     async def _ask_others(self, request: ApprovalRequest) -> Approval:
-        """Let the people decide whom the policies ask for. Nothing stands in for them: no mode, nothing remembered.
+        """Ask the people that the policies require. No approval mode or remembered decision can replace them.
 
-        Where too few of them exist, the request is denied at once.
+        If too few of them exist, the request is denied at once.
         """
         question, environment = request.question, self._environment
         for quorum in question.quorums:
@@ -161,17 +161,17 @@ def _checked(value: Any, request: ApprovalRequest) -> ApprovalAnswer:
     answer = APPROVAL_ANSWER.parse_value(value)
     offered = request.scopes
     if request.recall is None and answer.remember != "once":
-        raise ToolValidationError("this is asked about every time. Say remember='once'.")
+        raise ToolValidationError("this request can't be remembered. Answer with remember='once'.")
     if answer.remember != "scope":
         if answer.scope is not None:
             raise ToolValidationError(
-                f"it names a scope and says remember={answer.remember!r}. Say remember='scope', or name none."
+                f"it has a scope but also remember={answer.remember!r}. Answer with remember='scope', or without a scope."
             )
     elif not offered:
-        raise ToolValidationError("no scope can be offered for this. Say remember='once' or 'exact'.")
+        raise ToolValidationError("this request has no scopes. Answer with remember='once' or 'exact'.")
     elif answer.scope is not None and answer.scope not in offered:
         raise ToolValidationError(
-            f"the scope {answer.scope!r} was not offered. Name one of {', '.join(map(repr, offered))}."
+            f"the scope {answer.scope!r} was not offered. Use one of {', '.join(map(repr, offered))}."
         )
     return answer
 

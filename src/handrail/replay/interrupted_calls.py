@@ -1,4 +1,4 @@
-"""Interrupted calls: the effect of a call that had begun when its process ended decides what happens to it."""
+"""Interrupted calls: decides by a call's effect what happens to it if its process ended while it ran."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class AlreadyDone(Exception):
-    """Raised when a call has already happened before the process ended. It carries the call's result."""
+    """Raised when a call had already happened before the process ended. It carries the call's result."""
 
     def __init__(self, result: ToolResult[Any]) -> None:
         self.result = result
@@ -108,7 +108,7 @@ def _undone(attempt: Attempt) -> str:
 
 
 async def _withdraw(attempt: Attempt, log: RunLog) -> None:
-    """Withdraw the questions that this call asked, and the questions about it."""
+    """Withdraw the questions that were asked by this call or about it."""
     await log.journal.questions.withdraw_all(attempt.call.place.prefix(log.run_id))
 
 

@@ -226,7 +226,7 @@ def record_of(
 
 
 def _is_lost(attempt: Attempt, result: ToolResult[Any]) -> bool:
-    """Return whether the result is an answer with a secret, which the record can't reproduce."""
+    """Return whether the result is an answer with a secret, which is lost because it can't be recorded."""
     return attempt.kind.only_asks and result.success and has_secret(attempt.tool.result_schema, result.value)
 
 

@@ -1,4 +1,4 @@
-"""Replay of a run: the recorded model answers are played against today's tools, prompt and policies."""
+"""Replay of a run: runs the recorded model answers against today's tools, prompt and policies."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ class _Walk:
         was, now = unit.decision or "allow", "allow"
         if self._frame.policies:
             call = new_call(self._gate, tool.name, asked.arguments, parent=outer)
-            outer.inner -= 1  # it is not a separate call
+            outer.inner -= 1  # this call only checks the policies and must not use up a number
             call.resolve(tool)
             attempt = self._gate.open(call).attempt
             attempt.params = tool.parse(asked.arguments)

@@ -203,7 +203,7 @@ def _is_json(data: str | bytes) -> bool:
 
 
 def _stands_at(value: Any, location: tuple[str | int, ...]) -> Any:
-    """Return the part of an input at which an error is located.
+    """Return the part of an input that an error is about.
 
     Labels that pydantic adds for union members are skipped.
     """
@@ -298,7 +298,7 @@ class _Closed(GenerateJsonSchema):
         return super().dataclass_args_schema({**schema, "fields": fields})
 
     def generator_schema(self, schema: core_schema.GeneratorSchema) -> JsonSchemaValue:
-        raise PydanticUserError("an Iterable is only checked while it is read", code=None)
+        raise PydanticUserError("the items of an Iterable are validated only when they are read", code=None)
 
     def is_subclass_schema(self, schema: core_schema.IsSubclassSchema) -> JsonSchemaValue:
         raise PydanticUserError("a class can't be sent as JSON", code=None)
