@@ -533,7 +533,7 @@ async def test_one_who_could_not_keep_a_ticket_once_keeps_it_all_the_same(
     async def failing_once(*given: Any) -> bytes:
         claims.append("")
         if len(claims) == 2:
-            raise JournalError("runs.db", "can't write: disk full", "See to the disk, and try again.")
+            raise JournalError("runs.db", "can't write: disk full", "Free some space, and try again.")
         if len(claims) == 3:
             kept.set()
         return await claim(*given)

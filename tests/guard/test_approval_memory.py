@@ -117,20 +117,20 @@ async def edit(
 
 @tool(effect="idempotent")
 async def wonder(message: str, context: ToolContext, again: int = 0) -> list[Any]:
-    """Ask for oneself."""
+    """Request approval from inside the handler."""
     approval = await context.request_approval(message)
     return [approval.approved, approval.outcome, approval.reason]
 
 
 @tool(effect="idempotent")
 async def need(kind: str, context: ToolContext, again: int = 0) -> bool:
-    """Ask for a permission."""
+    """Request a permission."""
     return (await context.request_permission(kind)).approved
 
 
 @tool(effect="idempotent")
 async def need_too(kind: str, context: ToolContext) -> bool:
-    """Ask for a permission, as another tool."""
+    """Request a permission, as another tool."""
     return (await context.request_permission(kind)).approved
 
 

@@ -52,7 +52,7 @@ async def pay_by_way_of(amount: int, context: ToolContext) -> str:
 
 @tool(effect="idempotent")
 async def ask(message: str, context: ToolContext) -> str:
-    """Ask for oneself."""
+    """Request approval from inside the handler."""
     approval = await context.request_approval(message)
     ran.append(f"{message}: {approval.outcome}")
     told.append(approval)
@@ -61,7 +61,7 @@ async def ask(message: str, context: ToolContext) -> str:
 
 @tool(effect="idempotent")
 async def permit(kind: str, context: ToolContext) -> str:
-    """Ask for a permission."""
+    """Request a permission."""
     told.append(await context.request_permission(kind))
     return told[-1].outcome
 

@@ -1,4 +1,4 @@
-"""Recorded runs: to list, show, cancel, fork, export, import and forget them."""
+"""Operations on recorded runs: list, show, cancel, fork, export, import and forget."""
 
 import asyncio
 import json

@@ -258,7 +258,7 @@ async def test_a_session_at_work_is_left_alone(recorder: Recorder):
 
 
 async def test_the_same_call_id_in_another_conversation_is_another_call(recorder: Recorder):
-    """Models choose call ids, so they repeat between principals: an undo touches its own call's files only."""
+    """Call ids may repeat between principals, because models choose them; an undo changes only its own call's files."""
     for who in ("ann", "bob"):
         asked = ToolCall("write", {"path": f"{who}.txt", "text": who}, "call_1")
         await recorder.run(who, asked, "end", session=Session(id=who, principal=who))
@@ -271,7 +271,7 @@ async def test_the_same_call_id_in_another_conversation_is_another_call(recorder
 
 
 async def test_the_same_run_and_call_in_another_journal_are_not_touched(recorder: Recorder, tmp_path: Path):
-    """Two journals may use one folder: what the other one recorded can't be undone with this one."""
+    """If two journals share a folder, a call that one of them recorded can't be undone through the other."""
     (tmp_path / "other").mkdir()
     other = SqliteJournal(tmp_path / "other" / "runs.db", watch=None)
     asked = ToolCall("write", {"path": "mine", "text": "x"}, "call_1")
