@@ -795,8 +795,8 @@ TOLD: dict[str, Told] = {
         {"policies": [SequentialDependencyPolicy({"do": {"test"}})]},
         ("do", {}),
         "denied",
-        "do may only run after test succeeded",
-        "Call that first",
+        "do may run only after test succeeded",
+        "Call test first",
     ),
     "once where all can be undone": (
         [doing(lambda context: context.once("pay", print), effect="staged")],

@@ -209,7 +209,7 @@ def result_of(name: str, response: PromptResponse[Any], has_output: bool) -> Too
     """Return the result of a call that ran an agent: the agent's output, or else its text."""
     if response.stop_reason == "refused":
         return ToolResult.error(f"{name} refused: {response.text}")
-    cut = "Its answer was cut off: it is too long." if response.stop_reason == "length" else ""
+    cut = "Its answer was cut off because it was too long." if response.stop_reason == "length" else ""
     return ToolResult.ok(response.output if has_output else response.text, cut)
 
 

@@ -357,4 +357,4 @@ def _tell(watcher: Watcher) -> None:
     try:
         watcher()
     except Exception:
-        log.exception("a watcher of a cancellation raised; the others are still told")
+        log.exception("a watcher of a cancellation raised; the other watchers are still called")

@@ -216,7 +216,7 @@ class Match(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Filesystem(Protocol):
-    """Files under one root. Paths are relative, with `/`, and can't lead out of the root."""
+    """Files under one root. Paths are relative, use `/`, and can't leave the root."""
 
     def read(self, path: str, /) -> str: ...
     def read_bytes(self, path: str, /) -> bytes: ...
@@ -324,13 +324,13 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     scopes: tuple[str, ...] = ()
     """Descriptions of the wider scopes to which the decision can apply, narrowest first."""
     recall: ApprovalRecall | None = None
-    """What the session remembers about this request."""
+    """The session's memory of this request."""
     through: Callable[[Environment], Asker] | None = None
     """A function that returns the asker for an environment; None to ask the environment directly."""
 
 
 class ApprovalRecall(Protocol):
-    """What a session remembers about one request. A broker checks this before it asks a person."""
+    """A session's memory of one request. A broker checks it before it asks a person."""
 
     used: ApprovalRemembered | None
     """Set by the broker to the remembered decision that decided the request, if one did."""
@@ -401,7 +401,7 @@ class Environment(ABC):
 
     run_mode: RunMode = "headless"
     parks: bool = False
-    """Whether it leaves questions open. If so, a run in which everything waits may be parked."""
+    """Whether the environment leaves questions open. If so, a run in which everything waits may be parked."""
     keeps_secrets: bool = False
     """Whether a call that was given a secret may also wait for an open question. Its run then stays in memory."""
     prompt_model: Callable[[Any], PromptModel] | None = None

@@ -100,7 +100,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     """The reason for asking. Invisible characters in it are escaped."""
     payload: Any
-    """What to show, as plain JSON without secrets."""
+    """The data to show, as plain JSON without secrets."""
     schema: dict[str, Any]
     """The JSON Schema that an answer must match."""
     digest: str

@@ -105,7 +105,7 @@ def _written_name(name: str) -> str:
 
 
 def _written(value: Any) -> str:
-    """Write a JSON value. Strings are quoted only if they could be mistaken for another value otherwise."""
+    """Write a JSON value. Strings are quoted only if they could be mistaken for another value."""
     if isinstance(value, str) and not _needs_quotes(value):
         text = exact(value)
         first = _number(text[0]) if text[0] in " \n" else text[0]  # blanks at the ends would be invisible
@@ -164,7 +164,7 @@ def _is_mark(character: str) -> bool:
 
 
 def _number(character: str) -> str:
-    """Escape a character by its number, always in the same form."""
+    """Return the escape of a character, which is always made of its code point."""
     number = ord(character)
     if number < 0x100:
         return f"\\x{number:02x}"

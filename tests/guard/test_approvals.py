@@ -227,10 +227,10 @@ async def cancelling(scene: Scene) -> None:
         (lambda: Person(True, after=60), "pay was not approved (timed out). It did not run."),
         (
             lambda: Person(True, forge="digest"),
-            "pay was not approved (denied): no answer that fits after 3 tries",
+            "pay was not approved (denied): no valid answer after 3 tries",
         ),
-        (lambda: Person(True, forge="principal"), "(denied): no answer that fits after 3 tries"),
-        (lambda: Person(True, forge="question"), "(denied): no answer that fits after 3 tries"),
+        (lambda: Person(True, forge="principal"), "(denied): no valid answer after 3 tries"),
+        (lambda: Person(True, forge="question"), "(denied): no valid answer after 3 tries"),
         (lambda: Broken(), "pay was not approved (cancelled): nobody could be asked: OSError"),
     ],
     ids=range(8),
@@ -338,7 +338,7 @@ def test_only_a_truth_value_approves(value: Any):
     async def main() -> str:
         return (await Scene(Mumbles()).call("pay", amount=1)).message
 
-    assert "no answer that fits after 3 tries" in run_virtual(main)
+    assert "no valid answer after 3 tries" in run_virtual(main)
     assert ran == []
 
 

@@ -268,7 +268,7 @@ async def test_an_environment_that_raises_at_rest_has_its_run_parked(caplog: pyt
     going.there.run_waiting = run_waiting
     with pytest.raises(RunParked):
         await going.begin()
-    assert "told of a run at rest raised" in caplog.text
+    assert "the environment raised in `run_waiting`" in caplog.text
 
 
 # --- by force ----------------------------------------------------------------------------------------

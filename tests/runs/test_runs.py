@@ -179,7 +179,7 @@ async def test_a_call_that_had_begun_is_said_to_be_unknown(recorder: Recorder):
     from handrail.adapter.run_record import decode_outcome
 
     (results,) = [m.results for m in decode_outcome(row).messages if isinstance(m, ToolMessage)]
-    assert "what came of it is not known" in results[0].text
+    assert "its outcome is unknown" in results[0].text
     task.cancel()
     with pytest.raises((asyncio.CancelledError, RunBusy)):
         await task

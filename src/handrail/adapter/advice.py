@@ -109,7 +109,7 @@ class Advisers:
             if said:
                 missing.append(said)
         if missing:
-            return f"This is not finished. {' '.join(missing)} Go on, then answer again."
+            return f"The task is not finished. {' '.join(missing)} Continue, then answer again."
         return "" if spent else None
 
     def _is_due(self, provider: FeedbackProvider, seen: set[type]) -> bool:
@@ -139,7 +139,7 @@ class Advisers:
         try:
             said = await answer_of(asked(self._state(who, text, output)))
         except Exception as error:
-            log.exception("the %s %r raised; the run goes on", kind, who.name)
+            log.exception("the %s %r raised; the run continues", kind, who.name)
             said, failed = f"{type(error).__name__}: {error}", True
         if said and count:
             if not failed:

@@ -25,7 +25,9 @@ from handrail.session import Session
 ROOT = "root"
 """The key of a session's root conversation, which later evaluations on the session continue."""
 
-_INTERRUPTED = "This call was interrupted: what came of it is not known. Find out before you repeat it."
+_INTERRUPTED = (
+    "This call was interrupted, and its outcome is unknown. Find out what it did before you repeat it."
+)
 
 
 class Conversation:
@@ -94,7 +96,7 @@ class Conversation:
 
     def _of(self) -> Session:
         session = self._session()
-        assert session is not None, "whoever evaluates holds the session"
+        assert session is not None, "the session is alive while it is evaluated"
         return session
 
     def close_calls(self, run_id: str) -> None:

@@ -213,7 +213,7 @@ def _outcome(run: Run, answer: Answer) -> Outcome:
 
 def _no_answer(run: Run, problem: str) -> Exception:
     return run.failed(
-        ToolValidationError(f"after {REPAIRS} corrections the answer still does not fit: {problem}"), "output"
+        ToolValidationError(f"after {REPAIRS} corrections the answer is still invalid: {problem}"), "output"
     )
 
 
@@ -246,7 +246,7 @@ def opener(rendered: Callable[[], RenderedPrompt[Any]], in_place: bool) -> Tool[
 
     return Tool(
         OPENER,
-        "Show sections in full that were given as summaries, with their tools.",
+        "Open sections that are shown as summaries, to see their full text and use their tools.",
         open_sections,
         accepts_overrides=False,
         effect="pure",

@@ -287,7 +287,7 @@ def _shown(event: object) -> str:
     try:
         return to_json(event).decode()
     except ToolValidationError:
-        return "(what is in it can't be shown)"
+        return "(its contents can't be shown)"
 
 
 # --- paths -------------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ class _Step(msgspec.Struct, frozen=True, eq=False):
             attempt.question_id(f"once {key}"),
             "input",
             f"did {key!r} happen",
-            f"The process ended while {attempt.name} did {key!r}, and it is not known whether it happened. Did it?",
+            f"The process ended while {attempt.name} was doing {key!r}, so it is unknown whether that happened. Did it?",
             {"tool": attempt.name, "key": key},
             wanted.json_schema,
             None,

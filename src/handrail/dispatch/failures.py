@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 _SHORT = 300
 _NOBODY = (
-    "If it called context.wait_for or context.prompt_model: they are None where nobody, or no model, is there. "
-    "Look before: `if context.wait_for`; or annotate the context as UserContext or AgentContext."
+    "If it called context.wait_for or context.prompt_model: these are None if there is no person or no model to ask. "
+    "Check first, with `if context.wait_for`, or annotate the context as UserContext or AgentContext."
 )
 
 

@@ -84,7 +84,7 @@ class People(msgspec.Struct, frozen=True, eq=False):
 
 
 class World(msgspec.Struct, frozen=True, eq=False):
-    """The resources, files and steps that the calls of a run, and of every run nested in it, work on."""
+    """The resources, files and steps that a run shares with every run nested in it."""
 
     resources: RunResources
     filesystem: Forkable | None

@@ -364,7 +364,7 @@ class Gate:
             passage.result = error.result
             return None
         if isinstance(error, RunBusy):
-            self.frame.log.close()  # another process has the run, and decides what to undo
+            self.frame.log.close()  # another process has taken over the run, and decides what to undo
         failure = failure_of(attempt, error, scope.is_stopped())
         if failure.status in ("cancelled", "timed out"):
             attempt.stop()

@@ -48,7 +48,7 @@ class ResumeArguments(SharedArguments, total=False):
     bus: EventBus | None
     """Receives every event of the run."""
     journal: Journal | None
-    """Where the run is recorded."""
+    """The journal in which the run is recorded."""
     tools: Sequence[Tool[Any, Any]]
     """Tools that this run has in addition to the prompt's, under the prompt's policies."""
 
@@ -83,7 +83,7 @@ class HostArguments(GuardArguments, total=False):
     """Arguments of `Adapter`: defaults for all of its runs."""
 
     journal: Journal | None
-    """Where runs are recorded, so that they can be resumed."""
+    """The journal in which runs are recorded, so that they can be resumed."""
     lease: Lease | None
     new_id: NewId
 

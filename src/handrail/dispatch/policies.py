@@ -218,7 +218,7 @@ def _reason_to_ask(attempt: Attempt, policy: ToolPolicy, decision: PolicyDecisio
 def _undecided(attempt: Attempt, policy: ToolPolicy) -> Refused:
     attempt.decision = "deny"
     log.exception("the policy %r raised, or returned no PolicyDecision, on %s", policy.name, attempt.name)
-    return Refused("denied", f"The policy {policy.name!r} could not decide and so denies {attempt.name}.")
+    return Refused("denied", f"The policy {policy.name!r} could not decide, so {attempt.name} is denied.")
 
 
 def tell_policies(

@@ -96,7 +96,7 @@ class Broker:
         recall = request.recall
         if self._mode == "strict":
             return Approval(
-                False, "approvals are strict here: what needs asking is denied", "strict", "denied"
+                False, "the approval mode is strict, so it is denied without asking", "strict", "denied"
             )
         if request.question.quorums:
             return await self._ask_others(request)
@@ -177,14 +177,14 @@ def _checked(value: Any, request: ApprovalRequest) -> ApprovalAnswer:
 
 
 def decision(answer: Answer, request: ApprovalRequest) -> Approval:
-    """Return the approval that an answer stands for. It is remembered if the answer says so."""
+    """Return the approval that an answer gives. If the answer asks to be remembered, remember it."""
     if answer.outcome != "answered":
         outcomes: dict[str, ApprovalOutcome] = {"declined": "denied", "timed out": "timed out"}
         return Approval(False, answer.reason, answer.by, outcomes.get(answer.outcome, "cancelled"))
     decided = _checked(answer.value, request)
     question = request.question
     if question.quorums and decided.approved and question.decided_by(answer.votes) is not True:
-        return Approval(False, "the people whom it needs have not approved it", answer.by, "denied")
+        return Approval(False, "the required people have not approved it", answer.by, "denied")
     reason = decided.reason or ""
     recall: ApprovalRecall | None = request.recall
     if recall is not None and decided.remember != "once":

@@ -161,7 +161,7 @@ def _common(folders: Sequence[str]) -> str:
 
 
 def _said(text: str, end: str = "") -> str:
-    """Format a name from a call for a description. It is quoted unless it is plain."""
+    """Format a name from a call for a description. It is quoted unless it is a plain word."""
     return f"{text}{end}" if _PLAIN.fullmatch(text) else json.dumps(f"{text}{end}")
 
 
@@ -315,9 +315,7 @@ class Recall:
         if fact is None:
             return
         if any(each.id == fact.id for each in session[ApprovalRemembered].all()):
-            session.dispatcher.publish(
-                fact
-            )  # it was already recorded with its answer, and only has to be published
+            session.dispatcher.publish(fact)  # already recorded with its answer, so only publish it
         else:
             _record(session, fact)
 

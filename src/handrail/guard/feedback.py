@@ -105,7 +105,7 @@ class DeadlineFeedback:
         left = state.deadline.remaining()
         if sum(left <= mark for mark in self.at) <= state.given:
             return None
-        return f"About {max(left, 0):.0f} seconds are left. Do what matters most, and finish."
+        return f"About {max(left, 0):.0f} seconds are left. Do what matters most, then finish."
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class BudgetFeedback:
         if not used or sum(max(used.values()) >= mark for mark in self.at) <= state.given:
             return None
         left = ", ".join(f"{unit.replace('_', ' ')}: {state.left[unit]:g}" for unit in used)
-        return f"This much is left of the budget: {left}. Do what matters most, and finish."
+        return f"Remaining budget: {left}. Do what matters most, then finish."
 
 
 def _fraction(state: RunState, unit: str) -> float:

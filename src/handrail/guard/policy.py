@@ -118,7 +118,7 @@ class SequentialDependencyPolicy:
         missing = [each for each in needed if notes.get((self.name, each)) is None]
         if missing:
             return PolicyDecision.deny(
-                f"{tool.name} may only run after {' and '.join(missing)} succeeded. Call that first."
+                f"{tool.name} may run only after {' and '.join(missing)} succeeded. Call {' and '.join(missing)} first."
             )
         return PolicyDecision.allow()
 

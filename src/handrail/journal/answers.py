@@ -158,7 +158,7 @@ def secret_refused(question: Question) -> AnswerRefused:
 
 
 def answered_already(question_id: str) -> AnswerRefused:
-    return AnswerRefused(question_id, "it was answered already", "The first answer counts.")
+    return AnswerRefused(question_id, "it has already been answered", "The first answer counts.")
 
 
 def _plain(question: Question, value: object) -> Any:

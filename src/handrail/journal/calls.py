@@ -104,7 +104,7 @@ class SqliteCalls:
         try:
             records = verified(connection, self._database.chains, chain.removeprefix("run "))
         except JournalAltered as altered:  # recovery continues with the files of other runs
-            log.error("the files of a run are left as they are: %s", altered)
+            log.error("the files of a run were not recovered: %s", altered)
             return {}
         return {each.number: each for each in records.units}
 

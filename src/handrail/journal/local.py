@@ -30,7 +30,7 @@ log = logging.getLogger("handrail.questions")
 _TRIES = 3
 """How many times a person whose answer is invalid is asked."""
 
-_inside: ContextVar[tuple[tuple[int, str], ...]] = ContextVar("steps under way around this", default=())
+_inside: ContextVar[tuple[tuple[int, str], ...]] = ContextVar("steps in progress around this one", default=())
 
 
 class LocalSteps:
@@ -326,7 +326,7 @@ class LocalQuestions:
                     question = msgspec.structs.replace(
                         question, message=f"{pending.question.message}\n{refused.problem}"
                     )
-            self._close(pending, "declined", f"no answer that fits after {_TRIES} tries")
+            self._close(pending, "declined", f"no valid answer after {_TRIES} tries")
         except Declined as declined:
             self._close(pending, "declined", declined.reason)
         except NoAnswer as none:

@@ -92,7 +92,7 @@ def check_out_of_reach(journal: str, folder: str) -> None:
     if not folder or journal == ":memory:" or not journal:
         return
     root, real = os.path.realpath(folder), os.path.realpath(journal)
-    advice = "Name a file outside of it, or name none: the default is out of reach of tools."
+    advice = "Choose a file outside it, or leave it out to use the default, which tools can't reach."
     inside = os.path.relpath(real, root).split(os.sep)
     if inside[0] not in (os.pardir, RESERVED):
         raise JournalExposed(journal, f"it is in {root!r}, which tools may change", advice)

@@ -19,7 +19,7 @@ from handrail.journal.tickets import SqliteTickets
 from handrail.journal.votes import SqliteVotes
 
 Durability = Literal["process", "power"]
-"""What the record survives: the end of the process, even by `kill -9`, or also a power cut."""
+"""What records survive: with `process`, the end of the process, even by `kill -9`; with `power`, also a power cut."""
 
 
 class SqliteJournal:

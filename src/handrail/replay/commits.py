@@ -70,4 +70,4 @@ async def commit_recorded(journal: Journal, attempt: Attempt, result: ToolResult
         try:
             await journal.calls.applied(unit)  # 4
         except Exception:  # the files are changed anyway, which recovery will notice
-            log.exception("%s is committed and applied, but the journal could not note that", attempt.id)
+            log.exception("%s is committed and applied, but the journal could not record that", attempt.id)

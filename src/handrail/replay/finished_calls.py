@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from handrail.dispatch.frame import Frame
     from handrail.dispatch.tickets import GivenTicket
 
-CALL_AGAIN = "Call it again if it is still wanted."
+CALL_AGAIN = "Call it again if it is still needed."
 """Advice to the model about a call that was undone."""
 
 

@@ -84,7 +84,7 @@ async def decide_interrupted(attempt: Attempt) -> None:
     why = NOT_KEPT if secret or begun == GIVEN_SECRET else ""
     if EFFECTS[tool.effect].transactional:
         hint = (
-            "with the secret, if it is still wanted" if secret else "if it is still wanted, and it asks again"
+            "with the secret, if it is still needed" if secret else "if it is still needed, and it asks again"
         )
         raise Unsuccessful(
             ToolResult.error(
@@ -102,7 +102,7 @@ async def decide_interrupted(attempt: Attempt) -> None:
 
 def _undone(attempt: Attempt) -> str:
     return (
-        f"{attempt.name} was interrupted when the process ended, and what it may have done was "
+        f"{attempt.name} was interrupted when the process ended, and anything it may have done was "
         f"undone. {CALL_AGAIN}"
     )
 

@@ -107,7 +107,7 @@ class Parking:
             try:
                 self._environment.run_waiting(self)
             except Exception:
-                log.exception("an environment that was told of a run at rest raised; the run is parked")
+                log.exception("the environment raised in `run_waiting`; the run is parked")
                 self.park()
 
     def ended(self, attempt: Attempt) -> None:

@@ -148,9 +148,9 @@ def approval_json(kept: ApprovalRemembered) -> dict[str, Any]:
 
 
 UNFINISHED = Unfinished(
-    "This call was not run: the run was cancelled before it.",
-    "This call was under way when its run was cancelled, and what came of it is not known. "
-    "Find out before you repeat it.",
+    "This call did not run: the run was cancelled first.",
+    "This call was in progress when its run was cancelled, and its outcome is unknown. "
+    "Find out what it did before you repeat it.",
 )
 
 

@@ -72,11 +72,11 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
 
 _WORDS: dict[What, str] = {
     "prompt": "the system text differs:",
-    "tools": "other tools are offered:",
-    "arguments": "the arguments are taken otherwise:",
-    "policy": "policies decide otherwise:",
-    "result": "the result is another:",
-    "output": "the answer does not fit any more:",
+    "tools": "the offered tools differ:",
+    "arguments": "the arguments are parsed differently:",
+    "policy": "the policies decide differently:",
+    "result": "the result differs:",
+    "output": "the answer is no longer valid:",
 }
 
 

@@ -141,7 +141,7 @@ def built_on(unit: CommitUnit, other: CommitUnit) -> list[str]:
 
 
 def meet(written: str, touched: str) -> bool:
-    """Return whether a change at one path is visible at another. A trailing slash stands for a folder's listing."""
+    """Return whether a change at one path is visible at another. A path with a trailing slash is a folder's listing."""
     if touched.endswith("/") or not touched:  # the folder was listed
         folder = touched.rstrip("/")
         return written == folder or written.rpartition("/")[0] == folder or folder.startswith(f"{written}/")

@@ -30,7 +30,7 @@ T = TypeVar("T")
 JsonSchema = dict[str, Any]
 Validate = Callable[..., Any]
 
-_MASKED = "is masked: secrets are not kept, so the value is not known. Give it again"
+_MASKED = "is masked: secrets are not stored, so the value is unknown. Send it again"
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -397,7 +397,7 @@ def _infinities_in(data: str | bytes, schema: JsonSchema) -> Iterator[Problem]:
         if isinstance(number, float) and not math.isfinite(number):
             yield Problem(location_of(location), NOT_FINITE)
         elif abs(number) > sys.float_info.max and _takes_floats_only(schemas_at(schema, location)):
-            yield Problem(location_of(location), "is too large for a number")
+            yield Problem(location_of(location), "is too large for a float")
 
 
 def _takes_floats_only(forms: list[Mapping[str, Any]]) -> bool:

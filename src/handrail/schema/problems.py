@@ -95,7 +95,7 @@ def _real_location(error: Mapping[str, Any], sent: Any) -> tuple[Location, str]:
 _KEY = "[key]"
 """The part that pydantic adds to the location of an invalid key."""
 
-_WITHHELD = "not accepted. Why is not said here, since it could repeat a secret"
+_WITHHELD = "not accepted. The reason is withheld, since it could repeat a secret"
 
 _EXPECTED = {
     "string_type": "text",
@@ -186,7 +186,7 @@ def _what(
 
 def _not_json(location: Location, context: Mapping[str, Any]) -> str:
     subject = "must be JSON" if location else "the arguments are not valid JSON"
-    return f"{subject}: {context.get('error', 'half of a surrogate pair stands alone')}"
+    return f"{subject}: {context.get('error', 'it contains a lone surrogate')}"
 
 
 def _counted(count: int, value: Any) -> str:

@@ -18,7 +18,7 @@ from handrail.schema.problems import Location, forms_of, inside, location_of
 
 MASK = str(SecretStr("any"))
 """Text that replaces a secret wherever a person or a journal could read it."""
-WITHHELD = pydantic_core.to_json({MASK: "not shown: there may be a secret in it"}).decode()
+WITHHELD = pydantic_core.to_json({MASK: "not shown: it may contain a secret"}).decode()
 """Text that replaces arguments any part of which may be secret."""
 
 
