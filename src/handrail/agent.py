@@ -199,7 +199,7 @@ def strongest(effects: Iterable[Effect]) -> Effect:
     """Return the effect of calling an agent whose tools have these effects.
 
     It is at least `idempotent`: a model's answers cost money and differ each time, so a call of an agent must not be
-    run again as freely as a call that a transaction contains.
+    rerun as freely as a call whose effects are all in a transaction.
     """
     most = max((EFFECTS[effect].strength for effect in effects), default=0)
     return "idempotent" if most <= EFFECTS["idempotent"].strength else "irreversible"

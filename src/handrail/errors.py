@@ -17,7 +17,7 @@ serving in `serve.refusals`, simulations in `testing.simulation`.
     │   ├── CallFailed (RuntimeError)              .result: an inner call failed
     │   ├── ActFailed (RuntimeError)               .raised, .where: an act of a handoff raised; its message is withheld
     │   └── OutcomeUnknown (RuntimeError)          .what: it is unknown whether this happened
-    ├── ContextError (RuntimeError)              a context was used where it can't be
+    ├── ContextError (RuntimeError)              a context was used in a way that is not allowed
     │   ├── ContextExpired                         .call: the call is over
     │   ├── CapabilityMissing (LookupError)        .capability: this environment does not have it
     │   ├── NotRendered (LookupError)              the prompt has not been rendered yet
@@ -44,22 +44,22 @@ serving in `serve.refusals`, simulations in `testing.simulation`.
     │   ├── UndoRefused (RuntimeError)             .call_id, .places: a call can't be undone
     │   ├── EffectRefused (PermissionError)        .effect: a call did more than its tool's effect allows
     │   ├── JournalError (ValueError)              .journal: not a journal, or one that can't be used
-    │   │   ├── JournalAltered                       .chain, .id, .record: a record is not what was written
+    │   │   ├── JournalAltered                       .chain, .id, .record: a record was altered
     │   │   └── JournalExposed                       other users or tools could change it
     │   ├── BlobNotFoundError (LookupError)        .digest: a journal has no such bytes
     │   ├── ResourceError (LookupError)            .resource
     │   └── FileError (OSError)                    .path
     │       ├── FileMissing (FileNotFoundError)
     │       ├── FileInTheWay (FileExistsError)       something else exists there
-    │       ├── PathRefused (ValueError)             an invalid path, or one that leads out
+    │       ├── PathRefused (ValueError)             an invalid path, or one outside the root
     │       ├── EditRefused (ValueError)             the text to replace is not there, or not unique
     │       └── FileLimitReached                     too large, or too many
     ├── AnswerRefused (ValueError)               .question, .problems: unknown, late, forged, or invalid
     ├── ModelError (RuntimeError)                .model, .status, .retry_after, .transient
     ├── ConversationBusy (RuntimeError)          .conversation: another evaluation is using it
     ├── PromptRenderError (ValueError)           .prompt, .problem, .hint: wrong params or session
-    ├── PromptEvaluationError (RuntimeError)     .phase, .run_id: the run can't go on
-    ├── RunError (RuntimeError)                  .run_id: a recorded run can't be used like this
+    ├── PromptEvaluationError (RuntimeError)     .phase, .run_id: the run can't continue
+    ├── RunError (RuntimeError)                  .run_id: an operation on a recorded run was refused
     │   ├── RunUnknown (LookupError)               there is no such run
     │   ├── RunBusy                                .owner: another process holds its lease
     │   ├── RunParked                              .questions: it waits for answers; resume it afterwards
@@ -432,7 +432,7 @@ class JournalAltered(JournalError):
         self.chain = chain
         """What the record belongs to: `run`, `outside`, `decisions` or `step`."""
         self.id = id
-        """The run, or the session and principal."""
+        """The run, or the session and principal, that the record belongs to."""
         self.record = record
         """1-based position of the record in its chain."""
         self.what = what
@@ -492,7 +492,7 @@ class FileInTheWay(FileError, FileExistsError):
 
 
 class PathRefused(FileError, ValueError):
-    """The path is invalid, or leads out of the root."""
+    """The path is invalid or outside the root."""
 
 
 class EditRefused(FileError, ValueError):

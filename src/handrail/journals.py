@@ -115,7 +115,7 @@ class Runs(Protocol):
 
 
 class Calls(Protocol):
-    """What happened in runs: committed calls, and entries for everything else.
+    """The record of what happened in runs: committed calls, and entries for everything else.
 
     A unit that changes files is recorded by `commit` before any file changes, and is then either
     `applied` or taken back by `void`. After a crash, recovery finishes a unit that is neither.

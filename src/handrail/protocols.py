@@ -275,7 +275,7 @@ class CostTracker(Protocol):
 
 
 class PolicyDecision(msgspec.Struct, frozen=True):
-    """The decision of a policy: allow, deny with a reason, or ask the run's person or, instead, the `quorums`."""
+    """The decision of a policy: allow, deny with a reason, or ask the run's principal, or the `quorums` if given."""
 
     kind: Literal["allow", "deny", "ask"]
     reason: str = ""

@@ -19,7 +19,7 @@ import msgspec
 
 FOLD_CHARACTERS = 600
 FOLD_LINES = 12
-"""Maximum characters and lines of a value that are shown before the rest is folded."""
+"""Maximum number of characters, and of lines, of a value before the rest is folded."""
 
 _MAX_MARKS = 3
 """Maximum number of combining marks on one character. More of them would cover the text around it."""
@@ -164,7 +164,7 @@ def _is_mark(character: str) -> bool:
 
 
 def _number(character: str) -> str:
-    """Return the escape of a character, which is always made of its code point."""
+    """Return the escape of a character by its code point."""
     number = ord(character)
     if number < 0x100:
         return f"\\x{number:02x}"

@@ -1,6 +1,6 @@
 """`Call`: the tool and the arguments that were requested, and the call's place in its run.
 
-Fixed once the arguments are parsed.
+A call does not change any more once its arguments are parsed.
 """
 
 from __future__ import annotations

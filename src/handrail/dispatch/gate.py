@@ -476,7 +476,7 @@ class Gate:
             attempt.made_resources = None  # breaks a reference cycle with the attempt
         result: Any = passage.result
         shown, parking = call.tool.shown, frame.parking
-        if parking is None or not parking.parked or passage.recorded:  # else parked before the call ended
+        if parking is None or not parking.parked or passage.recorded:  # not parked before the call's end
             frame.record(
                 ToolInvoked(
                     call.id,

@@ -24,7 +24,7 @@ class ApprovalAnswer(BaseModel):
     """The answer to a request for approval.
 
     The schema shown to clients has only the first two fields, so that every client can show it. A client that
-    knows more may also say `remember`, for this exact request or for one of the offered scopes.
+    knows more may also set `remember`, for this exact request or for one of the offered scopes.
     """
 
     model_config = ConfigDict(frozen=True)

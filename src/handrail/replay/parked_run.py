@@ -119,7 +119,7 @@ class Parking:
             self.start_grace(attempt.parent)
 
     def start_grace(self, attempt: Attempt) -> None:
-        """Give a handler time to continue after one of the things that its call waited for has ended."""
+        """Give a handler time to continue after something that its call waited for has ended."""
 
         def over() -> None:
             attempt.grace = None

@@ -83,7 +83,7 @@ _AT_PLACES = ("model answer", "told", "call begun", "inner call")
 
 
 class _Retold:
-    """A walk through a record that repeats the messages of its run."""
+    """Walks through a run's record and rebuilds the run's messages."""
 
     def __init__(
         self,
