@@ -906,7 +906,7 @@ def test_prompt_model_gives_a_typed_answer() -> None:
     asked = model.requests[1]
     assert (asked.system, asked.temperature, asked.stream) == ("Choose well: $5.", 0.5, True)
     assert "".join(texts) == 'none{"selected": "b"}'
-    assert "does not fit" in model.requests[2].messages[-1].text
+    assert "is invalid" in model.requests[2].messages[-1].text
 
 
 def test_prompt_model_takes_any_type_and_gives_up_after_two_repairs() -> None:

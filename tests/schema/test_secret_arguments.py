@@ -296,7 +296,7 @@ async def test_a_mask_is_refused_by_name() -> None:
     result = await rig.gate.invoke("login", json.dumps({"user": "ann", "key": MASK}))
     assert not result.success
     assert "key: is masked" in result.message
-    assert "Give it again" in result.message
+    assert "Send it again" in result.message
 
 
 def test_a_model_that_plays_a_client_gets_params_as_they_are() -> None:

@@ -77,8 +77,9 @@ class SecretMask:
         return Kept(kept.wire, pydantic_core.to_json(data)) if swaps.all_made else None
 
     def body(self, body: Any, messages: list[Message]) -> Any:
-        """Mask the body of a request that contains these first messages of the conversation, for any
-        provider's format.
+        """Return a request's body with its secrets masked, whatever the provider's format.
+
+        `messages` are the first messages of the conversation, which the request contains.
         """
         swaps = Swaps()
         for message, shown in zip(messages, self._conversation.shown_since(0), strict=False):
