@@ -451,7 +451,7 @@ MUTANTS = [
     Mutant(
         "a cancel that comes while something is undone is lost",
         "dispatch/gate.py",
-        "            ending = asyncio.CancelledError()  # it came while something was shielded from it\n",
+        "            ending = asyncio.CancelledError()  # the call was cancelled during a shielded step\n",
         "            pass\n",
         "tests/dispatch/test_effects.py::test_a_cancel_during_compensation_is_raised_after_it",
     ),

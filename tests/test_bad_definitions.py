@@ -409,7 +409,7 @@ TYPES: dict[str, Row] = {
     "params-iterable-field": (
         lambda: make_from(HoldsIterable),
         ToolDefinitionError,
-        "an Iterable is only checked while it is read",
+        "the items of an Iterable are validated only when they are read",
         USE,
     ),
     "result-unserialisable": (

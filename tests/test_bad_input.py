@@ -210,7 +210,7 @@ SESSIONS: dict[str, Row] = {
         "'raises' raised ZeroDivisionError",
         "not applied",
     ),
-    "stale commit": (commit_over_another, Conflict, "Plan", "look at the new state and try again"),
+    "stale commit": (commit_over_another, Conflict, "Plan", "Look at the new state and try again"),
     "event that can't be saved": (
         journaled_event,
         EventRefused,
@@ -474,14 +474,14 @@ POLICIES: dict[str, Row] = {
     "sequence of a name": (
         lambda: any_sequence({"b": "a"}),
         DefinitionError,
-        "'b' needs a set, not the string 'a'",
+        "'b' requires the string 'a', not a set",
         "{'a'}",
     ),
     "sequence of itself": (
         lambda: any_sequence({"b": {"b"}}),
         DefinitionError,
-        "'b' needs itself",
-        "Take it out",
+        "'b' requires itself",
+        "Remove it from its own set",
     ),
     "verdict that is none": (
         lambda: any_capability({"net": "yes"}),
@@ -795,8 +795,8 @@ TOLD: dict[str, Told] = {
         {"policies": [SequentialDependencyPolicy({"do": {"test"}})]},
         ("do", {}),
         "denied",
-        "do may only run after test succeeded",
-        "Call that first",
+        "do may run only after test succeeded",
+        "Call test first",
     ),
     "once where all can be undone": (
         [doing(lambda context: context.once("pay", print), effect="staged")],

@@ -162,7 +162,7 @@ def test_an_answer_that_does_not_fit_is_said_with_one_full_stop():
 
     gate = open_gate([pay], policies=[CapabilityPolicy({"money": "ask"})], environment=person)
     assert not gate.invoke("pay", {}).wait().success
-    assert person.questions[1].message.endswith("Say remember='scope', or name none")
+    assert person.questions[1].message.endswith("Answer with remember='scope', or without a scope")
 
 
 def test_a_folder_given_as_a_text_is_told_what_makes_it_files():

@@ -355,7 +355,7 @@ def test_one_never_awaited_warns_once():
     (warning,) = seen
     assert warning.category is OperationNeverAwaited
     assert issubclass(OperationNeverAwaited, RuntimeWarning)
-    assert "request_approval('x') was made but never ran: `await` it, or call `.wait()`" in str(
+    assert "request_approval('x') was created but never run: `await` it, or call `.wait()`" in str(
         warning.message
     )
 

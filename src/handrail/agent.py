@@ -144,8 +144,8 @@ class Agent(Generic[OutputT]):
         """
         if not self.description.strip():
             raise DefinitionError(
-                f"the agent {self.name!r} has no description, and a model that is to call it needs one. "
-                "Give it: Agent(..., description='Looks up fares.')."
+                f"the agent {self.name!r} has no description, so a model could not tell when to call it. "
+                "Pass one: Agent(..., description='Looks up fares.')."
             )
         prompt = self.prompt
         tools = [*prompt.tools, *(tool for _, section in walk(prompt.sections) for tool in section.tools)]
@@ -183,8 +183,10 @@ class Agent(Generic[OutputT]):
 
 
 @dataclasses.dataclass(frozen=True)
-class AgentCall:  # this class has no docstring, because a model would be shown it
-    message: Annotated[str, Field(description="What it is asked: it sees nothing else of this conversation.")]
+class AgentCall:  # no docstring, because a model would be shown it
+    message: Annotated[
+        str, Field(description="What to ask the agent. It sees nothing else of this conversation.")
+    ]
 
 
 class AgentTool(Tool[Any, Any]):
@@ -197,7 +199,7 @@ def strongest(effects: Iterable[Effect]) -> Effect:
     """Return the effect of calling an agent whose tools have these effects.
 
     It is at least `idempotent`: a model's answers cost money and differ each time, so a call of an agent must not be
-    run again as freely as a call that a transaction contains.
+    rerun as freely as a call whose effects are all in a transaction.
     """
     most = max((EFFECTS[effect].strength for effect in effects), default=0)
     return "idempotent" if most <= EFFECTS["idempotent"].strength else "irreversible"
@@ -207,7 +209,7 @@ def result_of(name: str, response: PromptResponse[Any], has_output: bool) -> Too
     """Return the result of a call that ran an agent: the agent's output, or else its text."""
     if response.stop_reason == "refused":
         return ToolResult.error(f"{name} refused: {response.text}")
-    cut = "Its answer was cut off: it is too long." if response.stop_reason == "length" else ""
+    cut = "Its answer was cut off because it was too long." if response.stop_reason == "length" else ""
     return ToolResult.ok(response.output if has_output else response.text, cut)
 
 

@@ -267,8 +267,8 @@ def _settle(task: asyncio.Task[Any]) -> None:
         return
     group: Any = caught.tb_frame.f_locals["self"]
     body_raised = caught.tb_frame.f_locals["et"] is not None
-    if group._parent_cancel_requested and not body_raised:  # else it was requested and taken back earlier
-        group._parent_cancel_requested = False  # a cancellation that comes now is from somebody else
+    if group._parent_cancel_requested and not body_raised:  # otherwise it was already taken back
+        group._parent_cancel_requested = False  # later cancellations are not the group's
         error.__traceback__ = None
         task.uncancel()
 
@@ -357,4 +357,4 @@ def _tell(watcher: Watcher) -> None:
     try:
         watcher()
     except Exception:
-        log.exception("a watcher of a cancellation raised; the others are still told")
+        log.exception("a watcher of a cancellation raised; the other watchers are still called")

@@ -1,4 +1,4 @@
-"""Clocks: the only way in which Handrail reads the time.
+"""Clocks, through which Handrail reads the time.
 
 Tests inject a clock of their own. No other module of the package reads the system's time.
 """

@@ -16,8 +16,8 @@ serving in `serve.refusals`, simulations in `testing.simulation`.
     │   ├── TransientError                         .retry_after: the same call may succeed later
     │   ├── CallFailed (RuntimeError)              .result: an inner call failed
     │   ├── ActFailed (RuntimeError)               .raised, .where: an act of a handoff raised; its message is withheld
-    │   └── OutcomeUnknown (RuntimeError)          .what: it may have happened, and it is not known whether
-    ├── ContextError (RuntimeError)              a context was used where it can't be
+    │   └── OutcomeUnknown (RuntimeError)          .what: it is unknown whether this happened
+    ├── ContextError (RuntimeError)              a context was used in a way that is not allowed
     │   ├── ContextExpired                         .call: the call is over
     │   ├── CapabilityMissing (LookupError)        .capability: this environment does not have it
     │   ├── NotRendered (LookupError)              the prompt has not been rendered yet
@@ -36,33 +36,33 @@ serving in `serve.refusals`, simulations in `testing.simulation`.
     │   ├── DeadlineExceededError (TimeoutError)   .deadline
     │   ├── BudgetExceededError                    .unit, .wanted, .left, .of_root
     │   └── DepthExceededError (RecursionError)    .path, .limit
-    ├── StateError                               a session or a resource refuses
+    ├── StateError                               a session or a resource refused an operation
     │   ├── SessionError (ValueError)              .session
     │   ├── ReducerError (RuntimeError)            .event: a reducer raised; the dispatch was undone
     │   ├── EventRefused (TypeError)               .event: not an event, or one of Handrail's own
-    │   ├── Conflict (RuntimeError)                .places: what was changed by another meanwhile
+    │   ├── Conflict (RuntimeError)                .places: what somebody else changed meanwhile
     │   ├── UndoRefused (RuntimeError)             .call_id, .places: a call can't be undone
     │   ├── EffectRefused (PermissionError)        .effect: a call did more than its tool's effect allows
     │   ├── JournalError (ValueError)              .journal: not a journal, or one that can't be used
-    │   │   ├── JournalAltered                       .chain, .id, .record: a record is not what was written
+    │   │   ├── JournalAltered                       .chain, .id, .record: a record was altered
     │   │   └── JournalExposed                       other users or tools could change it
     │   ├── BlobNotFoundError (LookupError)        .digest: a journal has no such bytes
     │   ├── ResourceError (LookupError)            .resource
     │   └── FileError (OSError)                    .path
     │       ├── FileMissing (FileNotFoundError)
     │       ├── FileInTheWay (FileExistsError)       something else exists there
-    │       ├── PathRefused (ValueError)             an invalid path, or one that leads out
+    │       ├── PathRefused (ValueError)             an invalid path, or one outside the root
     │       ├── EditRefused (ValueError)             the text to replace is not there, or not unique
     │       └── FileLimitReached                     too large, or too many
     ├── AnswerRefused (ValueError)               .question, .problems: unknown, late, forged, or invalid
     ├── ModelError (RuntimeError)                .model, .status, .retry_after, .transient
     ├── ConversationBusy (RuntimeError)          .conversation: another evaluation is using it
     ├── PromptRenderError (ValueError)           .prompt, .problem, .hint: wrong params or session
-    ├── PromptEvaluationError (RuntimeError)     .phase, .run_id: the run can't go on
-    ├── RunError (RuntimeError)                  .run_id: a recorded run can't be used like this
+    ├── PromptEvaluationError (RuntimeError)     .phase, .run_id: the run can't continue
+    ├── RunError (RuntimeError)                  .run_id: an operation on a recorded run was refused
     │   ├── RunUnknown (LookupError)               there is no such run
-    │   ├── RunBusy                                .owner: another process has it
-    │   ├── RunParked                              .questions: it waits for answers, and can be resumed
+    │   ├── RunBusy                                .owner: another process holds its lease
+    │   ├── RunParked                              .questions: it waits for answers; resume it afterwards
     │   └── Diverged                               .place: the replay differs from the record
     └── VisibilityExpansionRequired              .sections: show these in full and evaluate again
 
@@ -90,13 +90,13 @@ class DefinitionError(HandrailError, ValueError):
 
     @property
     def parts(self) -> tuple[str, str]:
-        """Return the problem and the hint, for an error that adds where the problem was found."""
+        """The message, split into problem and hint, so that another error can add where the problem was found."""
         problem, _, hint = str(self).partition(". ")
         return problem, hint
 
 
 class ToolDefinitionError(DefinitionError):
-    """A tool can't be made as written."""
+    """A tool's definition is invalid."""
 
     def __init__(self, tool: str, problem: str, hint: str) -> None:
         super().__init__(f"tool {tool!r}: {problem}. {hint}")
@@ -106,7 +106,7 @@ class ToolDefinitionError(DefinitionError):
 
 
 class PromptDefinitionError(DefinitionError):
-    """A prompt or a section can't be made as written. `place` names it."""
+    """The definition of a prompt or a section is invalid. `place` names the prompt or section."""
 
     def __init__(self, place: str, problem: str, hint: str) -> None:
         super().__init__(f"{place}: {problem}. {hint}")
@@ -137,7 +137,7 @@ class ExtraKeyError(DefinitionError):
 
 
 class WorkerError(DefinitionError):
-    """A worker, or a folder of workers, can't be used as written. `problems` lists everything that is wrong."""
+    """A worker, or a folder of workers, is invalid. `problems` lists everything that is wrong."""
 
     def __init__(self, message: str, problems: Sequence[Any] = ()) -> None:
         super().__init__(message)
@@ -199,7 +199,7 @@ class OutcomeUnknown(ToolError, RuntimeError):
 
 
 class ContextError(HandrailError, RuntimeError):
-    """A context was used in a way it does not allow."""
+    """A context was used in a way that is not allowed."""
 
 
 class ContextExpired(ContextError):
@@ -251,7 +251,7 @@ class TicketError(ContextError, ValueError):
 
 
 class OperationError(HandrailError, RuntimeError):
-    """An operation was used in a way it does not allow."""
+    """An operation was used in a way that is not allowed."""
 
     def __init__(self, operation: str, problem: str) -> None:
         super().__init__(f"operation {operation}: {problem}")
@@ -267,7 +267,7 @@ class OperationHasNoTruth(OperationError, TypeError):
 
 
 class WaitOnLoopThread(OperationError):
-    """`.wait()` was called on a thread that runs an event loop, and would wait for itself."""
+    """`.wait()` was called on a thread that runs an event loop, where it would block that loop forever."""
 
 
 class LoopGone(OperationError):
@@ -323,7 +323,7 @@ class DeadlineExceededError(LimitError, TimeoutError):
 
 
 class BudgetExceededError(LimitError):
-    """A spend would exceed a budget. Nothing was spent."""
+    """Spending this amount would exceed the budget, so nothing was spent."""
 
     def __init__(self, unit: str, wanted: object, left: object, *, of_root: bool) -> None:
         whose = "the run's budget" if of_root else "this run's share of the budget"
@@ -331,7 +331,7 @@ class BudgetExceededError(LimitError):
         if isinstance(wanted, str):
             said = (
                 f"{whose} is limited in {unit} and {wanted} would be spent. Give the model a price, "
-                "or run `pip install 'handrail[prices]'`, which knows the prices of many"
+                "or run `pip install 'handrail[prices]'`, which has the prices of many models"
             )
         super().__init__(said)
         self.unit = unit
@@ -345,7 +345,7 @@ class DepthExceededError(LimitError, RecursionError):
 
     def __init__(self, path: Sequence[str], limit: int) -> None:
         super().__init__(
-            f"this call would be {len(path) - 1} deep in others and the limit is {limit}: {' > '.join(path)}. "
+            f"this call would be nested {len(path) - 1} levels deep, and the limit is {limit}: {' > '.join(path)}. "
             "Do the work at a shallower level, or raise the run's depth limit."
         )
         self.path = tuple(path)
@@ -369,7 +369,7 @@ class ReducerError(StateError, RuntimeError):
 
     def __init__(self, reducer: str, event: object, error: BaseException) -> None:
         super().__init__(
-            f"reducer {reducer!r} raised {type(error).__name__} on a {type(event).__name__}: {error}. "
+            f"reducer {reducer!r} raised {type(error).__name__} on the event {type(event).__name__}: {error}. "
             "The event was not applied."
         )
         self.reducer = reducer
@@ -389,8 +389,8 @@ class Conflict(StateError, RuntimeError):
 
     def __init__(self, places: Sequence[str]) -> None:
         super().__init__(
-            f"changed by another call or by somebody else meanwhile: {', '.join(places)}. "
-            "Nothing of this was applied: look at the new state and try again."
+            f"another call or somebody else has changed {', '.join(places)} meanwhile. "
+            "Nothing was applied. Look at the new state and try again."
         )
         self.places = tuple(places)
 
@@ -427,12 +427,12 @@ class JournalAltered(JournalError):
         super().__init__(
             journal,
             f"{self.place_and_problem}. Something other than Handrail has altered the journal",
-            "Nothing was done with it. `handrail runs verify` lists what does not fit.",
+            "The journal was not used. `handrail runs verify` lists every alteration.",
         )
         self.chain = chain
         """What the record belongs to: `run`, `outside`, `decisions` or `step`."""
         self.id = id
-        """The run, or the session and principal."""
+        """The run, or the session and principal, that the record belongs to."""
         self.record = record
         """1-based position of the record in its chain."""
         self.what = what
@@ -441,7 +441,7 @@ class JournalAltered(JournalError):
 
 
 class JournalExposed(JournalError):
-    """A journal lies where other users, or the tools of a run, could read or change it."""
+    """Other users, or the tools of a run, could read or change a journal."""
 
 
 class BlobNotFoundError(StateError, LookupError):
@@ -464,11 +464,11 @@ class EffectRefused(StateError, PermissionError):
         )
         self.tool = tool
         self.effect = effect
-        """None if it is known only that the effect does not write: `pure` or `read`."""
+        """The declared effect; None if all that is known is that it does not write, so it is `pure` or `read`."""
 
 
 class ResourceError(StateError, LookupError):
-    """A resource is missing or can't be made."""
+    """A resource is missing or can't be created."""
 
     def __init__(self, resource: str, problem: str, hint: str) -> None:
         super().__init__(f"resource {resource}: {problem}. {hint}")
@@ -492,7 +492,7 @@ class FileInTheWay(FileError, FileExistsError):
 
 
 class PathRefused(FileError, ValueError):
-    """The path is invalid, or leads out of the root."""
+    """The path is invalid or outside the root."""
 
 
 class EditRefused(FileError, ValueError):
@@ -528,7 +528,7 @@ class ModelError(HandrailError, RuntimeError):
         self.problem = problem
         self.status = status
         self.retry_after = retry_after
-        """Seconds to wait before a retry, if the provider said so."""
+        """Seconds to wait before a retry; None if the provider did not say."""
 
 
 class ConversationBusy(HandrailError, RuntimeError):
@@ -537,7 +537,7 @@ class ConversationBusy(HandrailError, RuntimeError):
     def __init__(self, session: str, conversation: str) -> None:
         super().__init__(
             f"session {session!r}: another evaluation is using the conversation {conversation!r}. "
-            "Wait for it, or evaluate on a session of its own."
+            "Wait until it has ended, or evaluate on another session."
         )
         self.session = session
         self.conversation = conversation
@@ -563,7 +563,7 @@ class PromptEvaluationError(HandrailError, RuntimeError):
 
 
 class RunError(HandrailError, RuntimeError):
-    """A recorded run can't be used in this way."""
+    """An operation on a recorded run was refused."""
 
     def __init__(self, run_id: str, problem: str, hint: str) -> None:
         super().__init__(f"run {run_id!r}: {problem}. {hint}")
@@ -583,18 +583,18 @@ class RunBusy(RunError):
     def __init__(self, run_id: str, owner: str) -> None:
         super().__init__(
             run_id,
-            f"the process {owner!r} has it",
+            f"the process {owner!r} holds its lease",
             "Wait until it releases the run, or until its lease expires.",
         )
         self.owner = owner
 
 
 class RunParked(RunError):
-    """The run waits for answers, and nobody is there to give them. Resume it once it has been answered."""
+    """The run waits for answers, and nobody is there to give them. Resume it once they have been given."""
 
     def __init__(self, run_id: str, questions: Sequence[Any]) -> None:
         asked = ", ".join(repr(question.name) for question in questions)
-        super().__init__(run_id, f"it waits for an answer to {asked}", "Answer, then resume it.")
+        super().__init__(run_id, f"it waits for an answer to {asked}", "Answer it, then resume the run.")
         self.questions = tuple(questions)
 
 
@@ -604,8 +604,8 @@ class Diverged(RunError):
     def __init__(self, run_id: str, place: str, recorded: str, now: str) -> None:
         super().__init__(
             run_id,
-            f"at {place} the record has {recorded}, and now it is {now}",
-            "Put what depends on time or chance into a verb of the context: its value is recorded.",
+            f"at {place} the record has {recorded}, and the run now has {now}",
+            "Do whatever depends on time or chance in a verb of the context, whose value is recorded.",
         )
         self.place = place
         self.recorded = recorded
@@ -616,5 +616,7 @@ class VisibilityExpansionRequired(HandrailError):
     """The model asked to open sections that this adapter can't open in place."""
 
     def __init__(self, sections: Sequence[str]) -> None:
-        super().__init__(f"show in full and evaluate again: {', '.join(sections)}")
+        super().__init__(
+            f"the model asked to open {', '.join(sections)}. Evaluate again with these in `opened`."
+        )
         self.sections = tuple(sections)

@@ -19,7 +19,7 @@ from handrail.messages import Message, StopReason, Usage
 from handrail.tools.result import ToolResult
 
 DecidedBy = Literal["asked", "remembered", "mode", "nobody"]
-"""How a request was decided: by a person, by a remembered decision, by a mode, or because nobody was there."""
+"""How an approval request was decided: by a person, a remembered decision, a mode, or the absence of a person."""
 CallStatus = Literal["ok", "error", "denied", "cancelled", "timed out", "invalid", "conflict"]
 
 
@@ -110,7 +110,7 @@ class ApprovalDecided(Fact, frozen=True):
     run_context: RunContext
     how: DecidedBy = "asked"
     remembered: str | None = None
-    """The id of the remembered decision that decided the request; None if another way decided it."""
+    """The id of the remembered decision that decided the request; None if it was decided in another way."""
 
 
 class ApprovalRemembered(Fact, frozen=True):
@@ -240,7 +240,7 @@ class ThinkingDelta(Fact, frozen=True, gc=False):
 
 
 class CallDelta(Fact, frozen=True, gc=False):
-    """A piece of a call arrived that the model is writing, in a streamed run. The first piece has the `name`."""
+    """A piece of a call that the model is writing arrived, in a streamed run. The first piece has the `name`."""
 
     index: int
     call_id: str
@@ -264,7 +264,7 @@ class PromptExecuted(Fact, frozen=True):
 
     prompt: str
     stop_reason: str
-    """The reason for which the run ended; `failed: ...` or `cancelled` if there is no response."""
+    """Why the run ended; `failed: ...` or `cancelled` if there is no response."""
     usage: Usage
     cost: Decimal | None
     run_context: RunContext

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Check = Callable[[Any], object]
-"""Rejects an invalid value by raising `ToolValidationError`."""
+"""A function that raises `ToolValidationError` if a value is invalid."""
 Mask = Callable[[Any], Any]
-"""Returns a value as plain JSON with its secrets masked."""
+"""A function that returns a value as plain JSON with its secrets masked."""
 
 
 class Runs(Protocol):
@@ -47,8 +47,8 @@ class Runs(Protocol):
     async def take(self, run_id: str, /) -> RunRow:
         """Take the lease of a run to resume it. Raises `RunBusy` while another process holds it.
 
-        Returns the run's row as it was before, with the `deaths` so far: a process that ends without leaving the
-        run has died with it, and the count starts over once something new was recorded.
+        Returns the run's row as it was before, with the number of `deaths` so far: the processes in a row that ended
+        without leaving the run. The count starts over once the run makes progress.
         """
         ...
 
@@ -95,14 +95,14 @@ class Runs(Protocol):
         ...
 
     async def add(self, copy: RunCopy, /) -> None:
-        """Record a run copied from elsewhere or under another id, without an owner. Raises `RunError` for an id in use.
+        """Record a copy of a run, without an owner. Raises `RunError` if the id is in use.
 
         A fork names its source, which is verified first; any other copy is marked as imported and unverified.
         """
         ...
 
     async def verify(self, run_id: str | None = None, /) -> Verification:
-        """Find what something other than Handrail has altered: of a run with its session, or of the whole journal.
+        """Find alterations that something other than Handrail made, in a run and its session or in the whole journal.
 
         `take`, `add` of a fork, and every method that returns records for a resume, an answer or an undo, raise
         the first of these errors.
@@ -110,12 +110,12 @@ class Runs(Protocol):
         ...
 
     async def forget(self, run_ids: Sequence[str], /) -> None:
-        """Delete these runs with everything recorded for them, and the decisions of sessions left without a run."""
+        """Delete these runs with everything recorded for them, and the decisions of sessions that then have no run."""
         ...
 
 
 class Calls(Protocol):
-    """What happened in runs: committed calls, and entries for everything else.
+    """The record of what happened in runs: committed calls, and entries for everything else.
 
     A unit that changes files is recorded by `commit` before any file changes, and is then either
     `applied` or taken back by `void`. After a crash, recovery finishes a unit that is neither.
@@ -176,10 +176,10 @@ class Steps(Protocol):
         run_id: str = "",
         unsettled: Callable[[], Awaitable[T]] | None = None,
     ) -> T:
-        """Run `function` until it succeeds once for this key; from then on return its recorded value.
+        """Run `function`, or return its recorded value if it has already succeeded for this key.
 
-        The key is reserved before the function runs and settled afterwards. If the process ended in between and
-        left the key reserved, the value of `unsettled` settles it, if that is given.
+        The key is reserved before the function runs and settled afterwards. If an earlier process ended in between,
+        `unsettled`, if given, is called instead of the function, and its value settles the key.
         """
         ...
 
@@ -235,7 +235,7 @@ class Votes(Protocol):
     """Votes of people on questions that quorums decide."""
 
     async def cast(self, run_id: str, vote: Vote, /) -> Sequence[Vote]:
-        """Record a vote, and return all votes on the question. Repeating one is harmless.
+        """Record a vote, and return all votes on the question. Casting the same vote twice is harmless.
 
         Raises `AnswerRefused` if the person has voted differently on exactly this question.
         """
@@ -247,7 +247,7 @@ class Votes(Protocol):
 
 
 class Decisions(Protocol):
-    """Decisions that hold for whole sessions. They outlive the runs that made them."""
+    """Decisions that apply to whole sessions. They outlive the runs in which they were made."""
 
     def write(self, decision: Decision, /, *, run_id: str = "") -> None:
         """Record a decision, synchronously, from any thread. Recording it twice is harmless.
@@ -281,7 +281,7 @@ class Tickets(Protocol):
         ...
 
     async def release(self, run_id: str, place: str, by: str, /) -> None:
-        """Give up a claim without having done anything, so that another process may claim the ticket."""
+        """Give up a claim before any work was done, so that another process may claim the ticket."""
         ...
 
     async def deposit(self, run_id: str, place: str, by: str, body: bytes, /) -> None:

@@ -47,7 +47,7 @@ class UserMessage(msgspec.Struct, frozen=True, tag="user"):
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
-    """A message from the model: its text, and the calls that it requests."""
+    """A message from the model, with its text and the calls that it requests."""
 
     text: str = ""
     calls: tuple[CallAsked, ...] = ()
@@ -142,7 +142,7 @@ class Sent(Generic[T]):
 # --- the parts of an answer --------------------------------------------------------------------
 
 StopReason = Literal["done", "calls", "length", "refused"]
-"""The reason for which a model stopped: it is done, requests calls, reached the length limit, or refused to answer."""
+"""Why a model stopped: it is done, requests calls, reached the length limit, or refused to answer."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -250,7 +250,7 @@ class Price(msgspec.Struct, frozen=True):
     input: Decimal
     output: Decimal
     cached: Decimal | None = None
-    """Price of input from the provider's cache; None if it costs the same as other input."""
+    """Price of input tokens read from the provider's cache; None if they cost the same as other input tokens."""
 
 
 class Traits(msgspec.Struct, frozen=True):
@@ -264,7 +264,7 @@ class Traits(msgspec.Struct, frozen=True):
 
 
 class Model(Protocol):
-    """A model, which has a name, traits, and one method that returns a stream of parts.
+    """A model: it has a name, traits, and one method that returns a stream of answer parts.
 
     The stream ends with a `StopPart`, or raises a `ModelError`. Ending it early, by cancellation or
     `aclose()`, closes the connection.

@@ -1,9 +1,9 @@
 """The modules of an app's folder, imported without putting the folder on `sys.path`.
 
-Every library can import what lies on `sys.path`, and many try an optional module, such as `brotli`, and use it if it
-exists. Tools may be allowed to write to an app's folder, so a file of such a name would run in the next process. So
-an app is loaded by its file or by its name, and what lies beside it is found only for imports that the app itself,
-or one of these neighbours, makes. A neighbour never hides a module that is installed or part of Python.
+Every library can import what is on `sys.path`, and many try to import an optional module, such as `brotli`. Tools may
+be allowed to write to an app's folder, so a file with such a name would run in the next process. To prevent that,
+the modules beside an app are found only by imports in the app itself or in one of these modules. They never hide a
+module that is installed or part of Python.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ _wanted: ContextVar[str] = ContextVar("the app that is being imported by name", 
 
 
 class _Neighbours(MetaPathFinder):
-    """Finds modules in the folders of apps, for the modules of these folders alone. It is asked last."""
+    """Finds modules in the folders of apps, only for imports by modules of the same folder.
+
+    It is the last finder in `sys.meta_path`.
+    """
 
     def __init__(self) -> None:
         self.searched: dict[str, None] = {}
-        """The folders where an app is looked for by its name."""
+        """The folders in which apps are searched by name."""
         self.homes: dict[str, str] = {}
-        """The folder of each top-level module that was loaded from one."""
+        """The app folder from which each top-level module was loaded."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -67,7 +70,7 @@ def _install() -> None:
 
 
 def search(folder: Path) -> None:
-    """Look for apps in this folder when they are imported by name."""
+    """Add a folder in which apps are searched by name."""
     _install()
     _finder.searched[os.path.realpath(folder)] = None
 
@@ -82,21 +85,21 @@ def _wanting(name: str) -> Generator[None]:
 
 
 def import_app(name: str) -> ModuleType:
-    """Import a module of the user by its name: an installed one, or one in a folder that is searched for apps."""
+    """Import a user's module by name, from the installed packages or from the folders that are searched for apps."""
     with _wanting(name):
         return importlib.import_module(name)
 
 
 def find_app(name: str) -> ModuleSpec | None:
-    """Find a module of the user by its name, without importing it."""
+    """Find a user's module by name, without importing it."""
     with _wanting(name):
         return importlib.util.find_spec(name)
 
 
 def load_file(path: Path, name: str) -> ModuleType:
-    """Import a file under this name, with its folder as the home of its neighbours.
+    """Import a file as a module with this name. The module can import other modules from the file's folder.
 
-    If that fails, the modules are as before.
+    If the import fails, `sys.modules` is restored.
     """
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

@@ -238,7 +238,7 @@ class Operation(Coroutine[Any, Any, T]):
     def __bool__(self) -> NoReturn:
         if self._in_task or _is_a_tasks(self):
             # From Python 3.12 on, the repr of a task tests its coroutine for truth.
-            return True  # pyright: ignore[reportGeneralTypeIssues]  # for a type checker there is none
+            return True  # pyright: ignore[reportGeneralTypeIssues]  # for type checkers, this never returns
         self._factory = None  # the error says enough, so no warning is needed
         raise OperationHasNoTruth(
             self.name,
@@ -250,7 +250,7 @@ class Operation(Coroutine[Any, Any, T]):
         if self._factory is not None and not sys.is_finalizing():
             self._factory = None
             warnings.warn(
-                f"operation {self.name} was made but never ran: `await` it, or call `.wait()`",
+                f"operation {self.name} was created but never run: `await` it, or call `.wait()`",
                 OperationNeverAwaited,
                 stacklevel=2,
                 source=self,
@@ -289,7 +289,7 @@ def _instance(kind: type[BaseException], value: BaseException | object) -> BaseE
 
 
 async def _begun(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Start the work on its own loop instead of on the waiting thread."""
+    """Create and run the work on its own loop, not on the waiting thread."""
     return await begin()
 
 

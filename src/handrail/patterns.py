@@ -1,12 +1,12 @@
-"""`Pattern`: a regular expression of a model, a client or a rule, matched in bounded time.
+"""`Pattern`: a regular expression from a model, a client or a rule, matched in bounded time.
 
-Python's own engine backtracks: a dozen characters can keep it busy for years, with every other run of the process
-waiting. So patterns that come from outside are matched by Rust's engine, which pydantic-core contains. It takes time in
-proportion to the length of the text times the size of the pattern, so the size is limited too: `(a?){20000}` is short
-to write and long to match.
+Python's own engine backtracks, so a pattern of a dozen characters can keep it busy for years while every other run in
+the process waits. Patterns from outside are therefore matched by Rust's engine, which is part of pydantic-core. Its
+time is proportional to the length of the text times the size of the pattern. The size is limited too, because a short
+pattern such as `(a?){20000}` can be large.
 
-Patterns are written as in Python. What Rust spells differently is translated; what only a backtracking engine can do
-(lookaround, backreferences, atomic groups, possessive repeats) is refused by name.
+Patterns use Python's syntax and are translated to Rust's. Features that need a backtracking engine (lookaround,
+backreferences, atomic groups, possessive repeats) are refused by name.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pydantic_core import core_schema
 MAX_LENGTH = 1000
 """Maximum number of characters of a pattern."""
 MAX_SIZE = 1000
-"""Maximum size of a pattern: the characters and classes in it, each as often as its counted repeats repeat it."""
+"""Maximum size of a pattern: the number of characters and classes in it, with counted repeats written out."""
 MAX_STEPS = 20_000_000
 """Maximum size of a pattern times the length of one text."""
 _STEPS_AT_ONCE = 1_000_000
-"""Steps after which other threads get their turn."""
+"""Number of steps after which other threads may run."""
 
 _PLAIN = re.compile(r"[^\\.^$*+?{}\[\]|()\x00-\x1f]+\Z")
 _COUNTED = re.compile(r"\{(\d*)(?:(,)(\d*))?\}")
@@ -43,12 +43,12 @@ def is_plain(pattern: str) -> bool:
 
 @lru_cache(maxsize=128)
 def compile_pattern(text: str) -> Pattern:
-    """Return a compiled pattern. Raises `ValueError`, which says what is wrong with the text."""
+    """Compile a pattern. Raises `ValueError`, which says what is wrong with it."""
     return Pattern(text)
 
 
 class Pattern:
-    """A compiled pattern. It is found in a text in at most `size * len(text)` steps."""
+    """A compiled pattern. Searching a text for it takes at most `size * len(text)` steps."""
 
     __slots__ = ("_fits", "_matching", "plain", "size")
 
@@ -61,7 +61,7 @@ class Pattern:
     def __init__(self, text: str) -> None:
         if len(text) > MAX_LENGTH:
             raise ValueError(
-                f"the pattern has {len(text)} characters and the limit is {MAX_LENGTH}. Write a shorter one"
+                f"the pattern has {len(text)} characters, and the limit is {MAX_LENGTH}. Write a shorter one"
             )
         self.plain = text if is_plain(text) else None
         if self.plain is not None:
@@ -86,33 +86,33 @@ class Pattern:
 
     @property
     def longest(self) -> int:
-        """Maximum number of characters of a text that this pattern may be matched with."""
+        """Maximum length of a text that this pattern may be matched against."""
         return MAX_STEPS // self.size
 
     def found_in(self, text: str) -> bool:
         """Return whether the pattern matches anywhere in a text. Raises `ValueError` for a text that is too long."""
         if len(text) > self.longest:
             raise ValueError(
-                f"the text has {len(text)} characters, and this pattern is matched with at most {self.longest}"
+                f"the text has {len(text)} characters, and this pattern can be matched against at most {self.longest}"
             )
         return self._fits(text)
 
     def matching(self, lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-        """Yield the lines in which the pattern is found, each with its number from 1. None may be over `longest`."""
+        """Yield the lines that contain a match, each with its 1-based number. No line may be longer than `longest`."""
         steps = self.size * sum(map(len, lines))
         at_once = max(len(lines) * _STEPS_AT_ONCE // max(steps, 1), 1)
         for start in range(0, len(lines), at_once):
             yield from self._matching_of(lines[start : start + at_once], start + 1)
 
     def _matching_of(self, lines: Sequence[str], first: int) -> Iterator[tuple[int, str]]:
-        """Match many lines in one call, which takes much less time than a call for each."""
+        """Match many lines in one call to the engine, which is much faster than one call for each line."""
         if len(lines) > 1 and self.size * sum(map(len, lines)) > 2 * _STEPS_AT_ONCE:
             middle = len(lines) // 2
             yield from self._matching_of(lines[:middle], first)
             yield from self._matching_of(lines[middle:], first + middle)
             return
         at = 0
-        for line in self._matching(lines):  # in order, and equal lines match alike
+        for line in self._matching(lines):  # the matches are in order, and equal lines match alike
             at = lines.index(line, at) + 1
             yield first + at - 1, line
 
@@ -137,7 +137,7 @@ _RENAMED_ESCAPES = {"\\Z": "\\z", "\\<": "<", "\\>": ">"}
 
 
 class _Translation:
-    """Reads a pattern once from left to right: writes it for Rust, and adds up its size."""
+    """Translates a pattern to Rust's syntax and computes its size, in one pass from left to right."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -207,7 +207,7 @@ class _Translation:
         return _RENAMED_ESCAPES.get(escape, escape)
 
     def _class(self) -> str:
-        """Copy a `[...]`. Inside, Python has no nested classes and no set operations, so those are escaped."""
+        """Copy a character class. Characters that would start a nested class or a set operation in Rust are escaped."""
         text = self._text
         parts = ["["]
         self._at += 1
@@ -239,7 +239,7 @@ class _Translation:
     def _count(self) -> str:
         counted = _COUNTED.match(self._text, self._at)
         if counted is None or not (counted[1] or counted[2]):
-            self._at += 1  # Python takes a brace that is no count literally
+            self._at += 1  # in Python, a brace that starts no count is literal
             self._add(1)
             return "\\{"
         least, most = counted[1] or "0", counted[3] or ""

@@ -96,7 +96,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Place:
-        """Return the place with this text. Raises `ValueError` if the text is not that of a place."""
+        """Parse the text of a place. Raises `ValueError` if it is invalid."""
         place, at = RUN, 0
         while at < len(text):
             step = _STEP.match(text, at)
@@ -187,7 +187,7 @@ class Place(msgspec.Struct, frozen=True):
             place = place.parent
 
     def within(self, other: Place) -> bool:
-        """Return whether this place is `other` or lies inside it."""
+        """Return whether this place is `other` or inside it."""
         place: Place | None = self
         while place is not None:
             if place == other:
@@ -196,7 +196,7 @@ class Place(msgspec.Struct, frozen=True):
         return False
 
     def attempt_at(self, call: Place) -> int | None:
-        """Return the number of the attempt at `call` that this place lies in; None if it lies in none."""
+        """Return the number of the attempt at `call` that contains this place; None if there is none."""
         found: int | None = None
         place: Place | None = self
         while place is not None:
@@ -213,7 +213,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def outer(self) -> Place | None:
-        """The nearest call or run around this place; None for a call of the run itself."""
+        """The nearest call or nested run around this place; None if only the run itself is around it."""
         around = next(
             (each for each in self.parents if each.kind in ("call", "compensation", "probe", "run")), RUN
         )
@@ -221,7 +221,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def outermost_call(self) -> Place | None:
-        """The call of the run itself that this place is or lies in; None if the place belongs to the run itself."""
+        """The run's own call that is or contains this place; None if no call contains it."""
         place = self
         while place.parent is not None and place.parent.parent is not None:
             place = place.parent

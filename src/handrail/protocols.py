@@ -56,7 +56,7 @@ class Slice(Protocol[T_co]):
     def all(self) -> tuple[T_co, ...]: ...
     def where(self, predicate: Callable[[Any], bool], /) -> tuple[T_co, ...]: ...
     def get(self, key: Hashable, /) -> T_co | None:
-        """Return the item with this key, in a slice whose items are kept by key."""
+        """Return the item with this key, in a slice that keeps its items by key."""
         ...
 
     def __len__(self) -> int: ...
@@ -64,7 +64,7 @@ class Slice(Protocol[T_co]):
 
 @runtime_checkable
 class EventBus(Protocol):
-    """Where facts are published. Subscribers can't affect each other or the run."""
+    """The bus on which facts are published. Subscribers can't affect each other or the run."""
 
     def publish(self, event: object, /) -> None: ...
     def subscribe(self, kind: type[T], listener: Callable[[T], None], /) -> Callable[[], None]:
@@ -105,7 +105,7 @@ class Fork(Protocol):
     """Whether this is a `DurableFork`."""
 
     def stale(self) -> Sequence[str]:
-        """Return what this fork read and somebody else has changed since."""
+        """Return the names of what this fork has read and somebody else has changed since."""
         ...
 
     def prepare(self) -> None:
@@ -149,7 +149,7 @@ class DurableFork(Fork, Protocol):
 
     Other processes can't be locked out: after `prepare` has checked everything, somebody may still change
     a file, and a disk may be full. So durable forks are applied before those in memory, and may still
-    fail. Their changes are written down first, so that the next process can finish them after a crash.
+    fail. Their changes are stored first, so that the next process can finish them after a crash.
     """
 
     __slots__ = ()
@@ -157,7 +157,7 @@ class DurableFork(Fork, Protocol):
     is_durable: ClassVar[bool] = True
 
     def stage(self, key: CallKey, /, *, synced: bool = False) -> Mapping[str, Any] | None:
-        """Write down everything that `apply` needs, after `prepare`. Returns None if there is nothing to apply.
+        """Store everything that `apply` needs, after `prepare`. Returns None if there is nothing to apply.
 
         The returned manifest goes into the journal that the key names, as one of the unit's `files`.
         """
@@ -216,7 +216,7 @@ class Match(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Filesystem(Protocol):
-    """Files under one root. Paths are relative, with `/`, and can't lead out of the root."""
+    """Files under one root. Paths are relative, use `/`, and can't leave the root."""
 
     def read(self, path: str, /) -> str: ...
     def read_bytes(self, path: str, /) -> bytes: ...
@@ -258,7 +258,7 @@ class Heartbeat(Protocol):
 
 
 class BudgetTracker(Protocol):
-    """What this run may still spend, within the budgets of all runs above it."""
+    """Tracks what this run may still spend, within the budgets of all runs above it."""
 
     def remaining(self) -> Mapping[str, float]:
         """Return what remains of each limited unit. Units without a limit are left out."""
@@ -266,7 +266,7 @@ class BudgetTracker(Protocol):
 
 
 class CostTracker(Protocol):
-    """What this run and everything below it have spent."""
+    """Tracks what this run and everything below it have spent."""
 
     def spent(self) -> Mapping[str, Decimal]: ...
 
@@ -275,7 +275,7 @@ class CostTracker(Protocol):
 
 
 class PolicyDecision(msgspec.Struct, frozen=True):
-    """The decision of a policy: allow, deny with a reason, or ask the person whose run it is, or the quorums."""
+    """The decision of a policy: allow, deny with a reason, or ask the run's principal, or the `quorums` if given."""
 
     kind: Literal["allow", "deny", "ask"]
     reason: str = ""
@@ -287,12 +287,12 @@ class PolicyDecision(msgspec.Struct, frozen=True):
 
     @staticmethod
     def deny(reason: str) -> PolicyDecision:
-        """Refuse the call. The model is told the reason, which should say what to do instead."""
+        """Return the decision to refuse the call. The model is told the reason, which should say what to do instead."""
         return PolicyDecision("deny", reason)
 
     @staticmethod
     def ask(reason: str = "", *others: Quorum) -> PolicyDecision:
-        """Let the call run if a person approves it, or all of the `others`. They are shown the reason."""
+        """Return the decision to ask the person whose run it is, or these quorums instead. They are shown the reason."""
         return PolicyDecision("ask", reason, others)
 
 
@@ -315,22 +315,22 @@ class ToolPolicy(Protocol):
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person is asked to approve. The question's digest covers all of it."""
+    """A request for a person's approval. The question's digest covers all of it."""
 
     question: Question
     tool: str
     arguments: Any
     diff: str = ""
     scopes: tuple[str, ...] = ()
-    """Texts of the scopes beyond this one call that the decision can be made for, narrowest first."""
+    """Descriptions of the wider scopes to which the decision can apply, narrowest first."""
     recall: ApprovalRecall | None = None
-    """What the session remembers about this request."""
+    """The session's memory of this request."""
     through: Callable[[Environment], Asker] | None = None
-    """How the call that needs the approval asks an environment; None to ask the environment directly."""
+    """A function that returns the asker for an environment; None to ask the environment directly."""
 
 
 class ApprovalRecall(Protocol):
-    """What a session remembers about one request. A broker checks this before it asks a person."""
+    """A session's memory of one request. A broker checks it before it asks a person."""
 
     used: ApprovalRemembered | None
     """Set by the broker to the remembered decision that decided the request, if one did."""
@@ -393,7 +393,7 @@ class Asker(Protocol):
 
 
 class Environment(ABC):
-    """Who takes part in a run and answers its questions: a browser, terminal, MCP client, model, or nobody.
+    """An environment of runs, which answers their questions: a browser, terminal, MCP client, model, or nobody.
 
     Subclass it, and define who answers (`run_mode`) and how to ask (`ask`). The other members declare what
     else the environment can do.
@@ -401,20 +401,20 @@ class Environment(ABC):
 
     run_mode: RunMode = "headless"
     parks: bool = False
-    """Whether it leaves questions open. If so, a run in which everything waits may be parked."""
+    """Whether the environment leaves questions open. If so, a run in which everything waits may be parked."""
     keeps_secrets: bool = False
     """Whether a call that was given a secret may also wait for an open question. Its run then stays in memory."""
     prompt_model: Callable[[Any], PromptModel] | None = None
-    """Makes a call's verb `prompt_model`; None to use the run's own model."""
+    """A function that creates a call's `prompt_model` verb; None to use the run's own model."""
     adapter: Callable[[Any], BoundAdapter] | None = None
-    """Makes a call's adapter, in a run that has none."""
+    """A function that creates a call's adapter, in a run that has none."""
 
     @abstractmethod
     async def ask(self, question: Question, /) -> Answer | None:
         """Ask a question and return the answer, or None to leave it open: its answer comes through the journal."""
 
     def voters(self, quorum: Quorum, principal: str, /) -> Sequence[str]:
-        """Return the names of the people who could vote in a quorum on a run of this principal. By default nobody."""
+        """Return the names of the people who could vote in this quorum on this principal's run. The default is nobody."""
         return ()
 
     def run_started(self, parking: Parking) -> None:  # noqa: B027  # by default there is nothing to do
@@ -457,7 +457,7 @@ class BoundAdapter(Protocol):
 
 
 class Workers(Protocol):
-    """The workers that the calls of one run may call, in addition to the tools offered to its model."""
+    """The workers that calls of one run may call, in addition to the tools that are offered to its model."""
 
     def find(self, name: str, call: Any, /) -> Tool[Any, Any] | None:
         """Return the worker with this name as a tool; None if the run may not call it."""
@@ -468,15 +468,15 @@ class Workers(Protocol):
         ...
 
     def arguments(self, input: Any, attachments: Sequence[Any], /) -> Mapping[str, Any]:
-        """Return the arguments with which a worker is called as a tool."""
+        """Return the arguments of the tool call that calls a worker."""
         ...
 
 
 class WorkerSource(Protocol):
-    """Where a run's workers come from: a registry, or one of its workers."""
+    """A source of a run's workers: a registry, or one of its workers."""
 
     def enter(self, frame: Any, /) -> AbstractContextManager[None]:
-        """Give the frame's run its workers during the block."""
+        """Make the workers available to the frame's run during the block."""
         ...
 
 

@@ -31,18 +31,19 @@ class DecisionKeys(msgspec.Struct, frozen=True, kw_only=True):
     words: str
     """A description of this request, for lists of remembered decisions."""
     exact: str
-    """The key for approving exactly this request. The next field is the key for denying it."""
+    """The key for approving exactly this request, including its diff."""
     any_diff: str
+    """The key for denying this request, whatever its diff."""
     scopes: dict[str, str]
     """Maps the text of each offered scope to its key, narrowest first."""
     run_context: RunContext
 
 
 class Quorum(msgspec.Struct, frozen=True):
-    """Who has to approve, besides the person whose run it is: so many people, with this role."""
+    """A number of people with a role who must approve. The person whose run it is does not count."""
 
     role: str | None = None
-    """The role they need; None for anybody who may approve for others."""
+    """The role that they must have; None for anybody who may approve for others."""
     approvals: int = 1
 
     def __str__(self) -> str:
@@ -52,26 +53,28 @@ class Quorum(msgspec.Struct, frozen=True):
         )
 
     def counts(self, vote: Vote) -> bool:
-        """Return whether a vote comes from one of the people who are asked."""
+        """Return whether the voter has the role that this quorum requires."""
         return self.role is None or self.role in vote.roles
 
 
 def ask(role: str | None = None, approvals: int = 1) -> Quorum:
-    """Return who has to approve: so many people with this role, other than the person whose run it is.
+    """Return a quorum: this many people with this role, other than the person whose run it is, must approve.
 
-    It is a verdict of a `CapabilityPolicy`: `{"money": ask(role="finance", approvals=2)}`.
+    Use it as a verdict in a `CapabilityPolicy`: `{"money": ask(role="finance", approvals=2)}`.
     """
     if type(approvals) is not int or approvals < 1:
-        raise DefinitionError(f"ask(approvals={approvals!r}): give a number of people, from 1.")
+        raise DefinitionError(
+            f"ask(approvals={approvals!r}) is not a number of people. Pass a whole number of at least 1."
+        )
     if role is not None and (not isinstance(role, str) or not role):  # pyright: ignore[reportUnnecessaryIsInstance]  # a policy's own
         raise DefinitionError(
-            f"ask(role={role!r}): give the name of a role, such as 'finance', or leave it out."
+            f"ask(role={role!r}) is not the name of a role. Pass one, such as 'finance', or leave it out."
         )
     return Quorum(None if role == "approver" else role, approvals)
 
 
 class Vote(msgspec.Struct, frozen=True, kw_only=True):
-    """What one person said to a question that a quorum decides."""
+    """One person's vote on a question that a quorum decides."""
 
     question_id: str
     digest: str
@@ -84,7 +87,7 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that a run needs to know from a person.
+    """A question that a run asks a person.
 
     `digest` is keyed and covers everything the answer is about. An answer carries the same digest, which proves
     that it answers what was shown.
@@ -95,9 +98,9 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The asker's name for the question: a `wait_for` kind, a permission, or a handoff's name."""
     message: str
-    """Why it is asked. Invisible characters in it are escaped."""
+    """The reason for asking. Invisible characters in it are escaped."""
     payload: Any
-    """What to show, as plain JSON without secrets."""
+    """The data to show, as plain JSON without secrets."""
     schema: dict[str, Any]
     """The JSON Schema that an answer must match."""
     digest: str
@@ -111,7 +114,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str = ""
     """The outermost run that waits for the answer."""
     decision_keys: DecisionKeys | None = None
-    """Keys for an approval whose answer can be remembered. Recorded, never shown."""
+    """The keys under which the answer can be remembered. They are recorded but never shown."""
     quorums: tuple[Quorum, ...] = ()
     """The people who decide an approval instead of the principal. All quorums must be met."""
     secret: bool = False
@@ -123,14 +126,14 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return rows_of_payload(self.kind, self.payload)
 
     def may_vote(self, by: str, roles: Collection[str]) -> bool:
-        """Return whether somebody is among those who are asked. The person whose run it is never is."""
+        """Return whether this person may vote. The person whose run it is may not."""
         vote = Vote(question_id=self.id, digest=self.digest, by=by, roles=tuple(roles), approved=True)
         return by != self.principal and any(quorum.counts(vote) for quorum in self.quorums)
 
     def decided_by(self, votes: Iterable[Vote]) -> bool | None:
-        """Return what the votes decide: denied by any denial, approved once every quorum is met, None until then.
+        """Return False after any denial, True once every quorum is met, and None until then.
 
-        Only votes of those who are asked count, each person once, and only for exactly this question.
+        Only votes on exactly this question by people who may vote count, and only the first vote of each person.
         """
         counted: dict[str, Vote] = {}
         for vote in votes:

@@ -55,9 +55,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     began_at: float
     """Seconds since 1970."""
     begin: bytes = b""
-    """What the adapter needs to begin the run in the same way again. Only the adapter reads it."""
+    """The data that the adapter needs to begin the run in the same way again. Only the adapter reads it."""
     app: str = ""
-    """Where to find the prompt: a worker's file, or `module:name`."""
+    """Reference to the prompt: a worker's file, or `module:name`."""
     code: str = ""
     """A digest of the app's code, to detect changes."""
     forked_from: str = ""
@@ -84,7 +84,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     stopping: bool = False
     """Whether the run's owner has been asked to cancel it."""
     deaths: int = 0
-    """How many processes in a row ended while they had the run, without getting any further with it."""
+    """How many processes in a row ended while they executed the run, without progress."""
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +119,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class CallKey(msgspec.Struct, frozen=True):
-    """Identifies a call among those of all conversations. Its id alone does not: models choose ids, and repeat them."""
+    """Identifies a call among those of all conversations. A call's id is not enough, because models may repeat ids."""
 
     call_id: str
     run_id: str = ""
@@ -138,7 +138,7 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
     result: bytes = b""
     effects: Sequence[str] = ()
     files: Sequence[Mapping[str, Any]] = ()
-    """What to do to each folder once the call is recorded: the manifests of its durable forks."""
+    """The manifests of the call's durable forks, which say what to change in each folder once the call is recorded."""
     session_id: str = ""
     place: str = ""
     """The place of the call in its run. It is the same when the run is resumed."""
@@ -180,7 +180,7 @@ class RunCopy(msgspec.Struct, frozen=True, kw_only=True):
     blobs: Sequence[bytes] = ()
     """The blobs that the run refers to."""
     forked_from: str = ""
-    """The run of the same journal that it was forked from, and the step, as `run#2`; "" for an import."""
+    """The run and step in the same journal from which the run was forked, as `run#2`; "" for an import."""
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,7 +191,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     altered: Sequence[JournalAltered]
     """The first alteration of each run, and of each session's decisions."""
     imported: Sequence[str]
-    """The runs that were imported. Nobody can say whether they were altered before that."""
+    """The runs that were imported. Alterations before the import can't be detected."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
-"""Text that people are shown: every character of it can be seen.
+"""Text for people, in which every character is visible.
 
-A person may approve only what they can read, so every environment shows the same rows, made here. A character
+People can only judge what they can read, so every environment shows the rows that are made here. A character
 that is invisible, looks like a space, controls a terminal or changes the direction of text is written as an
 escape, such as `\\u202e`. Numbers are exact. No two values have the same rows.
 
@@ -19,12 +19,12 @@ import msgspec
 
 FOLD_CHARACTERS = 600
 FOLD_LINES = 12
-"""Maximum characters and lines of a value that are shown before the rest is folded."""
+"""Maximum number of characters, and of lines, of a value before the rest is folded."""
 
 _MAX_MARKS = 3
-"""Maximum combining marks on one character. More of them would draw over the text around it."""
+"""Maximum number of combining marks on one character. More of them would cover the text around it."""
 
-# Unicode's "default ignorable" characters, except U+FE0F, which ends every other emoji.
+# Unicode's "default ignorable" characters, except U+FE0F, which is part of many emoji.
 _INVISIBLE = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     "\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
@@ -35,7 +35,7 @@ _BREAK = re.compile("[\t\n]")
 _UNCLEAR_CATEGORIES = frozenset(["Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"])
 _IGNORABLE = re.compile(f"[{_INVISIBLE}\ufe0f]")
 _BLANK = frozenset("\u2800\U00013441\U00013442\U00016fe4\U0001d159")
-"""Visible by their category, but drawn as nothing."""
+"""Characters that are drawn as nothing, although their category is visible."""
 
 _UNCLEAR_ASCII = re.compile("[\x00-\x09\x0b-\x1f\x7f]")
 _UNCLEAR_ASCII_BUT_TABS = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
@@ -80,7 +80,7 @@ def exact(text: str, *, tabs: bool = False) -> str:
 
 
 def visible(text: str, *, tabs: bool = False) -> str:
-    """Write a text so that every character can be seen, but keep backslashes. Doing it again changes nothing."""
+    """Write a text so that every character can be seen, but keep backslashes. The function is idempotent."""
     clear = (_UNCLEAR_ASCII_BUT_TABS if tabs else _UNCLEAR_ASCII).sub(lambda found: _number(found[0]), text)
     if clear.isascii():
         return clear
@@ -100,15 +100,15 @@ def rows_of(values: Mapping[str, Any]) -> tuple[Row, ...]:
 
 
 def _written_name(name: str) -> str:
-    """Quote a name that is not a plain word, so that it can't be taken for a name and the start of a value."""
+    """Quote a name unless it is a plain word, so that it can't look like a name followed by a value."""
     return name if _PLAIN_NAME.fullmatch(name) else exact_line(_quoted(name))
 
 
 def _written(value: Any) -> str:
-    """Write a JSON value. A string has no quotes, unless it could then be taken for something else."""
+    """Write a JSON value. Strings are quoted only if they could be mistaken for another value."""
     if isinstance(value, str) and not _needs_quotes(value):
         text = exact(value)
-        first = _number(text[0]) if text[0] in " \n" else text[0]  # the ends of a text would not be seen
+        first = _number(text[0]) if text[0] in " \n" else text[0]  # blanks at the ends would be invisible
         last = _number(text[-1]) if text[-1] in " \n" else text[-1]
         return f"{first}{text[1:-1]}{last}" if len(text) > 1 else first
     return exact("".join(_json(value, "\n")))
@@ -147,14 +147,14 @@ def _quoted(text: str) -> str:
 def _fold(name: str, text: str) -> Row:
     lines = text.split("\n", FOLD_LINES)
     shown = min(FOLD_CHARACTERS, len(text) if len(lines) <= FOLD_LINES else len(text) - len(lines[-1]) - 1)
-    if len(text) - shown < 40:  # shorter than the words that would say so
+    if len(text) - shown < 40:  # a note about the rest would be as long
         return Row(name, text)
     return Row(name, text[:shown], text[shown:], len(text) - shown)
 
 
 def _is_unclear(character: str) -> bool:
     if character.isascii():
-        return False  # seen to already
+        return False  # handled by the caller
     hidden = unicodedata.category(character) in _UNCLEAR_CATEGORIES or character in _BLANK
     return hidden or _IGNORABLE.match(character) is not None
 
@@ -164,7 +164,7 @@ def _is_mark(character: str) -> bool:
 
 
 def _number(character: str) -> str:
-    """Escape a character by its number, always in the same form."""
+    """Return the escape of a character by its code point."""
     number = ord(character)
     if number < 0x100:
         return f"\\x{number:02x}"
@@ -176,7 +176,7 @@ def _escape_match(found: re.Match[str]) -> str:
 
 
 def _escape_marks(text: str) -> Iterator[str]:
-    """Escape combining marks where a character carries more than a script needs, or where there is none to carry them."""
+    """Escape combining marks that follow no character, or that are more than any script needs on one character."""
     marks = _MAX_MARKS
     for character in text:
         marks = marks + 1 if _is_mark(character) else 0

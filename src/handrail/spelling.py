@@ -1,4 +1,4 @@
-"""Spelling: the known name that a misspelt one was probably meant to be."""
+"""Spelling: finds the known name that is closest to a misspelt one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _MOST = 500
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known name that is most like a name, or None.
+    """Return the known name that is most similar to a name, or None.
 
-    Comparing takes time in proportion to both, and names come from models: a long name has no likeness, and only
-    the first few hundred known ones are compared.
+    Names come from models, so the time for comparisons is bounded: long names are not compared, and only the first
+    few hundred known names are.
     """
-    import difflib  # errors only
+    import difflib  # imported only for errors
 
     if len(name) > _LONGEST:
         return None

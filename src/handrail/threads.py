@@ -184,7 +184,7 @@ def _hand_over(
 
 
 _LOOK_SECONDS = 1.0
-"""Seconds between two checks of a waiting thread whether its loop is still alive."""
+"""Seconds between a waiting thread's checks that its loop is still alive."""
 
 
 def _outcome_of(outcome: concurrent.futures.Future[T], loop: asyncio.AbstractEventLoop, name: str) -> T:

@@ -1,4 +1,4 @@
-"""Cheap timers: a heap of due times, with one timer of the event loop for all of them."""
+"""Cheap timers: a heap of due times that share one timer of the event loop."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Timers:
             self._schedule(when)
 
     def count_stopped(self) -> None:
-        """Count an entry of the heap that is no longer valid. Such entries are removed once there are many."""
+        """Count an invalid entry of the heap. Invalid entries are removed once there are many."""
         self._stopped += 1
         if self._stopped > _FEW and self._stopped * 2 > len(self._heap):
             self._heap = [entry for entry in self._heap if entry[2].is_due(entry[0])]

@@ -215,7 +215,7 @@ def test_one_evaluation_at_a_time() -> None:
         adapter = Adapter(scripted(Reply("slow", delay=5), "later"))
         first = asyncio.ensure_future(adapter.evaluate(GUIDE, "one", session=session))
         await asyncio.sleep(1)
-        with pytest.raises(ConversationBusy, match="Wait for it"):
+        with pytest.raises(ConversationBusy, match="Wait until it has ended"):
             await adapter.evaluate(GUIDE, "two", session=session)
         assert (await first).text == "slow"
         assert (await adapter.evaluate(GUIDE, "two", session=session)).text == "later"
@@ -356,7 +356,7 @@ def test_a_stream_has_nested_runs_and_no_others() -> None:
 
     @tool
     async def ask(context: ToolContext) -> str:
-        """Ask another."""
+        """Ask another agent."""
         return (await context.adapter.evaluate(Prompt("inner", "Inner."), "inner")).text
 
     stream = Adapter(scripted(ToolCall("ask"), "From inside.", "Outside.")).stream(
@@ -385,7 +385,7 @@ def test_usage_and_cost_of_request_run_and_subtree() -> None:
 
     @tool
     async def ask(context: ToolContext) -> str:
-        """Ask another."""
+        """Ask another agent."""
         inner = await context.adapter.evaluate(Prompt("inner", "Inner."), "inner")
         assert inner.usage == Usage(20, 2, 0, 0, 1)
         assert inner.cost == 22
@@ -514,7 +514,7 @@ def test_eight_children_can_not_pass_a_limit_of_four() -> None:
 
     @tool
     async def ask(context: ToolContext) -> str:
-        """Ask another."""
+        """Ask another agent."""
         return (await context.adapter.evaluate(Prompt("inner", "Inner."), "inner")).text
 
     def answer(request: Any) -> Any:
@@ -539,7 +539,7 @@ def test_a_share_for_a_child() -> None:
 
     @tool
     async def ask(context: ToolContext) -> str:
-        """Ask another."""
+        """Ask another agent."""
         inner = Prompt("inner", "Inner.", tools=[weather])
         return (await context.adapter.evaluate(inner, "inner", budget=Budget(requests=1))).text
 
@@ -584,7 +584,7 @@ def test_the_run_of_a_child_ends_with_the_deadline_of_its_parent() -> None:
 
     @tool
     async def ask(seconds: int, context: ToolContext) -> str:
-        """Ask another."""
+        """Ask another agent."""
         limit = Deadline.after(seconds, clock=VirtualClock())
         return (await context.adapter.evaluate(Prompt("inner", "Inner."), "inner", deadline=limit)).text
 
@@ -714,7 +714,7 @@ def test_what_a_call_evaluates_is_undone_with_it() -> None:
 
     @tool
     async def delegate(fail: bool, context: ToolContext) -> str:
-        """Let another write."""
+        """Let another agent write the file."""
         await context.adapter.evaluate(Prompt("inner", "Inner.", tools=[write]), f"{fail}")
         assert context.filesystem.exists(f"{fail}.txt")
         if fail:
@@ -743,7 +743,7 @@ def test_nested_runs_are_conversations_of_their_own() -> None:
 
     @tool
     async def ask(context: ToolContext) -> str:
-        """Ask another, twice."""
+        """Ask two other agents, one after the other."""
         one = await context.adapter.evaluate(Prompt("inner", "Inner."), "first")
         two = await context.adapter.evaluate(Prompt("inner", "Inner."), "second")
         return f"{one.text} {two.text}"
@@ -780,7 +780,7 @@ def test_a_nested_prompt_with_resources_of_its_own_says_where_they_belong() -> N
 
     @tool
     async def ask(context: ToolContext) -> str:
-        """Ask another."""
+        """Ask another agent."""
         return (await context.adapter.evaluate(inner, "inner")).text
 
     def answer(request: Any) -> Any:
@@ -906,7 +906,7 @@ def test_prompt_model_gives_a_typed_answer() -> None:
     asked = model.requests[1]
     assert (asked.system, asked.temperature, asked.stream) == ("Choose well: $5.", 0.5, True)
     assert "".join(texts) == 'none{"selected": "b"}'
-    assert "does not fit" in model.requests[2].messages[-1].text
+    assert "is invalid" in model.requests[2].messages[-1].text
 
 
 def test_prompt_model_takes_any_type_and_gives_up_after_two_repairs() -> None:

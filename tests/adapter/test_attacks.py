@@ -147,7 +147,7 @@ def test_a_person_asked_in_a_nested_run_stops_every_clock(tighter: bool) -> None
 
     @tool
     async def ask(context: UserContext) -> str:
-        """Ask."""
+        """Ask a person."""
         return (await context.wait_for("pick", {}, Choice)).selected
 
     async def scenario() -> None:
@@ -155,7 +155,7 @@ def test_a_person_asked_in_a_nested_run_stops_every_clock(tighter: bool) -> None
 
         @tool
         async def delegate(context: ToolContext) -> str:
-            """Have it asked."""
+            """Let another agent ask a person."""
             deadline = Deadline.after(5, clock=clock, pauses_for_people=True) if tighter else None
             prompt = Prompt("inner", "Inner.", tools=[ask])
             return (await context.adapter.evaluate(prompt, "go", deadline=deadline)).text
@@ -227,7 +227,7 @@ def test_a_model_that_writes_where_it_should_call_is_told_to_call() -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """Where."""
+    """The params of the prompt."""
 
     city: str
 
@@ -262,7 +262,7 @@ def test_two_messages_are_refused_in_a_call_too() -> None:
 
     @tool
     async def delegate(context: ToolContext) -> str:
-        """Have it done."""
+        """Let another agent do it."""
         return (await context.adapter.evaluate(PLAIN, "one", message="two")).text
 
     model = ScriptedModel([ToolCall("delegate"), "Done."])

@@ -67,7 +67,7 @@ class Counted:
 
         @tool(effect="staged")
         async def ask(context: ToolContext) -> str:
-            """Ask somebody, after an inner call that leaves something."""
+            """Ask a person, after an inner call that changes the session."""
             ran.append("ask")
             await context.call("mark")
             assert context.wait_for is not None
@@ -207,7 +207,7 @@ async def test_answers_from_another_process_reach_a_run_that_waits(tmp_path: Pat
     await asked.wait()
     other = journal_at(tmp_path)
     [question] = await other.questions.open("run")
-    with pytest.raises(RunBusy, match="has it"):
+    with pytest.raises(RunBusy, match="holds its lease"):
         await Adapter(ScriptedModel([]), journal=other).resume("run", Prompt("p", "Do.", tools=tools.all))
     other.questions.answer(answer_to(question, {"number": 3}))
     assert (await running).text == "done"
@@ -386,7 +386,7 @@ async def test_an_overtaken_process_stops_and_undoes_nothing(tmp_path: Path):
 
     @tool(effect="idempotent")
     async def outer(context: ToolContext) -> str:
-        """Book, and be overtaken."""
+        """Book, then lose the run to another process."""
         await context.call("book")
         other = journal_at(tmp_path)
         await other._database.transact(
@@ -455,7 +455,7 @@ async def test_nothing_that_has_to_be_marked_begins_in_an_overtaken_run(tmp_path
 
     @tool(effect="idempotent")
     async def overtaken(context: ToolContext) -> str:
-        """Be overtaken, and learn so."""
+        """Lose the run to another process, and notice it in an inner call."""
         other = journal_at(tmp_path)
         await other._database.transact(
             lambda connection: connection.execute("UPDATE runs SET leased_until = 0")

@@ -410,7 +410,7 @@ async def test_a_deposit_that_does_not_fit_any_more_fails_the_call(tmp_path: Pat
         return (await stage.redeem(context.ticket(), booking, filesystem=there_files)).render()
 
     said = await stage.run(acting(here, "compensable", compensate=undo))
-    assert "changed by another call or by somebody else meanwhile: a.txt" in said
+    assert "another call or somebody else has changed a.txt meanwhile" in said
     assert undone == ["booked", "booked"]  # the call's own booking, and the one under the ticket
     assert (tmp_path / "files" / "a.txt").read_text() == "old"
     here_files.close()
@@ -533,7 +533,7 @@ async def test_one_who_could_not_keep_a_ticket_once_keeps_it_all_the_same(
     async def failing_once(*given: Any) -> bytes:
         claims.append("")
         if len(claims) == 2:
-            raise JournalError("runs.db", "can't write: disk full", "See to the disk, and try again.")
+            raise JournalError("runs.db", "can't write: disk full", "Free some space, and try again.")
         if len(claims) == 3:
             kept.set()
         return await claim(*given)

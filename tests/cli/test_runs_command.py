@@ -124,7 +124,7 @@ def test_fork_undo_replay(line: Line):
     assert "No differences: 3 steps" in line("replay", "tea")
     assert line.json("undo", "tea", written)["paths"] == ["a"]
     assert not (line.base / "files" / "a").exists()
-    assert "undone already" in line("undo", "tea", written, code=1)
+    assert "already been undone" in line("undo", "tea", written, code=1)
     assert "slice Noted" in line("undo", "tea", note)
     (line.base / "the_app.py").write_text(APP.replace("Do what is asked.", "Do it well."))
     del sys.modules["the_app"]
@@ -158,7 +158,7 @@ def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch
         (["list", "--journal", "nowhere.db"], "there is no journal at nowhere.db", 2),
         (["fork", "tea", "7"], "from one of 0 to 1", 1),
         (["undo", "tea", "call"], "has no finished call", 1),
-        (["forget"], "nothing says which", 2),
+        (["forget"], "which runs to delete", 2),
         (["forget", "--before", "soon"], "is not a time", 2),
         (["resume", "tea", "--approve", "odd"], "not one of ask, all, strict", 2),
         (

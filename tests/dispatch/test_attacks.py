@@ -34,7 +34,7 @@ from support.rig import Note, Rig, leave_traces, nothing, staged
 
 
 def test_a_handled_failure_in_a_task_group_is_no_cancellation() -> None:
-    """Handling a failed task group is not a cancellation, despite the cancel count it leaves before Python 3.13."""
+    """A call that handles a failed task group is not cancelled, despite the cancel count left before Python 3.13."""
 
     @tool(effect="staged")
     async def outer(context: ToolContext) -> str:
@@ -240,7 +240,7 @@ class SlowJournal(MemoryJournal):
 
 @tool(effect="staged")
 async def increment(context: ToolContext) -> int:
-    """Count one further."""
+    """Increment the counter."""
     latest = context.session[Count].latest()
     number = 1 if latest is None else latest.number + 1
     context.session.dispatch(Count(number))
@@ -422,7 +422,7 @@ def test_a_cancelled_call_is_not_tried_again() -> None:
 
         @tool(effect="idempotent")
         async def outer(context: ToolContext) -> None:
-            """Book and fail for a moment."""
+            """Book, then fail with a transient error."""
             runs.append(1)
             await context.call("book")
             raise TransientError(retry_after=0)
@@ -466,7 +466,7 @@ def test_an_operation_of_a_call_is_refused_on_another_loop() -> None:
 
 
 def test_what_a_failed_inner_call_read_counts_for_the_outer_one() -> None:
-    """A failed inner call's reads count for the outer call: of two calls that saw each other's file free, one claims."""
+    """A failed inner call's reads count for the outer call: if two calls each see the other's file free, only one claims."""
 
     async def main() -> None:
         meeting = asyncio.Barrier(2)
@@ -593,8 +593,8 @@ def test_a_closed_coroutine_leaves_nothing_and_has_its_end() -> None:
     ("value", "words"),
     [
         ("operation", "the operation call('inner'), which has not run"),
-        ("text", "it returned a str and declares <class 'int'>"),
-        (None, "it returned None and declares <class 'int'>"),
+        ("text", "it returned a str but declares <class 'int'>"),
+        (None, "it returned None but declares <class 'int'>"),
     ],
 )
 def test_a_result_of_another_type_than_declared_fails_the_call(value: Any, words: str) -> None:

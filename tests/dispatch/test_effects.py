@@ -142,7 +142,7 @@ def test_effects_compose(outer: Effect, inner: Effect) -> None:
 
         @tool(name="inner", **options_for(inner))
         async def inner_tool() -> None:
-            """Be called."""
+            """Record that the call was made."""
             ran.append("inner")
 
         @tool(name="outer", **options_for(outer))
@@ -184,7 +184,7 @@ def test_stale_read(effect: Effect) -> None:
 
         @tool(effect="staged")
         async def other(text: str, context: ToolContext) -> None:
-            """Write beside it."""
+            """Change what the other call has read."""
             context.session.dispatch(Note(text))
             context.filesystem.write("a.txt", text)
 

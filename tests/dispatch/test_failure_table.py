@@ -165,7 +165,7 @@ def test_bad_call_says_what_to_fix(name: str, arguments: str, words: str) -> Non
 
 
 def test_a_wrong_signature_is_distinguished_from_the_handlers_own_type_error() -> None:
-    """A handler with the wrong signature is reported as a fault of the tool."""
+    """A handler with the wrong signature is reported as a defect in the tool."""
 
     async def main() -> None:
         fine = staged(sleeps)

@@ -121,7 +121,7 @@ def test_denied_nothing_happened(ground: Any) -> None:
     session = Session()
     result = invoke(ground, Looker(False), session)
     assert not result.success
-    assert "What it would have done was not applied." in result.message
+    assert "Its changes were not applied." in result.message
     assert files.read("a.txt") == "one\n"
     assert session[Noted].all() == ()
 

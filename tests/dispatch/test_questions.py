@@ -395,10 +395,10 @@ class Returns(Person):
         (Raises(QuestionTimedOut("pick")), "timed out", "nobody answered in time"),
         (Raises(QuestionCancelled("pick")), "cancelled", "cancelled"),
         (Returns(), "cancelled", "AttributeError"),
-        (Person(answers={"pick": 1}, forge="question"), "declined", "no answer that fits after 3 tries"),
-        (Person(answers={"pick": 1}, forge="digest"), "declined", "no answer that fits after 3 tries"),
-        (Person(answers={"pick": 1}, forge="principal"), "declined", "no answer that fits after 3 tries"),
-        (Person(answers={"pick": "x"}), "declined", "no answer that fits after 3 tries"),
+        (Person(answers={"pick": 1}, forge="question"), "declined", "no valid answer after 3 tries"),
+        (Person(answers={"pick": 1}, forge="digest"), "declined", "no valid answer after 3 tries"),
+        (Person(answers={"pick": 1}, forge="principal"), "declined", "no valid answer after 3 tries"),
+        (Person(answers={"pick": "x"}), "declined", "no valid answer after 3 tries"),
         (Person(), "declined", "no answer was prepared for 'pick'"),
     ],
     ids=range(10),
@@ -442,7 +442,7 @@ def test_an_answer_to_another_question_is_not_taken_for_this_one():
     other: Any = None
     mixes_up = MixesUp()
     ended, open_now = run_virtual(main)
-    assert ended.reason == "no answer that fits after 3 tries"
+    assert ended.reason == "no valid answer after 3 tries"
     assert open_now == 1
     assert "it answers 'q2'" in mixes_up.questions[-1].message
 
@@ -532,7 +532,7 @@ def test_an_answer_is_validated_and_given_as_its_type():
         (Declined("pick", "not thirsty"), Declined, "choose failed: question 'pick': declined: not thirsty"),
         (QuestionCancelled("pick"), QuestionCancelled, "question 'pick': cancelled before it was answered"),
         (QuestionTimedOut("pick"), QuestionTimedOut, "question 'pick': nobody answered in time"),
-        ({"selected": 3}, Declined, "question 'pick': declined: no answer that fits after 3 tries"),
+        ({"selected": 3}, Declined, "question 'pick': declined: no valid answer after 3 tries"),
         ("slow", QuestionTimedOut, "question 'pick': nobody answered in time"),
     ],
 )

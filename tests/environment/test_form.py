@@ -101,7 +101,7 @@ async def test_each_field_is_checked_as_it_is_typed():
         await fill_in(Schema(Order).json_schema, typist)
     for words in (
         "at least 3 characters, not 2",
-        "a value is needed",
+        "a value is required",
         "a whole number, such as 3",
         "at most 9",
         "a number, such as 2.5",

@@ -42,7 +42,7 @@ def test_invisible_characters_are_escaped():
 
 @given(ANYTHING, st.integers(1, 50))
 def test_a_line_is_short_enough(text: str, most: int):
-    """A line has no breaks or tabs, and at most the given number of characters."""
+    """An escaped line has no line breaks or tabs, and at most the given number of characters."""
     line = escape_line(text, most)
     assert moves_nothing(line)
     assert len(line) <= most
@@ -50,7 +50,7 @@ def test_a_line_is_short_enough(text: str, most: int):
 
 @given(JSON)
 def test_formatted_values_are_escaped(value: object):
-    """Names and values of any JSON stay within their lines."""
+    """Names and values of any JSON stay within their own lines."""
     for line in format_value(value):
         assert "\n" not in line
         assert moves_nothing(line.replace("\t", ""))

@@ -117,20 +117,20 @@ async def edit(
 
 @tool(effect="idempotent")
 async def wonder(message: str, context: ToolContext, again: int = 0) -> list[Any]:
-    """Ask for oneself."""
+    """Request approval from inside the handler."""
     approval = await context.request_approval(message)
     return [approval.approved, approval.outcome, approval.reason]
 
 
 @tool(effect="idempotent")
 async def need(kind: str, context: ToolContext, again: int = 0) -> bool:
-    """Ask for a permission."""
+    """Request a permission."""
     return (await context.request_permission(kind)).approved
 
 
 @tool(effect="idempotent")
 async def need_too(kind: str, context: ToolContext) -> bool:
-    """Ask for a permission, as another tool."""
+    """Request a permission, as another tool."""
     return (await context.request_permission(kind)).approved
 
 
@@ -548,7 +548,7 @@ async def test_a_denial_is_remembered_and_its_reason_told(remember: str):
     what = 'exactly pay {"amount": 1, "to": "bob"}' if remember == "exact" else "pay (any arguments)"
     assert again.message == (
         f"pay was not approved (denied): we are broke (remembered in this session: {what}). It did not run. "
-        "It was asked for because pay is irreversible. It is not asked about again: do not repeat it."
+        "It needs approval because pay is irreversible. The denial is remembered, so do not call it again."
     )
     await desk.call("pay", amount=2)
     assert desk.asked == (2 if remember == "exact" else 1)

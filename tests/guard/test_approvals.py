@@ -52,7 +52,7 @@ async def pay_by_way_of(amount: int, context: ToolContext) -> str:
 
 @tool(effect="idempotent")
 async def ask(message: str, context: ToolContext) -> str:
-    """Ask for oneself."""
+    """Request approval from inside the handler."""
     approval = await context.request_approval(message)
     ran.append(f"{message}: {approval.outcome}")
     told.append(approval)
@@ -61,7 +61,7 @@ async def ask(message: str, context: ToolContext) -> str:
 
 @tool(effect="idempotent")
 async def permit(kind: str, context: ToolContext) -> str:
-    """Ask for a permission."""
+    """Request a permission."""
     told.append(await context.request_permission(kind))
     return told[-1].outcome
 
@@ -152,7 +152,7 @@ def test_no_mode_is_never_approve_all():
         return (await open_gate([pay], policies=[CapabilityPolicy()]).invoke("pay", {"amount": 1})).message
 
     words = (
-        "pay was not approved (nobody there). It did not run. It was asked for because pay is irreversible. "
+        "pay was not approved (nobody there). It did not run. It needs approval because pay is irreversible. "
         "Nobody can be asked here: go on without it, and say what was left undone."
     )
     assert run_virtual(main) == words
@@ -227,10 +227,10 @@ async def cancelling(scene: Scene) -> None:
         (lambda: Person(True, after=60), "pay was not approved (timed out). It did not run."),
         (
             lambda: Person(True, forge="digest"),
-            "pay was not approved (denied): no answer that fits after 3 tries",
+            "pay was not approved (denied): no valid answer after 3 tries",
         ),
-        (lambda: Person(True, forge="principal"), "(denied): no answer that fits after 3 tries"),
-        (lambda: Person(True, forge="question"), "(denied): no answer that fits after 3 tries"),
+        (lambda: Person(True, forge="principal"), "(denied): no valid answer after 3 tries"),
+        (lambda: Person(True, forge="question"), "(denied): no valid answer after 3 tries"),
         (lambda: Broken(), "pay was not approved (cancelled): nobody could be asked: OSError"),
     ],
     ids=range(8),
@@ -338,7 +338,7 @@ def test_only_a_truth_value_approves(value: Any):
     async def main() -> str:
         return (await Scene(Mumbles()).call("pay", amount=1)).message
 
-    assert "no answer that fits after 3 tries" in run_virtual(main)
+    assert "no valid answer after 3 tries" in run_virtual(main)
     assert ran == []
 
 

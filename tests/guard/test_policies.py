@@ -117,8 +117,8 @@ def one_call(policy: Any, **options: Any) -> tuple[ToolResult[Any], Session, Rec
         (PolicyDecision.ask("is it true?"), True, "ok", "hello"),
         (later(PolicyDecision.ask("is it true?")), True, "ok", "hello"),
         (PolicyDecision.ask("is it true?"), "it is not", "denied", "not approved (denied): it is not"),
-        (raises, True, "denied", "The policy 'rule' could not decide and so denies note."),
-        (raises_later, True, "denied", "The policy 'rule' could not decide and so denies note."),
+        (raises, True, "denied", "The policy 'rule' could not decide, so note is denied."),
+        (raises_later, True, "denied", "The policy 'rule' could not decide, so note is denied."),
         (later(True), True, "denied", "could not decide"),
         (lambda *_: None, True, "denied", "could not decide"),
         (lambda *_: True, True, "denied", "could not decide"),
@@ -303,9 +303,9 @@ class Seen:
 
 
 def test_policy_may_only_log_before_the_call():
-    """A policy that writes state in `check` makes the call be denied, since the state would outlive a failed call."""
+    """A call is denied if a policy writes state in its `check`, since that state would outlive a failed call."""
     result, session, _ = one_call(Rule(check=lambda _, context: context.session.dispatch(Note("sneaky"))))
-    assert result.message == "The policy 'rule' could not decide and so denies note."
+    assert result.message == "The policy 'rule' could not decide, so note is denied."
     assert len(session[Note]) == 0
 
 
@@ -404,7 +404,7 @@ def test_every_one_that_is_missing_is_named():
         await gate.invoke("lint")
         return (await gate.invoke("deploy")).message
 
-    said = "deploy is not allowed: deploy may only run after build and test succeeded. Call that first."
+    said = "deploy is not allowed: deploy may run only after build and test succeeded. Call build and test first."
     assert run_virtual(main) == said
 
 
@@ -536,7 +536,7 @@ def test_one_path_has_many_spellings(how_read: str, how_written: str):
 
 
 def test_a_file_changed_by_somebody_else_must_be_read_again():
-    """A file whose content has changed since it was read must be read again; unchanged content need not be."""
+    """A file whose content has changed since it was read must be read again; a file with the same content need not be."""
 
     async def main() -> None:
         files = MemoryFilesystem({"a": "old"})
@@ -839,7 +839,7 @@ def test_a_misspelt_capability_is_refused_once_the_tools_are_known(verdicts: Any
     ],
 )
 def test_a_capability_that_no_tool_has_may_be_named(verdicts: Any, capabilities: list[str]):
-    """A policy can be written for more tools than there are, and for capabilities with similar names."""
+    """A policy may name capabilities that no tool has, and capabilities with similar names."""
     open_gate([doing("staged", *capabilities)], policies=[CapabilityPolicy(verdicts)])
 
 

@@ -1,4 +1,4 @@
-"""A journal that something else has altered: verify, resume, answer and undo refuse it, and say where."""
+"""Journals altered by something other than Handrail: verify, resume, answer and undo refuse them and name the record."""
 
 import asyncio
 import re
@@ -69,7 +69,7 @@ def copied(clean: Path, target: Path) -> Path:
 
 
 def alter(folder: Path, how: Alter) -> None:
-    """Change the file as a command could that has found it."""
+    """Alter the journal's file, as a command that has found it could."""
     connection = sqlite3.connect(folder / "runs.db", isolation_level=None)
     try:
         how(connection)
@@ -82,13 +82,13 @@ def run_sql(query: str) -> Alter:
 
 
 def swap(connection: sqlite3.Connection) -> None:
-    """Exchange the places of two records of one chain."""
+    """Exchange two records of one chain."""
     for was, now in ((3, 99), (4, 3), (99, 4)):
         connection.execute("UPDATE records SET link = ? WHERE chain = 'run tea' AND link = ?", (now, was))
 
 
 def copy_over(columns: str) -> Alter:
-    """Replace a record of one run by the same record of the other."""
+    """Replace a record of one run with the same record of the other."""
 
     def copy(connection: sqlite3.Connection) -> None:
         connection.execute(
@@ -101,7 +101,7 @@ def copy_over(columns: str) -> Alter:
 
 
 def forge_answer(connection: sqlite3.Connection) -> None:
-    """Write an answer as the attacker did: into the table of questions alone."""
+    """Forge an answer in the table of questions, without a record in the chain."""
     connection.execute(
         "UPDATE questions SET answer = (SELECT answer FROM questions WHERE run_id = 'cake') WHERE run_id = 'tea'"
     )
@@ -219,7 +219,7 @@ async def undo_last(folder: Path) -> None:
 
 
 def test_a_clean_journal_is_used(folder: Path):
-    """Nothing is refused: it verifies, a call is undone, the run is answered and resumed, and it verifies again."""
+    """An unaltered journal can be verified, undone, answered and resumed, and verifies again afterwards."""
     code, said = runs_program(folder, "verify")
     assert (code, "nothing was altered" in said) == (0, True)
     asyncio.run(undo_last(folder))
@@ -230,7 +230,7 @@ def test_a_clean_journal_is_used(folder: Path):
 
 @each_alteration
 def test_verify_says_where(folder: Path, how: Alter, where: str):
-    """`handrail runs verify` names the run and the record, and its exit code says that something is wrong."""
+    """`handrail runs verify` names the altered run and record, and exits with an error code."""
     alter(folder, how)
     code, said = runs_program(folder, "verify")
     assert code == 1
@@ -247,7 +247,7 @@ def assert_found(said: str, where: str) -> None:
 
 @each_alteration
 async def test_resume_refuses_it(folder: Path, how: Alter, where: str):
-    """Nothing is run, and the error names the run and the record."""
+    """Resuming an altered run executes nothing, and the error names the run and the record."""
     alter(folder, how)
     with pytest.raises(JournalAltered, match=where):
         await resume(folder)
@@ -268,7 +268,7 @@ async def test_resume_refuses_it(folder: Path, how: Alter, where: str):
     ],
 )
 async def test_answer_and_undo_refuse_it(folder: Path, how: Alter, where: str):
-    """An answer to the run, and an undo of its call, are refused for what the run's own records say."""
+    """If a run's own records were altered, answering its question and undoing its call are refused."""
     alter(folder, how)
     with pytest.raises(JournalAltered, match=where):
         await answer(folder)
@@ -277,7 +277,7 @@ async def test_answer_and_undo_refuse_it(folder: Path, how: Alter, where: str):
 
 
 async def test_recovery_leaves_a_forged_commit_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """It changes no files for a record that nobody here has written, and still recovers other runs."""
+    """Recovery changes no files for a forged commit, and still recovers other runs."""
     journal = SqliteJournal(tmp_path / "runs.db")
     for run_id in ("tea", "cake"):
         unit = CommitUnit(run_id=run_id, call_id=f"{run_id}-1", files=({"path": "a"},))
@@ -295,7 +295,7 @@ async def test_recovery_leaves_a_forged_commit_alone(tmp_path: Path, caplog: pyt
 
 
 async def test_a_cancellation_that_nobody_asked_for_is_ignored(tmp_path: Path):
-    """A run is cancelled by a record of its own, not by a flag."""
+    """A run is cancelled by a record of the request, not by the flag in the run's row."""
     recorder = Recorder(tmp_path)
     journal = recorder.journal
     await park(recorder, "tea", call("choose"), "end")
@@ -308,7 +308,7 @@ async def test_a_cancellation_that_nobody_asked_for_is_ignored(tmp_path: Path):
 
 
 async def test_an_answer_from_another_process_is_checked(tmp_path: Path):
-    """A forged answer does not reach the asker who waits for it in this process."""
+    """A forged answer does not reach the asker that waits for it in this process."""
     journal, other = (SqliteJournal(tmp_path / "runs.db", watch=0.001) for _ in range(2))
     question = Question(
         id="q", kind="input", name="pick", message="Which?", payload={}, schema={}, digest="d", principal="user",
@@ -341,7 +341,7 @@ PROTECTED = {
 
 @pytest.fixture(scope="module")
 def rich(clean: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A journal after a fork, an export, an import, an undo, a denial for the session, and a cancelled run."""
+    """Fixture: a journal after a fork, an export, an import, an undo, a denial for the session, and a cancelled run."""
     folder = copied(clean, tmp_path_factory.mktemp("rich") / "base")
 
     async def more() -> None:
@@ -370,7 +370,7 @@ def verified(folder: Path) -> Any:
 
 
 def test_a_fork_names_its_source_and_an_import_is_marked(rich: Path):
-    """The chain of a fork begins with the source, the step and the head of the source's chain."""
+    """A fork's chain begins with its source, the step and the head of the source's chain; an import's is marked."""
     found = verified(rich)
     assert (list(found.altered), list(found.imported)) == ([], ["imported"])
     connection = sqlite3.connect(rich / "runs.db")
@@ -385,7 +385,7 @@ def test_a_fork_names_its_source_and_an_import_is_marked(rich: Path):
 
 @given(data=st.data())
 def test_any_altered_row_is_found(rich: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
-    """A row that is changed, removed, exchanged with another, or copied over another one is found."""
+    """Any row that is changed, removed, exchanged with another or copied over another is found."""
     folder = copied(rich, tmp_path_factory.mktemp("altered") / "base")
     table = data.draw(st.sampled_from(sorted(PROTECTED)))
     how = data.draw(st.sampled_from(["change", "remove", "exchange", "copy"]))

@@ -153,7 +153,7 @@ def test_a_step_inside_itself_is_refused_and_not_waited_for_forever():
             return await journal.steps.run("a", function)
 
         async with asyncio.timeout(60):
-            with pytest.raises(DefinitionError, match=r"step 'a' is run inside itself.*another key"):
+            with pytest.raises(DefinitionError, match=r"step 'a' was started inside itself.*another key"):
                 await journal.steps.run("a", inside)
             assert await journal.steps.run("b", inside) == 1
             assert await journal.steps.run("a", function) == 1

@@ -420,7 +420,7 @@ async def test_an_interrupted_step_is_settled_by_the_process_that_resumes(
 
 
 async def test_deaths_without_progress_are_counted(processes: tuple[Journal, Journal], clock: Hands):
-    """Each process that ends with a run counts, until something new is recorded or the run is left in order."""
+    """Each process that dies with a run is counted, until something new is recorded or a process leaves the run properly."""
     first, second = processes
     await first.runs.begin(run())
 

@@ -1,4 +1,4 @@
-"""Where journals lie: by default below the state folder, private to their owner, and never where tools may write."""
+"""Locations of journals: by default below the state folder, private to their owner, and never where tools may write."""
 
 import os
 import stat
@@ -30,7 +30,7 @@ def mode_of(path: Path) -> int:
 def test_the_default_lies_below_the_state_folder(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """It follows XDG_STATE_HOME, and the home folder where that is missing or relative."""
+    """The default journal is below `XDG_STATE_HOME`, or below the home folder if that is missing or relative."""
     found = default_journal(tmp_path / "my project")
     assert found.parent.parent == state / "handrail"
     assert found.parent.name.startswith("my_project-")
@@ -45,7 +45,7 @@ names = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"
 
 @given(st.lists(names, min_size=2, max_size=2, unique=True))
 def test_projects_never_share_a_journal(pair: list[str]):
-    """Two paths have two folders, each one legal name, however the paths are spelled."""
+    """Different projects have different journal folders, whose names are valid however the paths are spelled."""
     one, other = (default_journal(Path("/nowhere", each)).parent for each in pair)
     if os.path.realpath(Path("/nowhere", pair[0])) != os.path.realpath(Path("/nowhere", pair[1])):
         assert one.name.lower() != other.name.lower()
@@ -62,7 +62,7 @@ def test_a_link_to_a_project_has_the_same_journal(tmp_path: Path):
 
 
 def test_new_journals_are_private(tmp_path: Path):
-    """The journal, its key and what SQLite puts beside them can be read by their owner alone."""
+    """A new journal, its key and SQLite's files beside them can be read only by their owner."""
     before = os.umask(0)
     try:
         journal = SqliteJournal(tmp_path / "runs.db")
@@ -75,7 +75,7 @@ def test_new_journals_are_private(tmp_path: Path):
 
 @pytest.mark.parametrize("part", ["runs.db", "runs.db.key"])
 def test_a_journal_that_others_can_use_is_refused(tmp_path: Path, part: str):
-    """The error has the command that closes it, and the command works."""
+    """The error for a journal that other users can access has a command that makes it private, and the command works."""
     SqliteJournal(tmp_path / "runs.db").close()
     (tmp_path / part).chmod(0o640)
     with pytest.raises(JournalExposed, match=rf"mode 640.*`chmod 600 {tmp_path / part}`"):
@@ -91,7 +91,7 @@ def refused(journal: Path, folder: Path) -> str:
 
 
 def test_a_journal_in_a_folder_of_tools_is_refused(tmp_path: Path):
-    """Links in either path are resolved, and a file with a second name is refused wherever it lies."""
+    """A journal that tools could reach is refused, even through symbolic links in either path or a second hard link."""
     work = tmp_path / "work"
     (work / "sub").mkdir(parents=True)
     SqliteJournal(work / "sub" / "x.db").close()
@@ -105,18 +105,18 @@ def test_a_journal_in_a_folder_of_tools_is_refused(tmp_path: Path):
         tmp_path / "way in" / "x.db",
         tmp_path / "alias.db",
     ):
-        assert "which tools may change. Name a file outside of it" in refused(journal, work)
+        assert "which tools may change. Choose a file outside it" in refused(journal, work)
     refused(work / "x.db", tmp_path / "alias")
     check_out_of_reach(str(tmp_path / "outside.db"), str(work))
     check_out_of_reach(str(tmp_path / "outside.db"), "")
     check_out_of_reach(":memory:", str(work))
     check_out_of_reach(str(tmp_path / "workbook.db"), str(work))
     os.link(tmp_path / "outside.db.key", work / "key")
-    assert "has 2 names (hard links)" in refused(tmp_path / "outside.db", work)
+    assert "has 2 hard links" in refused(tmp_path / "outside.db", work)
 
 
 def test_a_reserved_folder_may_hold_a_journal(tmp_path: Path):
-    """`.handrail` is hidden from tools, unless it is a link to what they see."""
+    """A journal may be in `.handrail`, which is hidden from tools, unless that is a link to a folder that they see."""
     check_out_of_reach(str(tmp_path / ".handrail" / "runs.db"), str(tmp_path))
     (tmp_path / "seen").mkdir()
     (tmp_path / ".handrail").symlink_to("seen")
@@ -124,7 +124,7 @@ def test_a_reserved_folder_may_hold_a_journal(tmp_path: Path):
 
 
 async def test_a_run_with_its_journal_among_its_files_is_refused(tmp_path: Path):
-    """A program that puts its own journal there gets the error before anything is recorded."""
+    """A program that puts its journal among the run's files gets an error before anything is recorded."""
     journal = SqliteJournal(tmp_path / "runs.db")
     with DirectoryFilesystem(tmp_path) as files:
         adapter = Adapter(ScriptedModel(["Hello."]), journal=journal, filesystem=files)
@@ -164,7 +164,7 @@ RUN = ("run", "hello.md", "Hello?", "--model", "the_models:model", "-q")
 
 
 def test_commands_agree_on_the_default(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    """`run` records where `runs list` looks, nothing appears in the project, and no --journal has to be typed."""
+    """Without `--journal`, `run` records where `runs list` looks, and nothing appears in the project."""
     before = sorted(each.name for each in project.iterdir() if each.name != "__pycache__")
     assert program(monkeypatch, *RUN) == 0
     assert sorted(each.name for each in project.iterdir() if each.name != "__pycache__") == before
@@ -185,7 +185,7 @@ def test_commands_agree_on_the_default(project: Path, monkeypatch: pytest.Monkey
 def test_a_default_folder_that_others_can_use_is_refused(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, level: int
 ):
-    """It does not run unrecorded either: the mode is an attack or a mistake."""
+    """If others can access the default folder, the command is refused and does not run unrecorded."""
     assert program(monkeypatch, *RUN) == 0
     wide = default_journal(project).parents[level]
     wide.chmod(0o755)
@@ -196,10 +196,10 @@ def test_a_default_folder_that_others_can_use_is_refused(
 def test_commands_refuse_a_journal_among_the_files(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
-    """`--files . --journal ./x.db` was how a command could answer its own questions."""
+    """A journal among the files of `--files` is refused, since a command could use it to answer its own questions."""
     for more in (("--journal", "./x.db"), ("--journal", "sub/x.db")):
         assert program(monkeypatch, *RUN, "--files", ".", *more) == 2
-        assert "which tools may change. Name a file outside of it" in capsys.readouterr().err
+        assert "which tools may change. Choose a file outside it" in capsys.readouterr().err
     monkeypatch.setenv("XDG_STATE_HOME", str(project / "state"))
     assert program(monkeypatch, *RUN, "--files", ".") == 2
     assert "which tools may change" in capsys.readouterr().err

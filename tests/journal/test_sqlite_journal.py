@@ -360,13 +360,13 @@ def test_the_runs_of_a_session_are_found_without_going_through_all_of_somebody_s
 
 
 def test_a_journal_without_its_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """It is not written with a second key: a missing, damaged or other key is named when the journal is opened."""
+    """A journal whose key is missing, damaged or different is refused when it is opened, and gets no new key."""
     path, key = tmp_path / "runs.db", tmp_path / "runs.db.key"
     SqliteJournal(path).close()
     first = key.read_bytes()
     key.unlink()
     with pytest.raises(
-        JournalError, match=r"its key 'runs.db.key' is missing. Put back the one it was made with"
+        JournalError, match=r"its key 'runs.db.key' is missing. Restore the original file, or set"
     ):
         SqliteJournal(path)
     assert not key.exists()

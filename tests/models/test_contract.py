@@ -258,7 +258,7 @@ async def test_invalid_arguments(stage: Stage) -> None:
     for response in await both(stage, wrong, Say("Sorry.")):
         (invoked,) = response.session[ToolInvoked].all()
         assert invoked.status == "invalid"
-        assert "do not fit" in invoked.result.message
+        assert "are invalid" in invoked.result.message
         assert response.text == "Sorry."
 
 

@@ -73,10 +73,10 @@ def test_what_is_idempotent_is_run_again_with_the_same_key(program: Program, tmp
 @pytest.mark.parametrize(
     ("tool", "after", "told"),
     [
-        ("compensable", ["compensated"], "what it may have done was undone"),
+        ("compensable", ["compensated"], "anything it may have done was undone"),
         ("compensable_done", ["probed"], "was done before the process ended"),
         ("compensable_not_done", ["probed", "begin", "end"], "compensable_not_done done"),
-        ("compensable_unknown", ["probed", "compensated"], "what it may have done was undone"),
+        ("compensable_unknown", ["probed", "compensated"], "anything it may have done was undone"),
     ],
 )
 def test_what_is_compensable_is_probed_else_compensated(

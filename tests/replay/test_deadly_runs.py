@@ -1,4 +1,4 @@
-"""A run that ends every process which takes it up is set aside, so that it can't end another one."""
+"""A run that ends every process that resumes it is set aside, so that it can't end another one."""
 
 import asyncio
 import signal
@@ -48,7 +48,7 @@ APP = textwrap.dedent(
 
 
 def test_a_run_that_ends_every_process_is_set_aside(tmp_path: Path):
-    """Three processes die with it. The next one ends it instead, says why, and goes on with its session."""
+    """After three processes have died with a run, the next one ends the run, says why, and continues its session."""
     (tmp_path / "deadly.py").write_text(APP)
     path = tmp_path / "runs.db"
     for begins in ("begin", "resume", "resume"):
@@ -56,7 +56,7 @@ def test_a_run_that_ends_every_process_is_set_aside(tmp_path: Path):
         assert done.returncode == -signal.SIGKILL, done.stderr
     done = warm_python.run([tmp_path / "deadly.py", str(path), "resume"], cwd=tmp_path)
     assert done.returncode == 1
-    assert b"3 processes in a row ended while they had it" in done.stderr
+    assert b"3 processes in a row ended while they executed it" in done.stderr
     asyncio.run(look(path))
 
 

@@ -268,7 +268,7 @@ async def test_an_environment_that_raises_at_rest_has_its_run_parked(caplog: pyt
     going.there.run_waiting = run_waiting
     with pytest.raises(RunParked):
         await going.begin()
-    assert "told of a run at rest raised" in caplog.text
+    assert "the environment raised in `run_waiting`" in caplog.text
 
 
 # --- by force ----------------------------------------------------------------------------------------
@@ -438,7 +438,7 @@ class Moments:
 @settings(max_examples=40, deadline=None)
 @given(at=st.integers(1, 60), again=st.integers(1, 40))
 def test_parking_by_force_at_any_two_moments_gives_the_same_result(at: int, again: int):
-    """Recorded work is not repeated, repeatable work is not lost, and no call ends twice."""
+    """Wherever a run is parked by force, no recorded work is repeated, no repeatable work is lost, and no call ends twice."""
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(_park_by_force_twice(Path(folder), at, again))
 

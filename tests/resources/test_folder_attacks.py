@@ -381,7 +381,7 @@ def test_a_resource_or_state_without_words_is_named_in_the_preview() -> None:
     assert counter.count == 1
     assert shown == [
         "CounterFork: it was used, and its changes can't be shown\n"
-        "state: Noted (what is in it can't be shown)\n"
+        "state: Noted (its contents can't be shown)\n"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Recorded runs: to list, show, cancel, fork, export, import and forget them."""
+"""Operations on recorded runs: list, show, cancel, fork, export, import and forget."""
 
 import asyncio
 import json
@@ -179,7 +179,7 @@ async def test_a_call_that_had_begun_is_said_to_be_unknown(recorder: Recorder):
     from handrail.adapter.run_record import decode_outcome
 
     (results,) = [m.results for m in decode_outcome(row).messages if isinstance(m, ToolMessage)]
-    assert "what came of it is not known" in results[0].text
+    assert "its outcome is unknown" in results[0].text
     task.cancel()
     with pytest.raises((asyncio.CancelledError, RunBusy)):
         await task
@@ -355,7 +355,7 @@ async def test_an_export_holds_no_secret(recorder: Recorder, tmp_path: Path):
         (b'{"handrail": "session", "version": 1}', "not an exported run"),
         (
             b'{"handrail": "run", "version": 2, "run_id": "r"}',
-            "exported in version 2, and this version of Handrail reads 1",
+            "exported in format 2, and this version of Handrail reads format 1",
         ),
         (b'{"handrail": "run", "version": 1, "run_id": "r"}', "cut off"),
         (b'{"handrail": "run", "version": 1, "run_id": "r"}\n{"entry": 3}', "line 2 of r.jsonl is damaged"),
@@ -401,7 +401,7 @@ async def test_only_whole_sessions_that_are_over_are_forgotten(recorder: Recorde
     recorder.answer(question, {"n": 1})
     response = await recorder.adapter("y").resume("live2", PROMPT)
     assert [each.text for each in response.session[Noted].all()] == ["a"]
-    with pytest.raises(DefinitionError, match="nothing says which"):
+    with pytest.raises(DefinitionError, match="which runs to delete"):
         await forget(recorder.journal)
 
 

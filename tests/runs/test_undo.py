@@ -136,7 +136,7 @@ async def test_later_calls_that_were_undone_are_not_in_the_way(recorder: Recorde
     assert (recorder.folder / "a").read_text() == "1"
     await undo(recorder.journal, "r", first, recorder.files)
     assert not (recorder.folder / "a").exists()
-    with pytest.raises(UndoRefused, match="undone already"):
+    with pytest.raises(UndoRefused, match="already been undone"):
         await undo(recorder.journal, "r", first, recorder.files)
     assert [node.undone for node in (await show(recorder.journal, "r")).calls] == [True, True]
 
@@ -187,7 +187,7 @@ async def test_what_can_not_be_undone_is_said(recorder: Recorder):
     failed, written, sent = await recorder.ids("r")
     for id, said, options in (
         (failed, "it failed", {}),
-        (written, "which were not given", {}),
+        (written, "and no filesystem was passed", {}),
     ):
         with pytest.raises(UndoRefused, match=said):
             await undo(recorder.journal, "r", id, **options)
@@ -258,20 +258,20 @@ async def test_a_session_at_work_is_left_alone(recorder: Recorder):
 
 
 async def test_the_same_call_id_in_another_conversation_is_another_call(recorder: Recorder):
-    """Models choose call ids, so they repeat between principals: an undo touches its own call's files only."""
+    """Call ids may repeat between principals, because models choose them; an undo changes only its own call's files."""
     for who in ("ann", "bob"):
         asked = ToolCall("write", {"path": f"{who}.txt", "text": who}, "call_1")
         await recorder.run(who, asked, "end", session=Session(id=who, principal=who))
     done = await undo(recorder.journal, "ann", "call_1", recorder.files)
     assert list(done.paths) == ["ann.txt"]
     assert [path.name for path in recorder.folder.iterdir()] == ["bob.txt"]
-    with pytest.raises(UndoRefused, match="undone already"):
+    with pytest.raises(UndoRefused, match="already been undone"):
         await undo(recorder.journal, "ann", "call_1", recorder.files)
     assert list((await undo(recorder.journal, "bob", "call_1", recorder.files)).paths) == ["bob.txt"]
 
 
 async def test_the_same_run_and_call_in_another_journal_are_not_touched(recorder: Recorder, tmp_path: Path):
-    """Two journals may use one folder: what the other one recorded can't be undone with this one."""
+    """If two journals share a folder, a call that one of them recorded can't be undone through the other."""
     (tmp_path / "other").mkdir()
     other = SqliteJournal(tmp_path / "other" / "runs.db", watch=None)
     asked = ToolCall("write", {"path": "mine", "text": "x"}, "call_1")

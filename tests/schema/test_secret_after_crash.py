@@ -170,7 +170,7 @@ async def test_what_can_only_be_undone_with_a_secret_is_named_after_a_crash() ->
         await context.call("login", key=SecretStr(MARK))
         assert context.wait_for is not None
         await context.wait_for("ok", {}, bool)
-        raise ValueError("it came to nothing")
+        raise ValueError("the booking failed")
 
     for crash in (False, True):
         undone.clear()

@@ -621,7 +621,7 @@ async def test_somebody_answers_a_server_with_a_secret(how: str, tmp_path: Path)
         await over(thread)
         assert [each.key.get_secret_value() for each in got] == [MARK]
         assert await give(thread, question, {"key": MARK}) == ""  # a repeated answer is harmless
-        with pytest.raises(AnswerRefused, match="answered already"):
+        with pytest.raises(AnswerRefused, match="already been answered"):
             await give(thread, question, {"key": f"{MARK}2"})
         [row] = await thread.rows()
         found = {

@@ -130,7 +130,7 @@ def _put_back(masked: Any, real: Any) -> Any:
 
 @given(logins(WIDER, secret=True), st.data())
 def test_what_does_not_fit_is_withheld_and_not_quoted(login: Login, data: st.DataObject) -> None:
-    """Arguments that do not fit are withheld entirely, since a secret may be anywhere in them."""
+    """Invalid arguments of a tool with secrets are withheld entirely, since a secret may be anywhere in them."""
     wrong = dict(login.arguments)
     name = data.draw(st.sampled_from(sorted(wrong)))
     how = data.draw(st.sampled_from(["renamed", "bare", "listed", "boxed", "cut", "missing"]))
@@ -220,7 +220,7 @@ def test_nothing_is_quoted_where_a_secret_may_be_among_the_arguments(wrong: dict
 
 
 def test_an_error_of_the_type_itself_is_not_repeated() -> None:
-    """An exception that pydantic does not catch may quote the arguments."""
+    """The message of an exception that pydantic does not catch is withheld, since it may quote the arguments."""
 
     class Odd(BaseModel):
         key: SecretStr
@@ -236,7 +236,7 @@ def test_an_error_of_the_type_itself_is_not_repeated() -> None:
 
 
 def test_a_clients_tool_with_a_secret_does_not_quote() -> None:
-    """The same holds for a tool that a client describes, by `writeOnly` in its schema."""
+    """The arguments of a client's tool are not quoted if its schema marks one of them as `writeOnly`."""
     properties = {"key": {"type": "string", "writeOnly": True}, "amount": {"type": "integer"}}
     login = frontend_tool("login", "Log in.", {"type": "object", "properties": properties})
     refused = _refusal(login, json.dumps({"amount": MARK}))
@@ -296,7 +296,7 @@ async def test_a_mask_is_refused_by_name() -> None:
     result = await rig.gate.invoke("login", json.dumps({"user": "ann", "key": MASK}))
     assert not result.success
     assert "key: is masked" in result.message
-    assert "Give it again" in result.message
+    assert "Send it again" in result.message
 
 
 def test_a_model_that_plays_a_client_gets_params_as_they_are() -> None:

@@ -408,7 +408,7 @@ async def test_undone_in_memory_and_after_a_restart(tmp_path: Path, restarted: b
         assert await thread.read_state() == {"Noted": []}
         told = [each["value"] for each in events(thread.feed) if each.get("name") == "handrail.undone"]
         assert [each["call_id"] for each in told] == [wrote, noted]
-        with pytest.raises(UndoRefused, match="undone already"):
+        with pytest.raises(UndoRefused, match="already been undone"):
             await thread.undo(wrote)
         with pytest.raises(UndoRefused, match="no finished call"):
             await thread.undo("nope")

@@ -453,4 +453,4 @@ def test_a_rule_that_asks_for_more_people_at_a_second_look_is_not_passed_with_th
         def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None: ...
 
     gate = open_gate([pay], policies=[Moody()], environment=Person(approve=True))
-    assert "needs the approval of other people" in gate.invoke("pay", {"amount": 5}).wait().render()
+    assert "now needs approval from different people" in gate.invoke("pay", {"amount": 5}).wait().render()

@@ -80,13 +80,13 @@ class Adapter:
 
     @property
     def workers(self) -> WorkerSource | None:
-        """The workers that this adapter's runs may call; None if there are none."""
+        """The workers that this adapter's runs may call, or None."""
         return self._options.workers
 
     def with_workers(
         self, workers: WorkerSource, model: Model | None = None, levels: int | None = None
     ) -> Adapter:
-        """Return a copy of this adapter whose runs have these workers, nested up to `levels` deep.
+        """Return a copy of this adapter whose runs may call these workers, nested at most `levels` deep.
 
         `model` replaces the adapter's own, if given.
         """
@@ -142,8 +142,8 @@ class Adapter:
 
         Recorded steps are not repeated: the model's answers, finished calls, settled effects and people's answers.
         Resuming a finished run returns its response again. `prompt` may be left out if the run began with
-        `app="module:name"`. `session` is an empty session with the old id, for slices with rules of their own.
-        Tools that were added to the run must be passed again.
+        `app="module:name"`. Tools that were added to the run must be passed again. If the session was created with
+        its own slice rules, pass `session`: an empty session with the recorded id and the same rules.
         """
         options = self._options.updated("resume", ResumeArguments, arguments)
         return Operation(lambda: self._resume(run_id, prompt, options), f"resume({run_id!r})")
@@ -154,9 +154,9 @@ class Adapter:
         """Continue a recorded run as a stream of events that starts where the record ends.
 
         Recorded events are not published again, because the session has them: messages, the model's answers,
-        finished calls and nested runs. An interrupted call is entered again, and its events are repeated with the
-        same ids: `ToolStarted`, `QuestionAsked`, `ApprovalRequested`, and `PromptRendered` once a run gets past its
-        record.
+        finished calls and nested runs. An interrupted call is entered again and repeats its events with the same
+        ids: `ToolStarted`, `QuestionAsked` and `ApprovalRequested`. A run publishes `PromptRendered` again once it
+        gets past its record.
         """
         options = self._options.updated("resume_stream", ResumeArguments, arguments)
         heard = Dispatcher()
@@ -200,13 +200,13 @@ class Adapter:
         )
 
     def bound_to(self, attempt: Attempt) -> CallAdapter:
-        """Bind this adapter to a call, no matter which adapter opened the call's run."""
+        """Bind this adapter to a call, even if a different adapter opened the call's run."""
         from handrail.adapter.call_adapter import CallAdapter
 
         return CallAdapter(self, self.settings(), attempt)
 
     def inside(self, attempt: Attempt) -> CallAdapter:
-        """Bind this adapter to a run inside a call. The run streams if the call's run does."""
+        """Bind this adapter to a run inside a call. The nested run is streamed if the call's run is."""
         from handrail.adapter.call_adapter import CallAdapter
 
         around = None if attempt.frame.model.adapter is None else attempt.adapter

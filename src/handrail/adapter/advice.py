@@ -1,4 +1,4 @@
-"""`Advisers`: the feedback providers and completion checkers of a run, including when and how often each is asked."""
+"""`Advisers`: asks the feedback providers and completion checkers of a run when they are due."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Advisers:
         self._asked_at: dict[int, tuple[int, float]] = {}
         self._seen: set[type] = set()
         self._times = 0
-        """How many times the advisers were asked. The number is part of each record's place."""
+        """How many times the advisers were asked. It is part of the place under which each answer is recorded."""
         self._began = run.frame.monotonic()
         self._stop: list[Callable[[], None]] = [
             run.frame.session.dispatcher.subscribe(kind, self._note(kind))
@@ -82,7 +82,10 @@ class Advisers:
         return self._run.frame.place.advice(self._times)
 
     async def hold(self, text: str, output: Any) -> str | None:
-        """Return what is still missing when a run wants to end: None for nothing, "" if only capped checkers object."""
+        """Return what is still missing when the model wants to end the run, as a message for the model.
+
+        Returns None if nothing is missing, or "" if only checkers that have reached their cap object.
+        """
         run_log, place = self._run.frame.log, self._next_place()
         if (before := run_log.find("advice", place, _Advice)) is not None:
             self._recall(self._run.completion, before)
@@ -106,7 +109,7 @@ class Advisers:
             if said:
                 missing.append(said)
         if missing:
-            return f"This is not finished. {' '.join(missing)} Go on, then answer again."
+            return f"The task is not finished. {' '.join(missing)} Continue, then answer again."
         return "" if spent else None
 
     def _is_due(self, provider: FeedbackProvider, seen: set[type]) -> bool:
@@ -136,7 +139,7 @@ class Advisers:
         try:
             said = await answer_of(asked(self._state(who, text, output)))
         except Exception as error:
-            log.exception("the %s %r raised; the run goes on", kind, who.name)
+            log.exception("the %s %r raised; the run continues", kind, who.name)
             said, failed = f"{type(error).__name__}: {error}", True
         if said and count:
             if not failed:

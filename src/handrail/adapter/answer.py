@@ -138,7 +138,7 @@ class Answer:
         """Return the answer as a message with these calls. Their ids must be unique in the session."""
         return AssistantMessage(self.text, calls, None if self.stop is None else self.stop.kept)
 
-    # What a tool can see.
+    # The members that tools can see.
 
     @property
     def request(self) -> RequestView:
@@ -192,7 +192,7 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
 def write_answer(
     answer: Answer, seconds: float, cost: Decimal | None, masking: SecretMask | None = None
 ) -> RecordedAnswer:
-    """Create the record of a complete answer. The request is left out, because the conversation contains it."""
+    """Return the record of a complete answer. The request is left out, because the conversation contains it."""
     assert answer.stop is not None
     calls, stop = answer.calls(), answer.stop
     if masking is not None:
@@ -389,7 +389,7 @@ def _charge(
     frame = run.frame
     frame.costs.models.add(usage, cost)
     if answer.counted:
-        run.counted = (len(run.conversation.messages) + 1, usage.tokens)  # including the answer itself
+        run.counted = (len(run.conversation.messages) + 1, usage.tokens)  # the answer itself is counted
     if reserved is not None:
         reserved.settle(requests=1, **({"tokens": usage.tokens, "money": cost} if answer.counted else {}))
     stop: Any = answer.stop
@@ -399,10 +399,10 @@ def _charge(
 
 
 def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation]:
-    """Reserve an upper bound for the request. If little of the budget remains, the answer must be short.
+    """Reserve an upper bound of the request's tokens and cost. If little of the budget remains, shorten the answer.
 
-    No tokenizer produces more tokens than there are bytes. Messages that the provider counted in an earlier
-    turn are not estimated again.
+    The number of bytes is an upper bound, because no tokenizer produces more tokens than that. Messages that the
+    provider counted in an earlier turn are not estimated again.
     """
     left = budget.remaining()
     known, tokens = run.counted

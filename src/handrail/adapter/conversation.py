@@ -25,7 +25,9 @@ from handrail.session import Session
 ROOT = "root"
 """The key of a session's root conversation, which later evaluations on the session continue."""
 
-_INTERRUPTED = "This call was interrupted: what came of it is not known. Find out before you repeat it."
+_INTERRUPTED = (
+    "This call was interrupted, and its outcome is unknown. Find out what it did before you repeat it."
+)
 
 
 class Conversation:
@@ -94,7 +96,7 @@ class Conversation:
 
     def _of(self) -> Session:
         session = self._session()
-        assert session is not None, "whoever evaluates holds the session"
+        assert session is not None, "the session is alive while it is evaluated"
         return session
 
     def close_calls(self, run_id: str) -> None:
@@ -132,7 +134,7 @@ class Conversation:
     def begin_with(
         self, history: Iterable[Message], run_id: str, shown: Callable[[Message], Message] | None = None
     ) -> None:
-        """Take over messages from elsewhere. Raises `DefinitionError` unless the conversation is empty."""
+        """Begin the conversation with messages from elsewhere. Raises `DefinitionError` unless it is empty."""
         said = list(history)
         if said and len(self.messages):
             raise DefinitionError(

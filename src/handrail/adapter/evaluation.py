@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 OutputT = TypeVar("OutputT")
 
 MOST_DEATHS = 3
-"""How many processes may die with a run, without getting any further, before it is set aside."""
+"""How many processes in a row may die while they execute a run, without progress, before it is set aside."""
 
 
 async def evaluate(
@@ -87,7 +87,7 @@ async def resume(
         return await _recorded_answer(journal, row, prompt, session)
     check_resumed(row, prompt, options.filesystem, options.tools)
     async with acquire_run(journal, run_id) as row:
-        if row.status in OVER:  # it may have ended since the first look
+        if row.status in OVER:  # it may have ended since its row was read
             return await _recorded_answer(journal, row, prompt, session)
         if row.deaths >= MOST_DEATHS:
             raise await _set_aside(journal, row)
@@ -111,11 +111,11 @@ async def _recorded_answer(
 
 
 async def _set_aside(journal: Journal, row: RunRow) -> PromptEvaluationError:
-    """End a run that has ended every process which took it up. Returns the error that says so."""
+    """End a run as failed, because every process that resumed it died. Returns the error to raise."""
     record = row.record
     problem = (
-        f"run {record.id!r} was set aside: {row.deaths} processes in a row ended while they had it, and none got any "
-        "further. Find out what ends them, then fork the run to try again."
+        f"run {record.id!r} was set aside: {row.deaths} processes in a row ended while they executed it, and none "
+        "made progress. Find out what ends them, then fork the run to try again."
     )
     said: list[Message] = [UserMessage(decode_begin(record).message or NO_MESSAGE), AssistantMessage(problem)]
     outcome = RunOutcome(stop_reason="failed", error=problem, phase="set aside", messages=said)
@@ -162,7 +162,7 @@ async def _go(
                 frame.show([*rendered.tools, *options.tools], ())
                 secretive = frame.secretive or rendered.secretive
                 masked = SecretMask(frame, conversation).message if secretive else None
-                conversation.begin_with(history, run_id, masked)  # otherwise the session was saved with it
+                conversation.begin_with(history, run_id, masked)  # otherwise the session already has it
                 if masked is not None:
                     options = options.replace(history=tuple(masked(each) for each in history))
             journal = None if log is None else options.journal

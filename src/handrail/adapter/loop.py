@@ -189,7 +189,7 @@ def _answer_among(
             if isinstance(result, RecordedResult) and run.output is not None:
                 if run.output.schema.secret and is_masked(call.arguments):
                     return None  # the secret was not recorded, so the model has to answer again
-                return ToolResult.ok(run.output.schema.parse(call.arguments))  # typed again
+                return ToolResult.ok(run.output.schema.parse(call.arguments))  # restores the type
             return result
     return None
 
@@ -207,13 +207,13 @@ def _outcome(run: Run, answer: Answer) -> Outcome:
     if run.answers_by_call:
         raise ToolValidationError(f"the answer was not given by calling {ANSWER_TOOL}")
     if reason == "length":
-        raise ToolValidationError("the answer was cut off because it is too long: make it shorter")
+        raise ToolValidationError("the answer was cut off because it was too long. Make it shorter")
     return Outcome(answer.text, output.parse(answer.text), reason)
 
 
 def _no_answer(run: Run, problem: str) -> Exception:
     return run.failed(
-        ToolValidationError(f"after {REPAIRS} corrections the answer still does not fit: {problem}"), "output"
+        ToolValidationError(f"after {REPAIRS} corrections the answer is still invalid: {problem}"), "output"
     )
 
 
@@ -246,7 +246,7 @@ def opener(rendered: Callable[[], RenderedPrompt[Any]], in_place: bool) -> Tool[
 
     return Tool(
         OPENER,
-        "Show sections in full that were given as summaries, with their tools.",
+        "Open sections that are shown as summaries, to see their full text and use their tools.",
         open_sections,
         accepts_overrides=False,
         effect="pure",

@@ -77,8 +77,9 @@ class SecretMask:
         return Kept(kept.wire, pydantic_core.to_json(data)) if swaps.all_made else None
 
     def body(self, body: Any, messages: list[Message]) -> Any:
-        """Mask the body of a request that contains these first messages of the conversation, for any
-        provider's format.
+        """Return a request's body with its secrets masked, whatever the provider's format.
+
+        `messages` are the first messages of the conversation, which the request contains.
         """
         swaps = Swaps()
         for message, shown in zip(messages, self._conversation.shown_since(0), strict=False):
@@ -89,7 +90,7 @@ class SecretMask:
                     swaps.add(message.calls, self.calls(message.calls))
         return swaps.made_in(body) if swaps else body
 
-    # During streaming.
+    # Partial calls, during streaming.
 
     def may_be_seen(self, name: str) -> bool:
         """Return whether the arguments of a partial call may be shown. The name may still be incomplete."""

@@ -61,7 +61,7 @@ def redeem(
     another tool, raises `TicketError`.
 
     - `tools`: other tools that the handler may call.
-    - `session`: an empty session with the id of the run's session, if its slices need rules that are not declared.
+    - `session`: an empty session with the recorded id, if the run's session was created with its own slice rules.
     """
     check_kinds(tool=(tool, Tool, "the tool the ticket is for"), tools=(tools, Iterable, "a list of tools"))
     check_value("journal", journal)

@@ -97,7 +97,7 @@ class Output:
         """Create the tool whose call is the answer. It passes the gate like any other tool."""
 
         async def handler(params: Any, *, context: ToolContext) -> ToolResult[Any]:
-            return ToolResult.ok(params, "The answer was taken.", exclude_value_from_context=True)
+            return ToolResult.ok(params, "The answer was accepted.", exclude_value_from_context=True)
 
         return Tool(
             ANSWER_TOOL,
@@ -114,7 +114,7 @@ def what_to_correct(error: ToolValidationError, by_call: bool = False) -> str:
     """Return the message that tells the model why its answer was not accepted."""
     problems = "\n".join(f"- {problem}" for problem in error.problems) or f"- {error}"
     how = f"Call {ANSWER_TOOL} with it." if by_call else "Answer again, with nothing but the corrected JSON."
-    return f"Your answer does not fit:\n{problems}\n{how}"
+    return f"Your answer is invalid:\n{problems}\n{how}"
 
 
 def _can_be_params(annotation: Any) -> bool:
@@ -133,7 +133,7 @@ def _wrapped(schema: Schema[Any]) -> Schema[Any]:
 
 
 def _by_adapter(adapter: TypeAdapter[Any]) -> type:
-    """Create a type that is validated by the adapter."""
+    """Create a type that pydantic validates with this `TypeAdapter`."""
 
     class ByAdapter:
         core: ClassVar[CoreSchema] = adapter.core_schema

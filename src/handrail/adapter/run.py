@@ -109,7 +109,7 @@ class Run:
             frame.publish(PromptRendered(self.prompt_name, rendered.text, names, frame.run_context))
 
     def end(self, ended: str) -> None:
-        """Announce the end of the run. A nested run's recorded end is stored, but not published again."""
+        """Announce the end of the run. A nested run that ends during replay stores the event without publishing it."""
         frame, spending = self.frame, self.frame.costs.models
         fact = PromptExecuted(self.prompt_name, ended, spending.usage, spending.cost, frame.run_context)
         if self.replays and frame.outer is not None and ended != "cancelled":
@@ -168,7 +168,7 @@ class Run:
         return tools if schema is None else tools + len(msgspec.json.encode(schema)) + _AROUND
 
     def uncounted_cost(self) -> Decimal | None:
-        """Return the cost of a request whose usage was not reported: None, for unknown, unless the model is free."""
+        """Return the cost of a request whose usage was not reported: 0 for a free model, otherwise None for unknown."""
         one = self.tariff(Usage(1, 1))
         return None if one is None or one else one
 

@@ -84,7 +84,7 @@ async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
                     await note_deadline(journal, run_id, deadline, frame.clock, paused=deadline.paused)
             except RunBusy:
                 frame.log.close()
-                frame.cancellation.cancel("another process has the run")
+                frame.cancellation.cancel("another process has taken over the run")
                 return
             except JournalError:
                 log.warning("the lease of run %s could not be renewed; will retry", run_id, exc_info=True)

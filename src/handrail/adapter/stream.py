@@ -44,7 +44,7 @@ class RunStream(Generic[OutputT]):
     def run_id(self) -> str:
         return self._run_id
 
-    if not TYPE_CHECKING:  # for type checkers there is no such attribute anyway
+    if not TYPE_CHECKING:  # type checkers report unknown attributes by themselves
 
         def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(

@@ -77,12 +77,12 @@ async def tell_undone(run: Run, place: Place) -> None:
 def _words(undone: Mapping[str, UndoneCall]) -> str:
     lines: list[str] = []
     for call_id, call in undone.items():
-        places = f" It no longer holds for: {', '.join(call.places)}." if call.places else ""
-        stands = f" This could not be taken back: {', '.join(call.stands)}." if call.stands else ""
+        places = f" These were restored: {', '.join(call.places)}." if call.places else ""
+        stands = f" Could not be undone: {', '.join(call.stands)}." if call.stands else ""
         lines.append(
             f"The call {call.tool} ({call_id}) was undone after you were told its result.{places}{stands}"
         )
-    return "\n".join([*lines, "Look at how things are now before you build on it."])
+    return "\n".join([*lines, "Check the current state before you rely on it."])
 
 
 def forget_undone(

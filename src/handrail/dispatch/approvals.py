@@ -67,7 +67,7 @@ async def ask_approval(
     scopes = {scope.words: scope.key for scope in keys.scopes} if kept else {}
     payload = {"tool": attempt.name, "arguments": arguments, "reason": exact(reason)}
     if kept:
-        payload["scopes"] = tuple(scopes)  # a decision can be remembered only if there are scopes
+        payload["scopes"] = tuple(scopes)  # without scopes, the decision can't be remembered
     if diff:
         payload["diff"] = visible(diff, tabs=True)
     decision_keys = DecisionKeys(
@@ -150,9 +150,9 @@ def _covering(
 
 
 def _params_that_came(attempt: Attempt) -> Any:
-    """Return the params as they were sent.
+    """Return the params as the caller sent them.
 
-    They are parsed again once the handler has started, since it may modify its own.
+    Once the handler has started, they are parsed again, because it may have modified its own copy.
     """
     if not attempt.let_through or attempt.arguments is None:
         return attempt.params
@@ -206,7 +206,7 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
         noted = _Noted(asked.question.digest, approval, used.id)
         await log.note("approval", _place(log, asked), noted)
         if log.resumed and _was_asked(log, asked):
-            await frame.people.questions.withdraw(asked.question.id)  # an answer to it would not be used
+            await frame.people.questions.withdraw(asked.question.id)  # its answer would no longer be used
     return Decided(approval, "remembered", used.id)
 
 
@@ -253,7 +253,7 @@ def runs_first(attempt: Attempt) -> bool:
 
 
 def _can_be_decided(attempt: Attempt) -> bool:
-    """Return whether enough people exist for the quorums that the policies ask. If not, the call must not run at all."""
+    """Return whether enough people exist for the quorums that the policies require. If not, the call must not run."""
     environment, principal = attempt.frame.people.environment, attempt.frame.session.principal
     return all(
         environment is not None and len(environment.voters(quorum, principal)) >= quorum.approvals
@@ -287,7 +287,7 @@ def _shown(event: object) -> str:
     try:
         return to_json(event).decode()
     except ToolValidationError:
-        return "(what is in it can't be shown)"
+        return "(its contents can't be shown)"
 
 
 # --- paths -------------------------------------------------------------------------------------------
@@ -296,9 +296,8 @@ def _shown(event: object) -> str:
 def paths_of(attempt: Attempt, params: Any, ran: bool) -> tuple[str, ...] | None:
     """Return the paths that a call names and the targets of their links.
 
-    Once the call has run in its fork, also those it changed.
-
-    Returns None if the paths can't be known: one is invalid, or something other than files was changed.
+    If the call has run in its fork, the paths that it changed there are included. Returns None if the paths can't
+    be known, because one is invalid or something other than files was changed.
     """
     found: list[str] = []
     try:

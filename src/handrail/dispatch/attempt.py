@@ -76,11 +76,11 @@ class Attempt(msgspec.Struct, eq=False):
     finished: Any = None
     """The handler's return value, even if the call failed afterwards."""
     decision: str = ""
-    """The combined decision of the policies; None if there are no policies."""
+    """The combined decision of the policies; "" if there are no policies."""
     quorums: tuple[Quorum, ...] = ()
-    """The people besides the principal whom the policies ask."""
+    """The approvals by people other than the principal that the policies require."""
     has_asked: bool = False
-    """Whether an approval of the call was asked for, so that the quorums can't grow any more."""
+    """Whether approval was requested already, so that no further quorums can be added."""
     preview: str | None = None
     """The reason for approval if the call runs first and its changes are approved afterwards; otherwise None."""
     stale: tuple[str, ...] = ()
@@ -249,7 +249,7 @@ class Attempt(msgspec.Struct, eq=False):
         return Settled(self.name, self.id) if tool.effect == "irreversible" else None
 
     def settle_effect(self, transaction: Transaction) -> None:
-        """Note the effect of a finished call on the world, to be compensated or reported if it is rolled back."""
+        """Note the effect of a finished call on the world, which a rollback must compensate or report."""
         done = self.own_effect(self.finished)
         if done is not None:
             transaction.settle(done)

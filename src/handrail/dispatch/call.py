@@ -1,6 +1,6 @@
 """`Call`: the tool and the arguments that were requested, and the call's place in its run.
 
-Fixed once the arguments are parsed.
+A call does not change any more once its arguments are parsed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from msgspec.structs import force_setattr
 
 from handrail.errors import DefinitionError
 from handrail.place import Place, inner_call_id
+from handrail.schema.kinds import describe_kind
 from handrail.tools import Tool
 
 if TYPE_CHECKING:
@@ -20,25 +21,25 @@ if TYPE_CHECKING:
     from handrail.dispatch.frame import Frame
     from handrail.dispatch.gate import Gate
 
-NO_TOOL: Tool[Any, Any] = Tool("unknown", "Stands for a tool that was asked for and does not exist.")
+NO_TOOL: Tool[Any, Any] = Tool("unknown", "A placeholder for a tool that does not exist.")
 
 
 class CallKind(msgspec.Struct, frozen=True):
     """The kind of a call, which determines the gate's steps that it skips."""
 
     is_part: bool = False
-    """Whether it is a part of its outer call.
+    """Whether the call is a part of its outer call.
 
     Its tool is passed in, and the outer call was already allowed and charged.
     """
     only_asks: bool = False
-    """Whether it is a part that only asks a question, which is asked again if the answer was not recorded."""
+    """Whether the call is a part that only asks a question. Without a recorded answer, the question is asked again."""
     undoes: bool = False
-    """Whether it undoes a call or finds out whether one happened, or is inside a call that does. Neither a cancelled
+    """Whether the call undoes another or finds out whether it happened, or is inside such a call. Neither a cancelled
     run nor a deadline stops it, and it is never replayed.
     """
     is_auxiliary: bool = False
-    """Whether it is a compensation or a probe, which passes the gate beside the call that it belongs to. It has a
+    """Whether the call is a compensation or a probe, which passes the gate beside the call it belongs to. It has a
     transaction, events and a record. It needs no approval, costs no budget, has no number and is never undone.
     """
 
@@ -70,9 +71,9 @@ class Call(msgspec.Struct, frozen=True, eq=False):
     message_id: str | None = None
     kind: CallKind = CALL
     has_secret: bool = False
-    """Whether it is part of a call that was given a secret earlier.
+    """Whether the call is part of a call that was given a secret earlier.
 
-    Secrets are not recorded, so it can't be given again.
+    Secrets are not recorded, so the secret can't be given again.
     """
     tool: Tool[Any, Any] = NO_TOOL
     _place: Place | None = None
@@ -112,11 +113,11 @@ class Call(msgspec.Struct, frozen=True, eq=False):
 
 
 def check_name(name: object) -> None:
-    """Raise `DefinitionError` if `invoke` was given something else than a tool's name, such as the tool itself."""
+    """Raise `DefinitionError` if `invoke` was given something other than a tool's name, such as the tool itself."""
     if not isinstance(name, str):
         named = getattr(name, "name", "...")
         raise DefinitionError(
-            f"invoke takes the name of a tool, not a {type(name).__name__}. Write invoke({named!r}, ...)."
+            f"invoke takes the name of a tool, not {describe_kind(name)}. Write invoke({named!r}, ...)."
         )
 
 

@@ -1,5 +1,6 @@
-"""Effects on the world outside of transactions: `once` runs them once, compensations undo them, probes look
-for them.
+"""Effects on the world outside of transactions.
+
+`once` runs them at most once, compensations undo them, and probes find out whether they happened.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class _Step(msgspec.Struct, frozen=True, eq=False):
             attempt.question_id(f"once {key}"),
             "input",
             f"did {key!r} happen",
-            f"The process ended while {attempt.name} did {key!r}, and it is not known whether it happened. Did it?",
+            f"The process ended while {attempt.name} was doing {key!r}, so it is unknown whether that happened. Did it?",
             {"tool": attempt.name, "key": key},
             wanted.json_schema,
             None,

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 _SHORT = 300
 _NOBODY = (
-    "If it called context.wait_for or context.prompt_model: they are None where nobody, or no model, is there. "
-    "Look before: `if context.wait_for`; or annotate the context as UserContext or AgentContext."
+    "If it called context.wait_for or context.prompt_model: these are None if there is no person or no model to ask. "
+    "Check first, with `if context.wait_for`, or annotate the context as UserContext or AgentContext."
 )
 
 
@@ -50,13 +50,13 @@ class Refused(Exception):
 def not_approved(name: str, approval: Approval, how: DecidedBy, asked: str, ran: bool) -> str:
     """Return the message that tells the model why a call was not approved and what to do next."""
     why = f": {approval.reason}" if approval.reason else ""
-    done = "What it would have done was not applied." if ran else "It did not run."
+    done = "Its changes were not applied." if ran else "It did not run."
     if how == "nobody":
         hint = " Nobody can be asked here: go on without it, and say what was left undone."
     else:
-        hint = " It is not asked about again: do not repeat it." if how == "remembered" else ""
+        hint = " The denial is remembered, so do not call it again." if how == "remembered" else ""
     return (
-        f"{name} was not approved ({approval.outcome}){why}. {done} It was asked for because {asked}.{hint}"
+        f"{name} was not approved ({approval.outcome}){why}. {done} It needs approval because {asked}.{hint}"
     )
 
 
@@ -87,7 +87,7 @@ class Failure:
         self.result: ToolResult[Any] = ToolResult.error(message)
         self.reraise = reraise
         self.advice = advice
-        """What the model should do, provided that no effect of the call remains."""
+        """What the model should do next if no effect of the call remains."""
 
     def told(self, left: Sequence[str]) -> ToolResult[Any]:
         """Return the result for the model, including a list of the effects that could not be undone."""
@@ -105,7 +105,7 @@ class Failure:
 
 
 def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) -> Failure:
-    """Look an error up in the failure table. Every error has an entry."""
+    """Return the outcome of a call that raised this error. Every error has an entry in the table."""
     name = attempt.name
     error = _concerning_the_run(raised)
     match error:
@@ -120,7 +120,7 @@ def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) 
         case SignatureMismatch():
             return Failure(
                 "invalid",
-                f"{name} can't be called: {error}. This is a fault of the tool, not of the arguments.",
+                f"{name} can't be called: {error}. This is a defect in the tool, not in the arguments.",
             )
         case WrongResult():
             return Failure("error", f"{name} failed: {error}.")
@@ -145,12 +145,14 @@ def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) 
             return _ends_the_run(attempt, "error", error, "budget")
         case Conflict():
             places = ", ".join(error.places)
-            what = f"{name} was not applied: changed by another call or by somebody else meanwhile: {places}."
+            what = f"{name} was not applied: another call or somebody else has changed {places} meanwhile."
             return Failure("conflict", what, advice="Look at the new state and try again.")
         case RunBusy():
-            return Failure("cancelled", f"{name} was not applied: another process has the run.", error)
+            return Failure(
+                "cancelled", f"{name} was not applied: another process has taken over the run.", error
+            )
         case OutcomeUnknown():
-            return Failure("error", f"What came of {name} is not known: {error}")
+            return Failure("error", f"The outcome of {name} is unknown: {error}")
         case Diverged():
             return Failure("error", str(OutcomeUnknown(f"{name} ({error})")))
         case (
@@ -172,7 +174,7 @@ def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) 
 
 def _what_to_correct(name: str, error: ToolValidationError) -> str:
     problems = "\n".join(f"- {problem}" for problem in error.problems) or f"- {error}"
-    return f"The arguments of {name} do not fit:\n{problems}\nCorrect them and call again."
+    return f"The arguments of {name} are invalid:\n{problems}\nCorrect them and call again."
 
 
 def _ends_the_run(attempt: Attempt, status: CallStatus, error: Exception, phase: str) -> Failure:

@@ -72,7 +72,7 @@ class People(msgspec.Struct, frozen=True, eq=False):
     """Who can be asked by a run and by every run nested in it."""
 
     environment: Environment | None
-    """Where questions are asked; None if there is nobody to ask."""
+    """The environment in which questions are asked; None if there is nobody to ask."""
     broker: ApprovalBroker
     mode: ApprovalMode | None
     """The broker's approval mode; None if the broker has none."""
@@ -84,7 +84,7 @@ class People(msgspec.Struct, frozen=True, eq=False):
 
 
 class World(msgspec.Struct, frozen=True, eq=False):
-    """The resources, files and steps that the calls of a run, and of every run nested in it, work on."""
+    """The resources, files and steps that a run shares with every run nested in it."""
 
     resources: RunResources
     filesystem: Forkable | None
@@ -133,7 +133,7 @@ class Costs:
 class Frame:
     """The state that all calls of one run share, including which of them are running."""
 
-    # Slots, some of them not grouped into values, because every call reads about twenty of them.
+    # Slots that are not all grouped into values, because every call reads about twenty of them.
     __slots__ = (
         "__weakref__",
         "began",

@@ -128,7 +128,7 @@ class Gate:
         return Passage(call, Attempt(call, self.frame, 1, 0, call.has_secret))
 
     async def pass_through(self, call: Call, passage: Passage | None = None) -> ToolResult[Any]:
-        """Take a call through the eleven steps, ending in one `ToolInvoked`. `passage` tells more than the result."""
+        """Take a call through the eleven steps, which end in one `ToolInvoked`. `passage` receives the whole outcome."""
         frame = self.frame
         passage = passage or Passage(call, Attempt(call, frame, 1, 0, call.has_secret))
         attempt, kind, record = passage.attempt, call.kind, frame.log
@@ -136,7 +136,7 @@ class Gate:
             return before
         attempt.started = started = frame.monotonic() - frame.began
         scope = open_scope(None if kind.undoes else frame.cancellation, call.loop)
-        if frame.told.get(ToolStarted, True):  # somebody listens, or it is not known yet whether anybody does
+        if frame.told.get(ToolStarted, True):  # there are, or may be, listeners
             frame.publish(ToolStarted(call.id, call.name, call.path, started, frame.run_context))
         frame.live[attempt] = scope
         if frame.deadline is not None and not kind.undoes:
@@ -203,7 +203,7 @@ class Gate:
             ending = await self._record_end(passage) or ending
         result = self._end(passage)  # 10
         if scope.close() and ending is None:
-            ending = asyncio.CancelledError()  # it came while something was shielded from it
+            ending = asyncio.CancelledError()  # the call was cancelled during a shielded step
         if ending is not None:
             raise ending
         return result  # 11
@@ -226,7 +226,7 @@ class Gate:
             return
         await self._approve(passage, reason)
         if (waiting := check_policies(attempt)) is not None:
-            await waiting  # what was true before the question may no longer be true
+            await waiting  # the state may have changed while the question was open
 
     async def _approve(self, passage: Passage, reason: str, diff: str = "") -> None:
         name = passage.call.name
@@ -364,7 +364,7 @@ class Gate:
             passage.result = error.result
             return None
         if isinstance(error, RunBusy):
-            self.frame.log.close()  # another process has the run, and decides what to undo
+            self.frame.log.close()  # another process has taken over the run, and decides what to undo
         failure = failure_of(attempt, error, scope.is_stopped())
         if failure.status in ("cancelled", "timed out"):
             attempt.stop()
@@ -374,7 +374,7 @@ class Gate:
         undone: tuple[str, ...] = ()
         try:
             undone = await self._undo(attempt, failure.result.message)
-        except Exception:  # the call must get its end whatever happens here
+        except Exception:  # the call must end properly, whatever happens here
             log.exception("undoing %s failed", name)
         passage.result = failure.told(tuple(dict.fromkeys((*passage.left, *undone))))
         return failure.reraise
@@ -436,13 +436,13 @@ class Gate:
         return another
 
     def _count_rerun(self, passage: Passage, error: Conflict) -> None:
-        """Count another run of a call whose approved changes no longer fit, or raise the error if none is left."""
+        """Count another run of a call whose approved changes no longer apply. Raises the error if no run is left."""
         if passage.attempt.preview is None or passage.reruns >= _RERUNS:
             raise error
         passage.reruns += 1
 
     async def _wait_to_retry(self, attempt: Attempt, error: TransientError) -> None:
-        """Wait before the next retry, or raise the error if no retry is left."""
+        """Wait before the next retry. Raises the error if no retry is left."""
         if not EFFECTS[attempt.tool.effect].retried or attempt.retries >= _RETRIES:
             raise error
         pause = 0.1 * 2**attempt.retries if error.retry_after is None else error.retry_after
@@ -476,7 +476,7 @@ class Gate:
             attempt.made_resources = None  # breaks a reference cycle with the attempt
         result: Any = passage.result
         shown, parking = call.tool.shown, frame.parking
-        if parking is None or not parking.parked or passage.recorded:  # otherwise the call has not ended
+        if parking is None or not parking.parked or passage.recorded:  # not parked before the call's end
             frame.record(
                 ToolInvoked(
                     call.id,

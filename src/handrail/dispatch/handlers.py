@@ -85,7 +85,7 @@ def refuse_misfit(error: TypeError) -> None:
 
 
 def start_timers(attempt: Attempt, scope: CancelScope) -> None:
-    """Start the tool's timeout and keep the lease of its job alive, if it has any."""
+    """Start the tool's timeout, if it has one, and keep the lease of its job alive, if it runs in one."""
     if attempt.frame.lease is not None:
         attempt.heartbeat.keep(attempt.call.loop)
     timeout = attempt.tool.timeout
@@ -120,7 +120,7 @@ def check_result(tool: Tool[Any, Any], result: Any) -> None:
     kind = tool.result_class
     if kind is not None:
         if not isinstance(value, kind) and result.success:
-            raise WrongResult(f"it returned {_described(value)} and declares {tool.result!r}")
+            raise WrongResult(f"it returned {_described(value)} but declares {tool.result!r}")
     elif type(value) not in _SIMPLE:
         if isinstance(value, Operation):
             raise WrongResult(f"it returned {_described(value)}")

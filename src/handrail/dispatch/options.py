@@ -44,11 +44,11 @@ class ResumeArguments(SharedArguments, total=False):
     """Arguments of `resume` and `resume_stream`. They take precedence over the adapter's own."""
 
     session: Session | None
-    """An empty session with the id of the run's session, for slices that need rules of their own."""
+    """An empty session with the recorded id, if the run's session was created with its own slice rules."""
     bus: EventBus | None
     """Receives every event of the run."""
     journal: Journal | None
-    """Where the run is recorded."""
+    """The journal in which the run is recorded."""
     tools: Sequence[Tool[Any, Any]]
     """Tools that this run has in addition to the prompt's, under the prompt's policies."""
 
@@ -83,7 +83,7 @@ class HostArguments(GuardArguments, total=False):
     """Arguments of `Adapter`: defaults for all of its runs."""
 
     journal: Journal | None
-    """Where runs are recorded, so that they can be resumed."""
+    """The journal in which runs are recorded, so that they can be resumed."""
     lease: Lease | None
     new_id: NewId
 

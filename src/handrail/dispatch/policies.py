@@ -140,7 +140,7 @@ async def close_resources(attempt: Attempt) -> None:
                 log.error("closing a resource of %s raised", attempt.name, exc_info=error)
 
 
-# Most policies decide at once. Both functions below return None then; otherwise they return a coroutine to await.
+# Most policies decide at once, and the functions below return None. Otherwise they return a coroutine to await.
 
 
 def check_policies(
@@ -179,7 +179,7 @@ async def _check_waiting(
     asked: str | None,
 ) -> None:
     """Await the decision of a policy, then check the call with the rest of them."""
-    attempt.decision = "deny"  # unless all of them decide
+    attempt.decision = "deny"  # until all of them have decided
     try:
         decision = await await_foreign(waiting)
         kind = decision.kind
@@ -203,15 +203,13 @@ def reason_to_ask(attempt: Attempt) -> str:
 
 def _reason_to_ask(attempt: Attempt, policy: ToolPolicy, decision: PolicyDecision, asked: str | None) -> str:
     """Return the first reason to ask for approval. Raises `Refused` if the policy denies the call."""
-    if decision.kind != "ask":  # anything but the three kinds is denied, too
+    if decision.kind != "ask":  # an unknown kind of decision also denies the call
         attempt.decision = "deny"
         raise Refused("denied", f"{attempt.name} is not allowed: {decision.reason}")
     missing = set(decision.quorums) - set(attempt.quorums)
-    if missing and attempt.has_asked:  # what was approved before was not approved by these people
+    if missing and attempt.has_asked:  # the earlier approval did not come from these people
         attempt.decision = "deny"
-        raise Refused(
-            "denied", f"{attempt.name} needs the approval of other people than before. Call it again."
-        )
+        raise Refused("denied", f"{attempt.name} now needs approval from different people. Call it again.")
     if missing:
         attempt.quorums = tuple(dict.fromkeys((*attempt.quorums, *decision.quorums)))
     return asked or decision.reason or f"{policy.name} asks"
@@ -220,7 +218,7 @@ def _reason_to_ask(attempt: Attempt, policy: ToolPolicy, decision: PolicyDecisio
 def _undecided(attempt: Attempt, policy: ToolPolicy) -> Refused:
     attempt.decision = "deny"
     log.exception("the policy %r raised, or returned no PolicyDecision, on %s", policy.name, attempt.name)
-    return Refused("denied", f"The policy {policy.name!r} could not decide and so denies {attempt.name}.")
+    return Refused("denied", f"The policy {policy.name!r} could not decide, so {attempt.name} is denied.")
 
 
 def tell_policies(

@@ -135,7 +135,7 @@ async def answer_for_tickets(attempt: Attempt, transaction: Transaction) -> None
     """Close the tickets of a failed call, and undo or report the work done under them."""
     try:
         _settle_all(attempt, transaction, await _close(attempt))
-    except Exception:  # the rest is still undone
+    except Exception:  # the rest of the call must still be undone
         log.exception("the tickets of %s could not be closed", attempt.id)
 
 

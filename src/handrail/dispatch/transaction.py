@@ -51,7 +51,7 @@ NOTHING: list[Fork] = []
 
 
 class Transaction(msgspec.Struct, eq=False):
-    """The forks that one call works on. They are created on first use, so a call that needs none has no cost.
+    """The forks that one call works on. They are created on first use, so a call that needs none costs nothing.
 
     Inside another call's transaction, forks are made from that call's forks and are committed into them.
     """
@@ -122,9 +122,9 @@ class Transaction(msgspec.Struct, eq=False):
         return [place for fork in self.touched for place in fork.written_places()]
 
     def startup_files(self) -> list[str]:
-        """Return the changed files that run later by themselves. Changing them needs an approval of its own."""
+        """Return the changed startup files, which other programs run by themselves. They need separate approval."""
         if self.parent is not None:
-            return []  # the outer call is asked, once it is known what becomes part of the folder
+            return []  # the outermost call asks, since only its files reach the folder
         return [path for fork in self.durable or () for path in getattr(fork, "startup_files", list[str])()]
 
     def file_diff(self) -> str:
@@ -152,7 +152,7 @@ class Transaction(msgspec.Struct, eq=False):
             fork.prepare()
 
     def apply(self) -> None:
-        """Apply every fork. This neither fails nor waits. If there are durable forks, use `apply_all`."""
+        """Apply every fork, without failing or waiting. If there are durable forks, use `apply_all` instead."""
         for fork in self.touched:
             fork.apply()
 
@@ -163,7 +163,7 @@ class Transaction(msgspec.Struct, eq=False):
         self.apply_others()
 
     def stage(self, key: CallKey, synced: bool = False) -> list[Mapping[str, Any]]:
-        """Write down what the durable forks are about to change. Raises before anything is applied."""
+        """Store what the durable forks are about to change. Raises before anything is applied."""
         staged = [fork.stage(key, synced=synced) for fork in self.durable or ()]
         return [manifest for manifest in staged if manifest is not None]
 

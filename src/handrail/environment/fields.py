@@ -1,4 +1,4 @@
-"""Fields of a form: reads their JSON Schema, and parses what is typed into them."""
+"""Form fields: read their JSON Schema, and parse what is typed into them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _lookup(reference: str, root: JsonSchema) -> JsonSchema:
 
 
 def alternatives(schema: JsonSchema, root: JsonSchema) -> tuple[list[JsonSchema], bool]:
-    """Return the resolved schemas that a value may match, without null, and whether it may be null."""
+    """Return the resolved schemas, except null, that a value may match, and whether it may be null."""
     of = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(of, list):
         rest = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf", "discriminator")}
@@ -63,7 +63,7 @@ def alternatives(schema: JsonSchema, root: JsonSchema) -> tuple[list[JsonSchema]
 
 
 def list_options(schema: JsonSchema) -> list[Any] | None:
-    """Return the options of an `enum` or `const`, or None if any value may be typed."""
+    """Return the options of an `enum` or `const`; None for a schema that has neither."""
     if "const" in schema:
         return [schema["const"]]
     listed = schema.get("enum")
@@ -78,7 +78,7 @@ def labels(values: list[Any]) -> list[str]:
 
 
 def choose(values: list[Any], typed: str) -> Any:
-    """Find the option that a label or its own text names. Raises `ValueError` if there is none."""
+    """Return the option with this label or text. Raises `ValueError` if there is none."""
     marks = labels(values)
     words = typed.strip()
     if words in marks:
@@ -119,7 +119,7 @@ def _parse_string(schema: JsonSchema, typed: str) -> str:
 
 
 def _matches(pattern: str, text: str) -> bool:
-    """Return whether a text matches a pattern, or True if it can't be matched in bounded time.
+    """Return whether a text matches a pattern. Returns True if that can't be decided in bounded time.
 
     The tool validates the answer again.
     """

@@ -122,7 +122,7 @@ class Form:
                 if kept is not NOTHING:
                     return kept
                 self._dialog.say(
-                    f"{indent}  a value is needed{_or_empty(schema)}. Ctrl-D declines.", "yellow"
+                    f"{indent}  a value is required{_or_empty(schema)}. Ctrl-D declines.", "yellow"
                 )
                 continue
             try:
@@ -135,7 +135,7 @@ class Form:
         if isinstance(said, str) and said.strip():
             self._dialog.say(f"  │ {escape_line(' '.join(said.split()))}", "dim")
 
-    # Values made of other values.
+    # Objects and lists.
 
     async def _object(self, schema: JsonSchema, name: str, before: Any, depth: int) -> Any:
         if not await self._wants_object(schema, name, before, depth):
@@ -284,13 +284,13 @@ async def fill_in(schema: JsonSchema, dialog: Dialog, before: Any = NOTHING) -> 
 
 
 DIFF_LINES = 30
-"""Maximum lines of a diff shown at first. `v` shows the rest."""
+"""Maximum number of diff lines shown at first. The key `v` shows the rest."""
 ARGUMENT_LINES = 30
 MESSAGE_LINES = 20
 
 
 class Choice(NamedTuple):
-    """A choice: its key, and the answer that it stands for."""
+    """A choice in an approval form: the key to press, and the answer that it gives."""
 
     key: str
     words: str
@@ -332,7 +332,7 @@ def _scopes(payload: dict[str, Any]) -> list[str]:
 
 
 def asker(question: Question) -> str:
-    """Format the path of calls that led to a question, outermost first."""
+    """Return the path of calls that led to a question as text, outermost first."""
     return " › ".join(escape_line(name, 60) for name in question.asked_by) or escape_line(question.name)
 
 
@@ -343,7 +343,7 @@ def _tool(question: Question) -> str:
 def describe(question: Question, title: str, width: int, *, whole: bool = False) -> list[str]:
     """Describe a question: who asks, why, and about what. A diff is shown separately.
 
-    The title is the only line that does not stand behind a bar.
+    Every line except the title is behind a bar.
     """
     name = _tool(question)
     lines = [clip(title.format(name=name), width - 1)]
@@ -358,7 +358,7 @@ def describe(question: Question, title: str, width: int, *, whole: bool = False)
 
 
 def _message(question: Question, width: int) -> list[str]:
-    """Return the reason for asking, behind a bar, so that it can't imitate this form."""
+    """Return the question's message behind a bar, so that it can't imitate this form."""
     message = question.message or str(_payload(question).get("reason") or "")
     return barred(escape(message), width) if message else []
 
@@ -377,7 +377,7 @@ def _diff(question: Question, style: Styler, width: int, limit: int | None = DIF
 
 
 def _shorten(lines: Sequence[str], limit: int | None, width: int) -> list[str]:
-    """Cut to `limit` lines, and say how many are left. None cuts nothing."""
+    """Cut the lines to `limit`, and add a line that says how many more there are. None means no limit."""
     if limit is None or len(lines) <= limit:
         return list(lines)
     return [*lines[:limit], f"  └ {clip(f'{len(lines) - limit:,} more lines, v to view all', width - 5)}"]

@@ -18,7 +18,7 @@ from handrail.tools import RunMode
 
 _READ_BYTES = 64 * 1024
 MIN_COLUMNS, MIN_LINES = 20, 7
-"""The smallest terminal that a question is laid out for."""
+"""The minimum size for which a question is laid out, even if the terminal is smaller."""
 
 
 class Keyboard:
@@ -56,7 +56,7 @@ class Keyboard:
         return typed.decode("utf-8", "replace").rstrip("\r")
 
     def clear(self) -> None:
-        """Discard everything typed so far, because it can't be meant for a question that has not been shown yet."""
+        """Discard everything typed so far, which can't be the answer to a question that has not been shown yet."""
         import termios
 
         self._typed = b""
@@ -93,7 +93,7 @@ class Screen(Protocol):
     """Other output on the same terminal. It must pause while a question is asked."""
 
     def hold(self) -> contextlib.AbstractContextManager[None]:
-        """Print nothing inside this block; print what accumulated when it ends."""
+        """Hold back other output inside this block, and print it when the block ends."""
         ...
 
 
@@ -157,7 +157,7 @@ class TerminalEnvironment(Environment):
         return _answer(question, value=value)
 
     def _size(self) -> os.terminal_size:
-        """Return the size of the terminal itself. `COLUMNS` may be wrong, and then the terminal wraps text by itself."""
+        """Return the actual size of the terminal. `COLUMNS` may be wrong, and lines that are too long would be wrapped."""
         try:
             size = os.get_terminal_size(cast(TextIO, self._out).fileno())
         except OSError:
@@ -172,9 +172,7 @@ class TerminalEnvironment(Environment):
             dialog.say(line)
         dialog.say("  Ctrl-D declines.", "dim")
         value = await fill_in(question.schema, dialog, self._last.get(question.id, NOTHING))
-        self._last = {
-            question.id: value
-        }  # the form is filled with this if the answer is refused and asked for again
+        self._last = {question.id: value}  # the starting value if the answer is refused and asked for again
         return value
 
 
@@ -196,9 +194,9 @@ class TerminalDialog:
             self._write(f"{self._style(line, *styles)}\n")
 
     def _lines(self, text: str) -> list[str]:
-        """Wrap what is too long for a line. A bar marks where it continues, so that it can't look like a line of its own.
+        """Wrap text that is too long for a line. A bar marks each continuation, so that it can't look like a new line.
 
-        A line that has styles inside has been laid out by the form.
+        A line with styles inside is not wrapped, because the form has already laid it out.
         """
         if "\x1b" in text or len([*wrap(text, self._width)]) == 1:
             return [text]

@@ -17,7 +17,7 @@ from typing import Any, Literal, TextIO
 from handrail.rendering import Row, escape, escape_line
 
 NAME_CELLS = 20
-"""Maximum width of a name that stands beside its value."""
+"""Maximum width of a name that is shown beside its value."""
 
 Style = Literal["bold", "dim", "red", "green", "yellow", "cyan"]
 
@@ -32,10 +32,10 @@ _CODES: dict[Style, str] = {
 
 
 def wrap(text: str, width: int) -> Iterator[str]:
-    """Yield the lines of a text, none wider than `width` cells of a terminal.
+    """Yield the lines of a text, wrapped to at most `width` terminal cells.
 
-    Where terminals disagree about the width of a character, the greater one counts, so that the terminal itself
-    never continues a line.
+    If terminals disagree about the width of a character, the greater width counts, so that no terminal has to wrap
+    a line itself.
     """
     for line in text.split("\n"):
         begin = cells = 0
@@ -50,13 +50,13 @@ def wrap(text: str, width: int) -> Iterator[str]:
 
 
 def clip(text: str, width: int) -> str:
-    """Cut a line to at most `width` cells of a terminal."""
+    """Cut a line to at most `width` terminal cells."""
     first, *more = wrap(text, width)
     return f"{next(wrap(text, width - 1))}…" if more else first
 
 
 def _cells(character: str) -> int:
-    """Return the most cells that a terminal may give a character."""
+    """Return the greatest number of cells in which any terminal draws a character."""
     if character.isascii():
         return 1
     narrow = unicodedata.east_asian_width(character) in ("Na", "N", "H")
@@ -64,16 +64,17 @@ def _cells(character: str) -> int:
 
 
 def barred(text: str, width: int) -> list[str]:
-    """Wrap a text behind a bar. Whatever it says, it can't imitate what stands outside the bar."""
+    """Wrap a text behind a bar, so that it can't imitate the text outside the bar."""
     return [f"  │ {line}" for line in wrap(text, width - 5)]
 
 
 def format_rows(
     rows: Sequence[Row], width: int, *, whole: bool = False, more: str = "v to view all"
 ) -> list[str]:
-    """Format rows as lines behind a bar, with names on the left. `whole` unfolds long values, else `more` says how.
+    """Format rows as lines behind a bar, with names on the left.
 
-    A `├` marks the line of a name and a `└` what is folded. A value can draw neither in their column.
+    Long values are folded, and `more` says how to unfold them; with `whole`, they are shown in full. A `├` marks the
+    line of a name and a `└` a folded part. A value can draw neither in that column.
     """
     column = max((len(row.name) for row in rows), default=0)
     beside = column <= min(NAME_CELLS, width // 4) and all(row.name.isascii() for row in rows)

@@ -1,4 +1,4 @@
-"""The approval broker, which decides the requests that policies make, at the root of a run."""
+"""The approval broker, which decides all approval requests of a run and of the runs nested in it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ApprovalAnswer(BaseModel):
     """The answer to a request for approval.
 
     The schema shown to clients has only the first two fields, so that every client can show it. A client that
-    knows more may also say `remember`, for this exact request or for one of the offered scopes.
+    knows more may also set `remember`, for this exact request or for one of the offered scopes.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -46,7 +46,7 @@ APPROVAL_SCHEMA: dict[str, Any] = {
 
 @runtime_checkable
 class PreviewBroker(Protocol):
-    """A broker that declares whether it is asked about a staged call after the call ran in its fork, with a diff."""
+    """A broker that declares whether to ask it about a staged call after the call has run in its fork, with a diff."""
 
     @property
     def shows_previews(self) -> bool: ...
@@ -96,7 +96,7 @@ class Broker:
         recall = request.recall
         if self._mode == "strict":
             return Approval(
-                False, "approvals are strict here: what needs asking is denied", "strict", "denied"
+                False, "the approval mode is strict, so it is denied without asking", "strict", "denied"
             )
         if request.question.quorums:
             return await self._ask_others(request)
@@ -114,12 +114,12 @@ class Broker:
             answer = await self._ask(request, environment)
             if answer is not None:
                 return decision(answer, request)
-            await self._questions.withdraw(request.question.id)  # nothing is waiting for its answer any more
+            await self._questions.withdraw(request.question.id)  # nobody waits for its answer any more
 
     async def _ask_others(self, request: ApprovalRequest) -> Approval:
-        """Let the people decide whom the policies ask for. Nothing stands in for them: no mode, nothing remembered.
+        """Ask the people that the policies require. No approval mode or remembered decision can replace them.
 
-        Where too few of them exist, the request is denied at once.
+        If too few of them exist, the request is denied at once.
         """
         question, environment = request.question, self._environment
         for quorum in question.quorums:
@@ -161,30 +161,30 @@ def _checked(value: Any, request: ApprovalRequest) -> ApprovalAnswer:
     answer = APPROVAL_ANSWER.parse_value(value)
     offered = request.scopes
     if request.recall is None and answer.remember != "once":
-        raise ToolValidationError("this is asked about every time. Say remember='once'.")
+        raise ToolValidationError("this request can't be remembered. Answer with remember='once'.")
     if answer.remember != "scope":
         if answer.scope is not None:
             raise ToolValidationError(
-                f"it names a scope and says remember={answer.remember!r}. Say remember='scope', or name none."
+                f"it has a scope but also remember={answer.remember!r}. Answer with remember='scope', or without a scope."
             )
     elif not offered:
-        raise ToolValidationError("no scope can be offered for this. Say remember='once' or 'exact'.")
+        raise ToolValidationError("this request has no scopes. Answer with remember='once' or 'exact'.")
     elif answer.scope is not None and answer.scope not in offered:
         raise ToolValidationError(
-            f"the scope {answer.scope!r} was not offered. Name one of {', '.join(map(repr, offered))}."
+            f"the scope {answer.scope!r} was not offered. Use one of {', '.join(map(repr, offered))}."
         )
     return answer
 
 
 def decision(answer: Answer, request: ApprovalRequest) -> Approval:
-    """Return the approval that an answer stands for. It is remembered if the answer says so."""
+    """Return the approval that an answer gives. If the answer asks to be remembered, remember it."""
     if answer.outcome != "answered":
         outcomes: dict[str, ApprovalOutcome] = {"declined": "denied", "timed out": "timed out"}
         return Approval(False, answer.reason, answer.by, outcomes.get(answer.outcome, "cancelled"))
     decided = _checked(answer.value, request)
     question = request.question
     if question.quorums and decided.approved and question.decided_by(answer.votes) is not True:
-        return Approval(False, "the people whom it needs have not approved it", answer.by, "denied")
+        return Approval(False, "the required people have not approved it", answer.by, "denied")
     reason = decided.reason or ""
     recall: ApprovalRecall | None = request.recall
     if recall is not None and decided.remember != "once":

@@ -32,10 +32,10 @@ from handrail.session.serialization import decode_item, said_in
 from handrail.tools import Tool
 
 Asks = Literal["call", "message", "permission"]
-"""The source of a request: a policy's decision on a call, `request_approval`, or `request_permission`."""
+"""What made a request: a policy's decision on a call, `request_approval`, or `request_permission`."""
 
 NEVER_REMEMBERED = frozenset({"worker.create"})
-"""Capabilities for which approval is requested every time, because no answer applies to a second call."""
+"""Capabilities for which approval is requested on every call, because an answer never applies to another call."""
 _KEY = new_key()
 """The key for digests of arguments that were not shown in full, if there is no journal. It lasts as long as the process."""
 _SHORT = 200
@@ -161,7 +161,7 @@ def _common(folders: Sequence[str]) -> str:
 
 
 def _said(text: str, end: str = "") -> str:
-    """Format a name from a call for a description. It is quoted unless it is plain."""
+    """Format a name from a call for a description. It is quoted unless it is a plain word."""
     return f"{text}{end}" if _PLAIN.fullmatch(text) else json.dumps(f"{text}{end}")
 
 
@@ -278,7 +278,7 @@ def _record(session: Session, fact: ApprovalRemembered | ApprovalRevoked) -> Non
 
 
 class Recall:
-    """The remembered decision on one request, and a way to remember an answer to it.
+    """Looks up the remembered decision that covers one request, and remembers an answer to it.
 
     `cover` returns the keys of the request for a session id: this session's, or that of the session a denial is from.
     """
@@ -315,9 +315,7 @@ class Recall:
         if fact is None:
             return
         if any(each.id == fact.id for each in session[ApprovalRemembered].all()):
-            session.dispatcher.publish(
-                fact
-            )  # it was already recorded with its answer, and only has to be published
+            session.dispatcher.publish(fact)  # already recorded with its answer, so only publish it
         else:
             _record(session, fact)
 

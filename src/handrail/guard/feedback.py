@@ -105,7 +105,7 @@ class DeadlineFeedback:
         left = state.deadline.remaining()
         if sum(left <= mark for mark in self.at) <= state.given:
             return None
-        return f"About {max(left, 0):.0f} seconds are left. Do what matters most, and finish."
+        return f"About {max(left, 0):.0f} seconds are left. Do what matters most, then finish."
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class BudgetFeedback:
         if not used or sum(max(used.values()) >= mark for mark in self.at) <= state.given:
             return None
         left = ", ".join(f"{unit.replace('_', ' ')}: {state.left[unit]:g}" for unit in used)
-        return f"This much is left of the budget: {left}. Do what matters most, and finish."
+        return f"Remaining budget: {left}. Do what matters most, then finish."
 
 
 def _fraction(state: RunState, unit: str) -> float:
@@ -134,7 +134,7 @@ def _fraction(state: RunState, unit: str) -> float:
 
 
 class CompletionChecker(Protocol):
-    """A check whether a run may end. If it raises, the error is reported and the run continues."""
+    """A check of whether a run may end. If it raises, the error is reported and the run may end."""
 
     @property
     def name(self) -> str: ...
@@ -189,7 +189,7 @@ def _field(output: Any, field: str) -> Any:
 
 
 class CommandPassing:
-    """A checker that lets a run end once this command exits with 0. It runs on a fork of the files and changes none.
+    """A checker that lets a run end once this command exits with 0. The command runs on a fork and changes no files.
 
     A command that can't run at all has not passed: the model is told so, and the run does not end as done.
     """

@@ -21,7 +21,7 @@ from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 from handrail.tools.checks import CAPABILITY
 
 Verdict = Literal["allow", "ask", "deny"] | Quorum
-"""What is decided about a capability or an effect. A quorum, from `ask(role=..., approvals=...)`, asks other people."""
+"""The verdict on a capability or an effect. A `Quorum`, as returned by `ask(role=..., approvals=...)`, asks others."""
 
 _PATTERN = re.compile(rf"(\*|{CAPABILITY}(\.\*)?)\Z")
 
@@ -32,7 +32,7 @@ def _policy_key(note: Any) -> Hashable:
 
 @kept(key=_policy_key)
 class PolicyNote(msgspec.Struct, frozen=True):
-    """A note that a policy keeps. It is undone with the call that led to it."""
+    """A note in a policy's state. If the call that led to it is undone, so is the note."""
 
     policy: str
     key: str
@@ -40,7 +40,7 @@ class PolicyNote(msgspec.Struct, frozen=True):
 
 
 class CallCounted(msgspec.Struct, frozen=True):
-    """A call that counts towards a rate, whatever its result."""
+    """A call that counts towards a rate limit, whatever its result."""
 
     policy: str
     call: str
@@ -50,9 +50,9 @@ class CallCounted(msgspec.Struct, frozen=True):
 
 
 def _within(window: float, at: float, now: float) -> bool:
-    """Return whether `at` lies within the window of `now`.
+    """Return whether `at` is less than `window` seconds away from `now`.
 
-    A time far in the future comes from another machine's clock.
+    Future times count as well, unless they are so far off that they must come from another machine's clock.
     """
     return abs(now - at) < window
 
@@ -78,7 +78,7 @@ def _window_key(window: Any) -> Hashable:
 
 @kept(kind="log", key=_window_key, reducers={CallCounted: _add_to_window})
 class RateWindow(msgspec.Struct, frozen=True):
-    """The times of the latest calls, as many as the rate allows. They are kept even if the calls fail."""
+    """The times of the latest calls, up to the number that the rate allows. They are kept even if the calls fail."""
 
     policy: str
     times: tuple[tuple[str, float], ...]
@@ -100,11 +100,11 @@ class SequentialDependencyPolicy:
         for tool, others in needs.items():
             if isinstance(others, str):
                 raise DefinitionError(
-                    f"policy {name!r}: {tool!r} needs a set, not the string {others!r}. Pass a set of tool names: {{{others!r}}}."
+                    f"policy {name!r}: {tool!r} requires the string {others!r}, not a set. Pass a set of tool names: {{{others!r}}}."
                 )
             if tool in others:
                 raise DefinitionError(
-                    f"policy {name!r}: {tool!r} needs itself and could never run. Take it out."
+                    f"policy {name!r}: {tool!r} requires itself, so it could never run. Remove it from its own set."
                 )
         self.name = name
         self._needs = {tool: tuple(sorted(others)) for tool, others in needs.items()}
@@ -118,7 +118,7 @@ class SequentialDependencyPolicy:
         missing = [each for each in needed if notes.get((self.name, each)) is None]
         if missing:
             return PolicyDecision.deny(
-                f"{tool.name} may only run after {' and '.join(missing)} succeeded. Call that first."
+                f"{tool.name} may run only after {' and '.join(missing)} succeeded. Call {' and '.join(missing)} first."
             )
         return PolicyDecision.allow()
 
@@ -167,7 +167,7 @@ class ReadBeforeWritePolicy:
         try:
             files = context.filesystem
         except ResourceError:
-            return  # nothing was read, and writes were denied
+            return  # without files nothing was read, and `check` denies writes
         for each in named:
             try:
                 path = parse_path(each.path).path
@@ -256,9 +256,9 @@ class CapabilityPolicy(_CheckOnly):
         self._scope = tuple(parse_path(folder).path for folder in scope)
 
     def check_tools(self, tools: Iterable[Tool[Any, Any]]) -> None:
-        """Raise `DefinitionError` for a misspelt capability, once the tools are known.
+        """Raise `DefinitionError` if this policy names a capability that is probably misspelt.
 
-        It matches none of them, while one has a capability that is spelt almost the same and is not named.
+        That is one which none of these tools has, while a tool has a very similar one that the policy does not name.
         """
         used = {word for tool in tools for word in tool.capabilities}
         for word in sorted(self._verdicts.keys() - used):
@@ -352,7 +352,7 @@ class RateLimitPolicy(_CheckOnly):
     ) -> None:
         if type(most) is not int or most < 1 or not 0 < per_seconds < math.inf:
             raise DefinitionError(
-                f"policy {name!r}: {most} calls in {per_seconds} seconds is not a rate. Pass at least 1 call and a positive time."
+                f"policy {name!r}: {most} calls in {per_seconds} seconds is not a valid rate. Pass at least 1 call and a positive time."
             )
         if isinstance(tools, str):
             raise DefinitionError(f"policy {name!r}: tools is a string. Pass a set of names: {{{tools!r}}}.")

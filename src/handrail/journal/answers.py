@@ -62,7 +62,7 @@ def check_digest(question: Question, answer: Answer) -> None:
 
 
 def _check_votes(question: Question, answer: Answer) -> None:
-    """Raise `AnswerRefused` for an answer that the votes of the people who were asked do not decide."""
+    """Raise `AnswerRefused` for an answer to a question with quorums, unless the votes decide it that way."""
     value: Any = answer.value
     approved = isinstance(value, dict) and cast("dict[str, Any]", value).get("approved") is True
     decided = question.decided_by(answer.votes)
@@ -71,7 +71,7 @@ def _check_votes(question: Question, answer: Answer) -> None:
         raise AnswerRefused(
             question.id,
             f"{answer.by!r} may not answer it alone",
-            f"It takes {needed}, other than {question.principal!r}: they find it in their inbox on the page.",
+            f"It needs {needed} other than {question.principal!r}, who find it in their inbox on the page.",
         )
 
 
@@ -105,7 +105,7 @@ def check_value(question: Question, answer: Answer, check: Check | None) -> None
 def still_fits(answer: Answer, check: Check | None) -> bool:
     """Return whether a recorded answer can be used. It may have been given in a process that could not check it."""
     if answer.seal:
-        return False  # its secret was not recorded, so it has to be given again
+        return False  # the secret was not recorded, so it has to be given again
     if answer.outcome != "answered" or check is None:
         return True
     try:
@@ -129,7 +129,7 @@ def seal(question: Question, answer: Answer, mask: Mask | None, key: bytes) -> A
 
 
 def check_repeat(question: Question, answer: Answer, before: Answer | None, key: bytes) -> None:
-    """Check an answer that may be secret and that nobody here waits for.
+    """Check an answer that may be secret, in a process where nobody waits for it.
 
     Only a repeat of the recorded answer is accepted.
     """
@@ -158,7 +158,7 @@ def secret_refused(question: Question) -> AnswerRefused:
 
 
 def answered_already(question_id: str) -> AnswerRefused:
-    return AnswerRefused(question_id, "it was answered already", "The first answer counts.")
+    return AnswerRefused(question_id, "it has already been answered", "The first answer counts.")
 
 
 def _plain(question: Question, value: object) -> Any:

@@ -60,7 +60,7 @@ class SqliteCalls:
 
     async def applied(self, unit: CommitUnit, /) -> None:
         self._applying.discard(unit.call_id)
-        await self._settle(unit, "applied", synced=False)  # after a power cut, recovery repeats the check
+        await self._settle(unit, "applied", synced=False)  # if lost in a power cut, recovery adds it again
 
     async def void(self, unit: CommitUnit, /) -> None:
         self._applying.discard(unit.call_id)
@@ -100,11 +100,11 @@ class SqliteCalls:
         return tuple(unit for unit in await database.transact(find) if unit.call_id not in self._applying)
 
     def _units_in(self, connection: sqlite3.Connection, chain: str) -> dict[int, Record]:
-        """Return the committed calls of a chain, by their number; nothing if the chain was altered."""
+        """Return the committed calls of a chain by number, or an empty dict if the chain was altered."""
         try:
             records = verified(connection, self._database.chains, chain.removeprefix("run "))
-        except JournalAltered as altered:  # the files of other runs are still finished
-            log.error("the files of a run are left as they are: %s", altered)
+        except JournalAltered as altered:  # recovery continues with the files of other runs
+            log.error("the files of a run were not recovered: %s", altered)
             return {}
         return {each.number: each for each in records.units}
 
@@ -165,7 +165,7 @@ class SqliteCalls:
             WHERE runs.session_id = ? AND kind IN ('undone', 'told') ORDER BY number"""
         found: dict[tuple[str, str, str], tuple[str, Entry]] = {}
         for run_id, kind, key, at, body in await self._database.select(query, session_id):
-            found.pop((run_id, kind, key), None)  # a later one replaces it
+            found.pop((run_id, kind, key), None)  # a later entry replaces an earlier one
             found[run_id, kind, key] = (run_id, Entry(kind, key, at, body))
         return tuple(found.values())
 
@@ -177,7 +177,7 @@ class SqliteSteps:
         self._database = database
         self._local = LocalSteps()
         self._known: dict[str, dict[str, bytes | None]] = {}
-        """The verified steps of the runs that this process owns, and which nobody else can add to."""
+        """The verified steps of the runs that this process owns. No other process can add to these runs."""
 
     def forget(self, run_id: str) -> None:
         """Drop the values of a run's steps in this process."""
@@ -202,8 +202,8 @@ class SqliteSteps:
             try:
                 value = await (function() if row is None or unsettled is None else unsettled())
                 encoded = encode(value, f"step {key!r} returned")
-            except Exception:  # a cancelled step may have happened, and stays reserved
-                if row is None:  # a step that was already reserved stays so until it is decided
+            except Exception:  # not a cancellation: that step may have happened, so it stays reserved
+                if row is None:  # an earlier reservation stays until its outcome is decided
                     with contextlib.suppress(RunBusy):  # the new owner decides
                         await self._add(run_id, key, CLEARED, b"")
                 raise
@@ -218,7 +218,7 @@ class SqliteSteps:
         return tuple(sorted(records.steps.items()))
 
     def _reserve(self, connection: sqlite3.Connection, key: str, run_id: str) -> tuple[bytes | None] | None:
-        """Return the value of a step that is reserved or settled. Reserve one that is neither, and return None."""
+        """Reserve a step and return None. If it is reserved or settled already, return its value, if any, in a tuple."""
         chains, chain = self._database.chains, _chain_of(run_id, key)
         known = self._known.get(run_id)
         if known is None or not is_owner(connection, self._database.owner, run_id):

@@ -2,13 +2,13 @@
 
 A journal's records form chains: one for each run, one for what other processes add to a run (answers, cancellations,
 deposits), and one for each session and principal with their decisions. Records are only ever added. What takes an
-earlier record back, such as a void commit or a withdrawn question, is a record of its own.
+earlier record back, such as a void commit or a withdrawn question, is itself a record.
 
 The MAC of a record is one half of a keyed BLAKE2b digest of the journal, the chain, the record and the chain's seal.
 The other half is the chain's new seal, which is stored once, at the head of the chain, and is replaced by the next
-record in the same transaction. So a changed, moved or copied record does not fit its MAC, and a removed one leaves a
-gap, at the end too: nobody can restore the seal of an earlier record. Not covered is an older copy of the whole file,
-or of a whole chain with its head.
+record in the same transaction. So a changed, moved or copied record does not match its MAC, and a removed one leaves a
+gap, even at the end, because nobody can restore the seal of an earlier record. Replacing the whole file, or a whole
+chain with its head, by an older copy is not detected.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ _READ = """SELECT number, link, kind, key, at, session_id, body, mac, state FROM
 
 
 def run_chain(run_id: str) -> str:
-    """Return the name of the chain of a run: what its owner recorded."""
+    """Return the name of the chain with what a run's owner recorded."""
     return f"run {run_id}"
 
 
 def outside_chain(run_id: str) -> str:
-    """Return the name of the chain of what others added to a run: answers, cancellations and deposits."""
+    """Return the name of the chain with what others added to a run: answers, cancellations and deposits."""
     return f"outside {run_id}"
 
 
 def decision_chain(session_id: str, principal: str) -> str:
-    """Return the name of the chain of a principal's decisions in a session."""
+    """Return the name of the chain with a principal's decisions in a session."""
     return f"decisions {msgspec.json.encode((session_id, principal)).decode()}"
 
 
 def step_chain(key: str) -> str:
-    """Return the name of the chain of a step outside of any run."""
+    """Return the name of the chain with a step that belongs to no run."""
     return f"step {key}"
 
 
@@ -60,7 +60,7 @@ def _decode(found: bytes) -> str:
 
 
 def fetch(connection: sqlite3.Connection, query: str, *values: object) -> list[Any]:
-    """Return the rows that a query finds, also those whose text is not text, so that it can be said which they are."""
+    """Return the rows that a query finds, including those with invalid text, so that an error can name them."""
     try:
         return connection.execute(query, values).fetchall()
     except sqlite3.OperationalError:
@@ -76,9 +76,9 @@ class Record(NamedTuple):
     """One record of a chain."""
 
     number: int
-    """Its position in the whole journal. Not covered by the MAC, but it grows along a chain."""
+    """The record's position in the whole journal. The MAC does not cover it, but it increases along a chain."""
     link: int
-    """Its 1-based position in its chain."""
+    """The record's 1-based position in its chain."""
     kind: str
     key: str
     at: float
@@ -86,17 +86,20 @@ class Record(NamedTuple):
     body: bytes
     mac: bytes
     state: str
-    """Of a committed call: whether its files have been changed. Not covered by the MAC."""
+    """Whether the files of a committed call have been changed. The MAC does not cover it."""
 
 
 class Chains:
-    """Adds records to chains, and reads chains that nobody else has altered."""
+    """Appends records to chains, and verifies chains when it reads them."""
 
     def __init__(self, journal: str, path: str, key: bytes) -> None:
         self._journal = journal
         self.path = path
         self._heads: dict[str, tuple[int, int, bytes]] = {}
-        """The heads that this process wrote last: number, links and seal. The seal is compared when one is replaced."""
+        """The number, links and seal of each head that this process wrote last.
+
+        The seal is compared with the stored one before a head is replaced.
+        """
         self._keyed = hashlib.blake2b(key=key, digest_size=2 * MAC_BYTES, person=_PERSON)
 
     def _digest(
@@ -188,18 +191,14 @@ class Chains:
     def _of(self, chain: str, record: Record, seal: bytes) -> bytes:
         try:
             return self._digest(chain, *record[1:6], seal, record.body)
-        except (
-            TypeError,
-            ValueError,
-            OverflowError,
-        ):  # a value of another type, which nobody here has written
+        except (TypeError, ValueError, OverflowError):  # Handrail never writes such a value
             raise self.altered(chain, record.link, "it is not what was recorded there", record) from None
 
     def altered(
         self, chain: str, link: int, problem: str, record: Record | None = None, what: str = ""
     ) -> JournalAltered:
-        """Return the error for a record of a chain."""
-        kind, _, id = str(chain).partition(" ")  # anything can be in a column
+        """Create the error for an altered record of a chain."""
+        kind, _, id = str(chain).partition(" ")  # an altered column can hold anything
         if record is not None and not what:
             what = f"{record.kind} {record.key}".strip()
         return JournalAltered(self.path, kind, id, link, what, problem)

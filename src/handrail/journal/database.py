@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 Work = Callable[[sqlite3.Connection], T]
 Moments = Callable[[Literal["before", "after"], sqlite3.Connection], None]
-"""Called before each transaction, and again after it is durable but before its caller is notified."""
+"""A function that is called before each transaction, and again once it is durable but its caller is not notified yet."""
 
 MEMORY = ":memory:"
 SCHEMA = 6
@@ -84,9 +84,9 @@ def encode(value: object, what: str) -> bytes:
 class Database:
     """Runs jobs on the database one after another, each in its own transaction.
 
-    The jobs run in a thread of their own. With `inline` they run at once in the caller's thread: for databases
-    in memory, and for simulations, which need a single order of events. `moments` is also for simulations: it may
-    end the process at that point. `find_key` returns the key of the records' MACs, given whether the journal is new.
+    The jobs run in a thread of their own. With `inline` they run at once in the caller's thread, for databases
+    in memory and for simulations, which need a single order of events. `moments` lets a simulation end the process
+    before or after a transaction. `find_key` returns the key of the records' MACs, given whether the journal is new.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class _Job(Generic[T]):
         if self._report is not None:
             try:
                 self._report(self)
-            except RuntimeError:  # the loop that asked has ended; what was recorded stays
+            except RuntimeError:  # the caller's loop has ended; the record stays
                 return
 
     def result(self) -> T:
@@ -310,7 +310,7 @@ def _prepare(
         id = str(about.get("id"))
         if about.get("key") != key_check(key, id):
             raise JournalError(
-                path, "its records were not written with this key", "Put back the one it was made with."
+                path, "its records were not written with this key", "Restore the original key."
             )
         connection.execute("COMMIT")
     except BaseException:

@@ -21,7 +21,7 @@ _SAID = frozenset(("approved", "reason", "remember", "scope"))
 def remembered_as(
     question: Question, approved: bool, reason: str, by: str, scope: str | None, at: datetime
 ) -> ApprovalRemembered | None:
-    """Return the decision to remember, for an offered scope or for exactly this request; None if there is none.
+    """Return a decision to remember, for an offered scope or for exactly this request; None if it can't be remembered.
 
     A question has one answer, so the same decision always has the same id. If the subject of a question
     changes and the question is asked again, it counts as a new question.

@@ -26,7 +26,7 @@ def new_key() -> bytes:
 
 
 def key_beside(journal: str, is_new: bool) -> bytes:
-    """Return the key for a journal's file, from the environment or else from a file beside the journal.
+    """Return a journal's key, from the environment variable or else from a file beside the journal.
 
     The file is created with a new journal, and only its owner can read it. Raises `JournalError` if it is missing.
     """
@@ -40,7 +40,7 @@ def key_beside(journal: str, is_new: bool) -> bytes:
         raise JournalError(
             journal,
             f"its key {path.name!r} is missing",
-            f"Put back the one it was made with, or set {KEY_VARIABLE} as it was then.",
+            f"Restore the original file, or set {KEY_VARIABLE} to the original key.",
         )
     check_private(journal, path)
     key = path.read_bytes()
@@ -48,13 +48,13 @@ def key_beside(journal: str, is_new: bool) -> bytes:
         raise JournalError(
             journal,
             f"its key {path.name!r} has {len(key)} bytes",
-            "Restore the key that the journal was created with.",
+            "Restore the original file.",
         )
     return key
 
 
 def key_check(key: bytes, journal: str) -> str:
-    """Return a digest that shows whether a key is the one that a journal was made with."""
+    """Return a digest that shows whether a key is the one with which a journal was created."""
     return hashlib.blake2b(journal.encode(), key=key, digest_size=16, person=b"handrail key").hexdigest()
 
 

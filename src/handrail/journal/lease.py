@@ -41,7 +41,7 @@ def is_dead(owner: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _host() -> str:
-    """Return a name for the host within which pids are unique. Containers on one host differ only in its last part."""
+    """Return a host name within which pids are unique. The names of containers on one host differ in the last part."""
     boot = numbers = ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
@@ -69,7 +69,7 @@ def _started(pid: int) -> str:
 
 
 def is_owner(connection: sqlite3.Connection, owner: str, run_id: str) -> bool:
-    """Return whether this process owns the run."""
+    """Return whether this process holds the run's lease."""
     row = connection.execute("SELECT owner FROM runs WHERE id = ?", (run_id,)).fetchone()
     return row is not None and row[0] == owner
 

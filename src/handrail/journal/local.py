@@ -30,7 +30,7 @@ log = logging.getLogger("handrail.questions")
 _TRIES = 3
 """How many times a person whose answer is invalid is asked."""
 
-_inside: ContextVar[tuple[tuple[int, str], ...]] = ContextVar("steps under way around this", default=())
+_inside: ContextVar[tuple[tuple[int, str], ...]] = ContextVar("steps in progress around this one", default=())
 
 
 class LocalSteps:
@@ -50,7 +50,7 @@ class LocalSteps:
         run_id: str = "",
         unsettled: Callable[[], Awaitable[T]] | None = None,
     ) -> T:
-        """Run `function` until it succeeds once for this key; from then on return its value.
+        """Run `function`, or return its value if it has already succeeded for this key.
 
         If a key is run twice concurrently, the second caller waits for the first, and runs its own function if
         the first one fails or is cancelled.
@@ -58,7 +58,7 @@ class LocalSteps:
         around, me = _inside.get(), (id(self), key)
         if me in around:
             raise DefinitionError(
-                f"step {key!r} is run inside itself and would wait for its own outcome. Give the inner step another key."
+                f"step {key!r} was started inside itself, so it would wait for itself. Give the inner step another key."
             )
         while (earlier := self._steps.get(key)) is not None:
             try:
@@ -79,7 +79,7 @@ class LocalSteps:
             mine.exception()  # marks the error as retrieved, since nobody else may be waiting
             raise
         finally:
-            with contextlib.suppress(ValueError):  # closed in another context, where nothing has to be reset
+            with contextlib.suppress(ValueError):  # closed in another context, which has nothing to reset
                 _inside.reset(entered)
         mine.set_result(value)
         return value
@@ -199,7 +199,7 @@ class LocalQuestions:
                 asking.cancel()
 
     def answer(self, answer: Answer, /) -> None:
-        """Accept an answer, or raise `AnswerRefused`. This is thread-safe."""
+        """Accept an answer. Raises `AnswerRefused` if it is invalid. This is thread-safe."""
         pending = self._questions.get(answer.question_id)
         if pending is None:
             raise AnswerRefused(
@@ -232,7 +232,7 @@ class LocalQuestions:
         )
 
     async def withdraw(self, question_id: str, /) -> None:
-        """Cancel a question. Does nothing if the question is over."""
+        """Cancel a question, unless it is over."""
         pending = self._questions.get(question_id)
         if pending is not None:
             self._close(pending, "cancelled")
@@ -326,7 +326,7 @@ class LocalQuestions:
                     question = msgspec.structs.replace(
                         question, message=f"{pending.question.message}\n{refused.problem}"
                     )
-            self._close(pending, "declined", f"no answer that fits after {_TRIES} tries")
+            self._close(pending, "declined", f"no valid answer after {_TRIES} tries")
         except Declined as declined:
             self._close(pending, "declined", declined.reason)
         except NoAnswer as none:

@@ -1,4 +1,4 @@
-"""Where a journal lies: the default place of each project, and the files that only their owner may use."""
+"""The location of a journal: the default for each project, and the checks that only its owner can use its files."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pathlib import Path
 from handrail.errors import JournalError, JournalExposed
 
 RESERVED = ".handrail"
-"""The name of a folder that tools never see, wherever it lies in the folder that they may change."""
+"""The name of a folder that tools never see, at any depth below the folder that they may change."""
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _PARTS = ("", "-wal", "-shm", ".key")
-"""What a journal's files are called, after the name of the journal itself."""
+"""The suffixes of a journal's files, which follow the name of the journal itself."""
 
 
 def default_journal(project: Path) -> Path:
     """Return the journal of the project in this folder, below `$XDG_STATE_HOME/handrail`.
 
-    Its folder is named after the project's real path: the last part, to be readable, and a digest of all of it,
-    so that no two projects share one. Raises `JournalError` if there is no home folder to put it in.
+    The journal's folder is named after the project's real path: its last part, for readability, and a digest of the
+    whole path, so that no two projects share a journal. Raises `JournalError` if there is no home folder.
     """
     real = os.path.realpath(project)
     readable = re.sub(r"[^A-Za-z0-9_.-]+", "_", os.path.basename(real)).lstrip(".")[:40] or "root"
@@ -35,18 +35,20 @@ def default_journal(project: Path) -> Path:
 def state_folder() -> Path:
     """Return the folder that holds the journals of all projects."""
     given = os.environ.get("XDG_STATE_HOME", "")
-    if os.path.isabs(given):  # the specification says to ignore any other
+    if os.path.isabs(given):  # the XDG specification says to ignore relative paths
         return Path(given) / "handrail"
     try:
         return Path.home() / ".local" / "state" / "handrail"
     except RuntimeError:
         raise JournalError(
-            "runs.db", "there is no home folder to keep it in", "Set XDG_STATE_HOME, or name a file."
+            "runs.db",
+            "there is no home folder to keep it in",
+            "Set XDG_STATE_HOME, or pass the path of a file.",
         ) from None
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create the folder of a default journal for its owner alone. Refuse one that other users can reach."""
+    """Create the folder of a default journal for its owner alone. Raises `JournalExposed` if other users can reach it."""
     above = folder.parent
     above.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     for each in (above, folder):
@@ -71,29 +73,29 @@ def check_private(journal: str, path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except OSError:
-        return  # not there yet, or opening it says what is wrong
+        return  # it does not exist yet, or opening it will report the problem
     if mode & _OTHERS and (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
         wanted = "700" if stat.S_ISDIR(mode) else "600"
         raise JournalExposed(
             journal,
-            f"other users can use {str(path)!r} (mode {stat.S_IMODE(mode):o})",
-            f"Run `chmod {wanted} {shlex.quote(str(path))}` if nobody has changed it.",
+            f"other users can access {str(path)!r} (mode {stat.S_IMODE(mode):o})",
+            f"Check that nobody has changed it, then run `chmod {wanted} {shlex.quote(str(path))}`.",
         )
 
 
 def check_out_of_reach(journal: str, folder: str) -> None:
-    """Raise `JournalExposed` for a journal in a folder that tools may change, since they could write answers into it.
+    """Raise `JournalExposed` if a journal is in a folder that tools may change, since they could forge answers.
 
-    Symbolic links are resolved. A file with several names is refused, because another name may lie in the folder.
+    Symbolic links are resolved. A file with several hard links is refused, because one of them may be in the folder.
     A journal below `.handrail` in the folder is allowed: tools can't see that name.
     """
     if not folder or journal == ":memory:" or not journal:
         return
     root, real = os.path.realpath(folder), os.path.realpath(journal)
-    advice = "Name a file outside of it, or name none: the default is out of reach of tools."
+    advice = "Choose a file outside it, or leave it out to use the default, which tools can't reach."
     inside = os.path.relpath(real, root).split(os.sep)
     if inside[0] not in (os.pardir, RESERVED):
-        raise JournalExposed(journal, f"it lies in {root!r}, which tools may change", advice)
+        raise JournalExposed(journal, f"it is in {root!r}, which tools may change", advice)
     for part in _PARTS:
         try:
             names = os.stat(real + part).st_nlink
@@ -102,6 +104,6 @@ def check_out_of_reach(journal: str, folder: str) -> None:
         if names > 1:
             raise JournalExposed(
                 journal,
-                f"{real + part!r} has {names} names (hard links), and tools may reach it by another one",
+                f"{real + part!r} has {names} hard links, and tools may reach it through another one",
                 f"Remove the others: `find / -samefile {shlex.quote(real + part)}` lists them.",
             )

@@ -34,7 +34,7 @@ log = logging.getLogger("handrail.questions")
 class SqliteQuestions:
     """Questions in a database.
 
-    `watch` is how often to look for answers given by other processes, in seconds; None for never.
+    `watch` is the number of seconds between checks for answers from other processes; None means never.
     """
 
     def __init__(self, database: Database, clock: Clock, key: bytes, watch: float | None) -> None:
@@ -57,7 +57,7 @@ class SqliteQuestions:
         if found is None or found.question.digest != question.digest:
             await database.transact(self._put(question))
         else:
-            question = found.question  # it keeps the expiry from when it was first asked
+            question = found.question  # the question keeps its original expiry
             if found.answer is not None:
                 if still_fits(found.answer, check):
                     return found.answer
@@ -97,7 +97,7 @@ class SqliteQuestions:
         return put
 
     def _clear(self, question: Question) -> Work[None]:
-        """Return work that drops an answer which can't be used any more, so that the question is asked again."""
+        """Return a job that drops an answer which can't be used any more, so that the question is asked again."""
         database, now = self._database, self._clock.now().timestamp()
 
         def clear(connection: sqlite3.Connection) -> None:
@@ -117,7 +117,7 @@ class SqliteQuestions:
         return lambda connection: withdraw(connection, chains, now, where, *values)
 
     def answer(self, answer: Answer, /) -> None:
-        """Accept an answer, even to a question that another process asked, or whose run has yet to be resumed."""
+        """Accept an answer, even if another process asked the question, or if its run has not been resumed yet."""
         if self._local.is_known(answer.question_id):
             self._local.answer(answer)
             return
@@ -230,7 +230,7 @@ class _Watch:
         self._every = every
         self._look = look
         self._waiting: dict[asyncio.AbstractEventLoop, dict[str, None]] = {}
-        """The questions that are waited for, by event loop. Each loop looks for its own answers."""
+        """The questions that askers wait for, by event loop. Each loop looks for its own answers."""
         self._tasks: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
 
     @contextlib.contextmanager

@@ -67,7 +67,7 @@ _CHUNK = 500
 
 
 class SqliteRuns:
-    """Runs in a database. `lost` is called with the id of each run whose values in this process may be out of date."""
+    """Runs in a database. `lost` is called with the id of each run whose cached values may be out of date."""
 
     def __init__(self, database: Database, lost: Callable[[str], None]) -> None:
         self._database = database
@@ -304,7 +304,7 @@ def _row(row: Sequence[Any]) -> RunRow:
 
 
 def _deaths(connection: sqlite3.Connection, row: RunRow, progress: int) -> int:
-    """Return how many processes in a row have died with this run and got no further than the one before."""
+    """Return how many processes in a row have died while they executed this run, without progress."""
     if row.status != "running" or not row.owner:
         return 0
     query = "SELECT progress FROM runs WHERE id = ?"
@@ -341,7 +341,7 @@ def _insert(
 
 
 def _after(run: RunRecord, last: float | None) -> RunRecord:
-    """Return the run with a later start than its session's last run, even if the clock was set back or stands still."""
+    """Return the run with a start time after its session's last run, even if the clock was set back or stands still."""
     if last is None or run.began_at > last:
         return run
     return msgspec.structs.replace(run, began_at=math.nextafter(last, math.inf))

@@ -19,18 +19,18 @@ from handrail.journal.tickets import SqliteTickets
 from handrail.journal.votes import SqliteVotes
 
 Durability = Literal["process", "power"]
-"""What the record survives: the end of the process, even by `kill -9`, or also a power cut."""
+"""What records survive: with `process`, the end of the process, even by `kill -9`; with `power`, also a power cut."""
 
 
 class SqliteJournal:
     """A journal in one SQLite file.
 
-    Once a method has returned, its record is available to any process that opens the file later: after `kill -9`
-    with `durability="process"`, after a power cut with `"power"`, where each record waits for the disk.
+    Once a method has returned, its record is available to any process that opens the file later. With
+    `durability="process"` it survives `kill -9`; with `"power"`, which waits for the disk, also a power cut.
     Values of steps and answers are returned as plain data. Several processes may use one file; each run
     has one owner. Close the journal when it is no longer needed.
 
-    - `watch`: how often to look for answers that another process gave, in seconds; None for never.
+    - `watch`: the number of seconds between checks for answers from other processes; None means never.
     - `inline`: write in the calling thread, for simulations.
     - `moments`: called before and after every transaction, for simulations of crashes.
     """

@@ -1,6 +1,6 @@
-"""Verification: whether what a journal says about a run is what was recorded.
+"""Verification: checks that a journal still says what was recorded about a run.
 
-The chains decide. What other tables repeat, so that it can be listed and searched, has to agree with them.
+The chains are authoritative. Other tables repeat some of their data for lists and searches, and must agree with them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _INTERNAL = frozenset(
 """The kinds of records in a run's chain that are not entries."""
 
 _BOOKKEEPING = frozenset(("deadline", "call begun", "call tried", "verb", STEP, FORK, IMPORT))
-"""The kinds of records that a run adds without getting any further."""
+"""The kinds of records that do not count as progress of a run."""
 
 _ATTEMPT = re.compile(r"~\d+")
-"""The number of an attempt, in the text of a place."""
+"""Matches the number of an attempt in the text of a place."""
 
 
 class RunRecords:
@@ -66,12 +66,12 @@ class RunRecords:
 
     @property
     def steps(self) -> dict[str, bytes | None]:
-        """The values of the run's steps; None for one that began and never ended."""
+        """The values of the run's steps; None for a step that began and never ended."""
         return steps_in(self.own)
 
     @property
     def questions(self) -> dict[str, tuple[bytes, bytes | None, float | None]]:
-        """The questions, each with its answer and when that was given."""
+        """The questions, each with its answer and the time of that answer."""
         asked: dict[str, Record] = {}
         for each in self.own:
             if each.kind == QUESTION:
@@ -109,25 +109,25 @@ class RunRecords:
 
     @property
     def outcome(self) -> tuple[str, bytes]:
-        """The status of a run that is over, and its outcome; empty for one that is not."""
+        """The status and outcome of a run that is over; empty if the run is not over."""
         ends = [each for each in self.own if each.kind == OUTCOME]
         return (ends[-1].key, ends[-1].body) if ends else ("", b"")
 
     @property
     def origin(self) -> Record | None:
-        """The record that names what the run was forked from, or marks it as imported."""
+        """The record that says which run this one was forked from, or that it was imported."""
         first = self.own[0] if self.own else None
         return first if first is not None and first.kind in (FORK, IMPORT) else None
 
     @property
     def progress(self) -> int:
-        """How far the run has got: it grows with everything recorded that is not recorded again by each try."""
+        """A measure of the run's progress. It ignores records that every attempt repeats."""
         done = {(each.kind, _ATTEMPT.sub("", each.key)) for each in self.own if each.kind not in _BOOKKEEPING}
         return len(done) + len(self.outside)
 
 
 def steps_in(records: list[Record]) -> dict[str, bytes | None]:
-    """Return the values of the steps in a chain; None for one that began and never ended."""
+    """Return the values of the steps in a chain; None for a step that began and never ended."""
     found: dict[str, bytes | None] = {}
     for each in records:
         if each.kind == STEP:
@@ -140,12 +140,12 @@ def steps_in(records: list[Record]) -> dict[str, bytes | None]:
 
 
 def end_of(status: str, outcome: bytes) -> tuple[str, bytes]:
-    """Return what is recorded of a run's end. Whether a run that is not over is running or parked is not recorded."""
+    """Return the recorded end of a run. For an unfinished run, nothing records whether it is running or parked."""
     return (status if status in OVER else "", outcome)
 
 
 def verified(connection: sqlite3.Connection, chains: Chains, run_id: str) -> RunRecords:
-    """Return the records of a run. Raises `JournalAltered` if they, or what repeats them, are not as recorded."""
+    """Return the records of a run. Raises `JournalAltered` if they, or the tables that repeat them, were altered."""
     chain = run_chain(run_id)
     records = RunRecords(chains.read(connection, chain), chains.read(connection, outside_chain(run_id)))
     void = records.voided
@@ -235,7 +235,7 @@ def _check_tickets(connection: sqlite3.Connection, chains: Chains, run_id: str, 
 
 
 def verify_session(connection: sqlite3.Connection, chains: Chains, run_id: str) -> RunRecords:
-    """Verify a run and everything it builds on: the runs of its session, and the session's decisions.
+    """Verify a run and everything that it builds on: the other runs of its session, and the session's decisions.
 
     Returns the run's own records.
     """
@@ -314,7 +314,7 @@ def _alterations(
 
 
 def is_intact(digest: str, data: object) -> bool:
-    """Return whether a blob is what its digest says."""
+    """Return whether a blob still has its digest."""
     return isinstance(data, bytes) and hashlib.sha256(data).hexdigest() == digest
 
 

@@ -1,6 +1,6 @@
-"""Votes in a journal's database: what people said to questions that a quorum decides.
+"""Votes in a journal's database, on questions that a quorum decides.
 
-They are records in the chain of what others add to a run.
+Each vote is a record in the run's `outside` chain.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SqliteVotes:
                 return (*before, vote)
             if mine.approved != vote.approved:
                 raise AnswerRefused(
-                    vote.question_id, f"{vote.by!r} has voted already", "The first vote counts."
+                    vote.question_id, f"{vote.by!r} has already voted differently", "The first vote counts."
                 )
             return before
 

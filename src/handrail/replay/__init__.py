@@ -1,4 +1,4 @@
-"""Record and replay: what a journal keeps of a run, and how a resumed run uses it.
+"""Record and replay: what a journal records about a run, and how a resumed run uses it.
 
 log               the records of one run, found by place
 records           the recorded form of results, inner calls and deposits

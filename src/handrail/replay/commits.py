@@ -1,4 +1,4 @@
-"""Commits with a record: the order in which the journal and the files are written."""
+"""Recorded commits: writes the journal and the files in an order that survives a crash."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger("handrail.gate")
 
 
 async def record_end(attempt: Attempt, result: ToolResult[Any], status: CallStatus, charged: bool) -> bool:
-    """Record the end of a call that changed nothing, unless it ended because the whole run is ending.
+    """Record the end of a call that changed nothing, unless the call ended because its whole run is ending.
 
     Returns whether the end was recorded.
     """
@@ -42,7 +42,7 @@ async def commit_recorded(journal: Journal, attempt: Attempt, result: ToolResult
 
     1. Staged bytes are written beside their targets, and synced if the journal is. 2. The journal records
     all of it in one transaction, the commit point. 3. The files are renamed into place. 4. The journal
-    notes that they were. If somebody changes a file between the check and step 3, their version stays: all
+    notes that. If somebody changes a file between the check and step 3, their version is kept: all
     other files are reverted, and the record is voided before this raises `Conflict`.
     """
     transaction = attempt.open_transaction
@@ -69,5 +69,5 @@ async def commit_recorded(journal: Journal, attempt: Attempt, result: ToolResult
     if files:
         try:
             await journal.calls.applied(unit)  # 4
-        except Exception:  # it is applied all the same, as recovery will find
-            log.exception("%s is committed and applied, but the journal could not note that", attempt.id)
+        except Exception:  # the files are changed anyway, which recovery will notice
+            log.exception("%s is committed and applied, but the journal could not record that", attempt.id)

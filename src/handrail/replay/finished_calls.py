@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from handrail.dispatch.frame import Frame
     from handrail.dispatch.tickets import GivenTicket
 
-CALL_AGAIN = "Call it again if it is still wanted."
+CALL_AGAIN = "Call it again if it is still needed."
 """Advice to the model about a call that was undone."""
 
 
@@ -64,7 +64,7 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
         if attempt.has_secret:
             raise  # the call's secret is no longer available
         if EFFECTS[attempt.tool.effect].transactional:
-            return None  # its files or state have changed since, and it can simply run again
+            return None  # what the call used has changed since, and the call can run again
         raise OutcomeUnknown(f"{attempt.name} ({error})") from error
     except Diverged as error:
         raise OutcomeUnknown(f"{attempt.path[-2]} ({error})") from error
@@ -97,9 +97,9 @@ async def _replay_undone(attempt: Attempt, inner: InnerCall, log: RunLog) -> Too
 
 
 def _is_asked_again(attempt: Attempt, log: RunLog) -> bool:
-    """Return whether a handoff must ask again for a secret that was not recorded.
+    """Return whether a handoff must ask for a secret again, because it was not recorded.
 
-    It need not if `after` has finished, because the result of `after` is in the record. If `after` had begun with
+    It does not ask again if `after` has finished, because that result is in the record. If `after` had begun with
     the secret and may have had a lasting effect, the outcome is unknown.
     """
     handoff = attempt.parent
@@ -115,7 +115,7 @@ def _is_asked_again(attempt: Attempt, log: RunLog) -> bool:
 
 
 def end_as_recorded(attempt: Attempt, status: Any, written: bytes, seconds: float) -> ToolResult[Any]:
-    """Give the call its recorded end. Listeners were notified before, so the event is only stored."""
+    """End the call as recorded. The event is stored but not published, because listeners were notified before."""
     result = read_result(attempt.tool, written)
     attempt.close()
     frame = attempt.frame

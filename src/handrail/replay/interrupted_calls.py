@@ -1,4 +1,4 @@
-"""Interrupted calls: the effect of a call that had begun when its process ended decides what happens to it."""
+"""Interrupted calls: decides by a call's effect what happens to it if its process ended while it ran."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class AlreadyDone(Exception):
-    """Raised when a call has already happened before the process ended. It carries the call's result."""
+    """Raised when a call had already happened before the process ended. It carries the call's result."""
 
     def __init__(self, result: ToolResult[Any]) -> None:
         self.result = result
@@ -84,7 +84,7 @@ async def decide_interrupted(attempt: Attempt) -> None:
     why = NOT_KEPT if secret or begun == GIVEN_SECRET else ""
     if EFFECTS[tool.effect].transactional:
         hint = (
-            "with the secret, if it is still wanted" if secret else "if it is still wanted, and it asks again"
+            "with the secret, if it is still needed" if secret else "if it is still needed, and it asks again"
         )
         raise Unsuccessful(
             ToolResult.error(
@@ -102,13 +102,13 @@ async def decide_interrupted(attempt: Attempt) -> None:
 
 def _undone(attempt: Attempt) -> str:
     return (
-        f"{attempt.name} was interrupted when the process ended, and what it may have done was "
+        f"{attempt.name} was interrupted when the process ended, and anything it may have done was "
         f"undone. {CALL_AGAIN}"
     )
 
 
 async def _withdraw(attempt: Attempt, log: RunLog) -> None:
-    """Withdraw the questions that this call asked, and the questions about it."""
+    """Withdraw the questions that were asked by this call or about it."""
     await log.journal.questions.withdraw_all(attempt.call.place.prefix(log.run_id))
 
 

@@ -66,7 +66,7 @@ class RunLog:
         self.untold: Mapping[str, Any] = {}
         """The session's undone calls that its model has not been told about."""
         self.asked: Mapping[str, QuestionRecord] = {each.question.id: each for each in asked}
-        """The questions that were open or answered when the record was loaded."""
+        """The questions of the run that were open or answered when the record was loaded."""
         self._clock = clock
         self._found: dict[tuple[EntryKind, str], bytes] = {
             (each.kind, each.key): each.body for each in entries

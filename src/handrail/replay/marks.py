@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 GIVEN_SECRET = "given a secret"
 """The mark of a call that was given a secret in an answer. Other marked calls are marked with their names."""
 
-NOT_KEPT = "It was given a secret, and these are not kept, so it is not run again. "
+NOT_KEPT = "It was given a secret. Secrets are not recorded, so it is not run again. "
 """Tells the model why a call that was given a secret does not run again."""
 
 

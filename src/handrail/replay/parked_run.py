@@ -1,4 +1,4 @@
-"""Parked runs: a run that waits only for answers leaves memory and is kept in its journal."""
+"""Parked runs: a run that waits only for answers is removed from memory and stays in its journal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail.dispatch")
 
 _GRACE = 0.1
-"""Seconds after an answer or an inner call within which a handler must continue. After that it counts as waiting."""
+"""Seconds that a handler has to continue after an answer or an inner call. After that it counts as waiting."""
 
 
 class Parking:
@@ -40,7 +40,7 @@ class Parking:
         self._environment = environment
         self._frames: WeakSet[Frame] = WeakSet((root,))
         self._told = False
-        """Whether the environment has been notified that the run is quiet this time."""
+        """Whether the environment has been notified since the run last became quiet."""
         self.ending: set[Attempt] = set()
         """The attempts that are over but whose end has not been published."""
         self.parked = False
@@ -107,7 +107,7 @@ class Parking:
             try:
                 self._environment.run_waiting(self)
             except Exception:
-                log.exception("an environment that was told of a run at rest raised; the run is parked")
+                log.exception("the environment raised in `run_waiting`; the run is parked")
                 self.park()
 
     def ended(self, attempt: Attempt) -> None:
@@ -119,7 +119,7 @@ class Parking:
             self.start_grace(attempt.parent)
 
     def start_grace(self, attempt: Attempt) -> None:
-        """Give a handler time to continue after one of the things that its call waited for has ended."""
+        """Give a handler time to continue after something that its call waited for has ended."""
 
         def over() -> None:
             attempt.grace = None
@@ -136,7 +136,7 @@ class Parking:
         return live, {attempt.parent for attempt in live if attempt.parent is not None}
 
     def _asks_a_model(self) -> bool:
-        """Return whether some run has no active call of its own, and so waits for its model."""
+        """Return whether a run has no active call, and so waits for its model."""
         return any(frame.task is not None and not frame.live for frame in self._frames)
 
 
@@ -158,6 +158,6 @@ def _rests(attempt: Attempt, is_around: bool) -> bool:
 def _enters_again(attempt: Attempt) -> bool:
     """Return whether this call can be re-entered. If its handler has not begun, it is waiting for its approval.
 
-    A call that was given a secret can't, since the record has a mask in place of the secret.
+    A call that was given a secret can't be re-entered, since the record has a mask in place of the secret.
     """
     return not was_given_secret(attempt) and (attempt.token is None or attempt.tool.enters_again)

@@ -154,9 +154,9 @@ class InnerCall(msgspec.Struct, frozen=True):
     settled: Sequence[RecordedEffect] = ()
     seconds: float = 0.0
     act: bool = False
-    """Whether it is an act of a handoff, whose result is only for the next act."""
+    """Whether the call is an act of a handoff, whose result is only for the next act."""
     lost: bool = False
-    """Whether its answer contained a secret. Such an answer is not recorded, so the question is asked again."""
+    """Whether the call's answer contained a secret. Such an answer is not recorded, so the question is asked again."""
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,7 +226,7 @@ def record_of(
 
 
 def _is_lost(attempt: Attempt, result: ToolResult[Any]) -> bool:
-    """Return whether the result is an answer with a secret, which the record can't reproduce."""
+    """Return whether the result is an answer with a secret, which is lost because it can't be recorded."""
     return attempt.kind.only_asks and result.success and has_secret(attempt.tool.result_schema, result.value)
 
 

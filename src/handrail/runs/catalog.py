@@ -50,7 +50,7 @@ async def list_runs(
     before: Mark | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Sequence[RunLine]:
-    """Return at most `limit` runs, newest first. `standing` filters them by standing; if it is empty, all are returned.
+    """Return at most `limit` runs, newest first. `standing` filters them; if it is empty, all are returned.
 
     With `principal`, only that principal's runs are returned. To get the next page, pass the last record's mark as
     `before`.
@@ -78,12 +78,12 @@ async def forget(
 ) -> Sequence[str]:
     """Delete runs that ended before a time, or that are not among the newest `keep`, from the journal.
 
-    Only finished runs and complete sessions are deleted: each run of a session builds on the earlier ones, so an
-    unfinished or newer run keeps the others. Data that a folder keeps for undo stays with the folder. Returns
+    A run is deleted only together with its whole session: each run builds on the earlier ones, so a session with an
+    unfinished or newer run is kept. Data that a folder keeps for undo stays in the folder. Returns
     the ids of the deleted runs or, with `dry`, of those that would be deleted.
     """
     if before is None and keep is None:
-        raise DefinitionError("nothing says which runs to forget. Pass `before`, `keep` or both.")
+        raise DefinitionError("forget needs to know which runs to delete. Pass `before`, `keep` or both.")
     if before is not None and before.tzinfo is None:
         raise DefinitionError("`before` has no time zone. Pass one, for example `datetime.now(UTC)`.")
     until = None if before is None else before.timestamp()
@@ -148,9 +148,9 @@ def approval_json(kept: ApprovalRemembered) -> dict[str, Any]:
 
 
 UNFINISHED = Unfinished(
-    "This call was not run: the run was cancelled before it.",
-    "This call was under way when its run was cancelled, and what came of it is not known. "
-    "Find out before you repeat it.",
+    "This call did not run: the run was cancelled first.",
+    "This call was in progress when its run was cancelled, and its outcome is unknown. "
+    "Find out what it did before you repeat it.",
 )
 
 

@@ -1,4 +1,4 @@
-"""Copies of runs: forks, which continue independently, and files to keep, send or resume elsewhere."""
+"""Copies of runs: forks, which continue independently, and exported files."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def fork(
 ) -> RunRow:
     """Create a run with the first `step` model answers of another run, and the results of their calls.
 
-    When resumed, it asks the model for the next answer. It has its own session, which starts like the first
+    When resumed, it asks the model for the next answer. It has its own session, which starts like the original
     run's. Files are not changed: the fork sees them as they are now, whatever the shared calls did to them.
     Open questions of these calls are asked again.
     """
@@ -151,7 +151,7 @@ def _calls_until(run_id: str, entries: Sequence[Entry], step: int) -> int:
 
 
 def _kept(entries: Sequence[Entry], step: int, calls: int, units: Sequence[CommitUnit]) -> Iterator[Entry]:
-    """Yield the entries of the first `calls` calls, and what the run itself recorded before the next answer."""
+    """Yield the entries of the first `calls` calls, and those that the run itself recorded before the next answer."""
     places = {unit.call_id: unit.place for unit in units}
     after = ("model answer", str(RUN.answer(step + 1)))
     until = next((at for at, entry in enumerate(entries) if (entry.kind, entry.key) == after), len(entries))
@@ -163,8 +163,9 @@ def _kept(entries: Sequence[Entry], step: int, calls: int, units: Sequence[Commi
 
 
 def _detach_unit(unit: CommitUnit, new_id: str) -> CommitUnit:
-    """Return a call in the form in which the fork records it, without its files and paths, which belong to
-    the first run.
+    """Return a call in the form in which a fork records it.
+
+    Its files and paths are left out, because they belong to the original run.
     """
     return msgspec.structs.replace(
         unit,
@@ -198,7 +199,7 @@ class _Head(msgspec.Struct):
 async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> int:
     """Write a run to a file as lines of JSON. Returns the number of lines.
 
-    The file has the session as the run found it, so no other run is needed. It does not have secrets (the
+    The file contains the session as it was when the run began, so no other run is needed. It does not contain secrets (the
     journal masks them), questions (open ones are asked again), or data that folders keep for undo.
     """
     row = await journal.runs.get(run_id)
@@ -282,8 +283,8 @@ def _read(path: Path) -> RunCopy:
     if head.version > FORMAT:
         raise RunError(
             head.run_id,
-            f"it was exported in version {head.version}, and this version of Handrail reads {FORMAT}",
-            "Import it with the version that exported it, or a newer one.",
+            f"it was exported in format {head.version}, and this version of Handrail reads format {FORMAT}",
+            "Import it with the version of Handrail that exported it, or a newer one.",
         )
     found: dict[str, list[Any]] = {"run": [], "entry": [], "unit": [], "step": [], "blob": []}
     kinds: dict[str, Any] = {

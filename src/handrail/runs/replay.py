@@ -1,4 +1,4 @@
-"""Replay of a run: the recorded model answers are played against today's tools, prompt and policies."""
+"""Replay of a run: runs the recorded model answers against today's tools, prompt and policies."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
 
 _WORDS: dict[What, str] = {
     "prompt": "the system text differs:",
-    "tools": "other tools are offered:",
-    "arguments": "the arguments are taken otherwise:",
-    "policy": "policies decide otherwise:",
-    "result": "the result is another:",
-    "output": "the answer does not fit any more:",
+    "tools": "the offered tools differ:",
+    "arguments": "the arguments are parsed differently:",
+    "policy": "the policies decide differently:",
+    "result": "the result differs:",
+    "output": "the answer is no longer valid:",
 }
 
 
@@ -349,7 +349,7 @@ class _Walk:
         was, now = unit.decision or "allow", "allow"
         if self._frame.policies:
             call = new_call(self._gate, tool.name, asked.arguments, parent=outer)
-            outer.inner -= 1  # it is not a separate call
+            outer.inner -= 1  # this call only checks the policies and must not use up a number
             call.resolve(tool)
             attempt = self._gate.open(call).attempt
             attempt.params = tool.parse(asked.arguments)

@@ -25,7 +25,7 @@ from handrail.session.serialization import said_in
 
 
 class Unfinished(NamedTuple):
-    """The texts of the results of calls that never ended: of those that did not run, and of those under way."""
+    """The result texts of unfinished calls: for those that had not started, and for those in progress."""
 
     not_run: str
     under_way: str
@@ -37,8 +37,8 @@ async def session(
     """Return a principal's session as its newest finished run left it.
 
     If no run has finished yet, it is the session with which the first run began. Raises `RunUnknown` if the
-    principal has no run in a session with this id. `session` is an empty session with the id, for slices with their
-    own rules.
+    principal has no run in a session with this id. If the session was created with its own slice rules, pass
+    `session`: an empty session with the same id and rules.
     """
     rows = await journal.runs.list(session_id=session_id, principal=principal)
     if not rows:
@@ -83,7 +83,7 @@ _AT_PLACES = ("model answer", "told", "call begun", "inner call")
 
 
 class _Retold:
-    """A walk through a record that repeats the messages of its run."""
+    """Walks through a run's record and rebuilds the run's messages."""
 
     def __init__(
         self,

@@ -84,7 +84,7 @@ class Nested(msgspec.Struct, kw_only=True):
 
 
 class RunTree(msgspec.Struct, kw_only=True):
-    """A run with everything that its journal knows about it."""
+    """A run with everything that its journal has recorded about it."""
 
     row: RunRow
     standing: Standing

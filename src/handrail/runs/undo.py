@@ -1,4 +1,4 @@
-"""Undo of a committed call: restores its files and drops its events. Refused if something depends on it."""
+"""Undo of a committed call: restores its files and drops its events, unless a later call depends on them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from handrail.threads import run_in_thread
 
 
 class UndoesFiles(Protocol):
-    """A filesystem that keeps what its commits have replaced, such as a `DirectoryFilesystem`."""
+    """A filesystem that keeps the files that its commits replace, such as a `DirectoryFilesystem`."""
 
     def undo(
         self, call_id: str, /, *, run_id: str = "", place: str = "", journal: str = ""
@@ -35,7 +35,7 @@ class Undoing(msgspec.Struct, frozen=True):
     """The paths of the restored files."""
     slices: Sequence[str]
     stands: Sequence[str]
-    """The call's effects on the world, which can't be undone here."""
+    """The call's effects on the world, which an undo does not reverse."""
 
 
 async def undo(
@@ -59,18 +59,20 @@ async def undo(
     entries = {(entry.kind, entry.key): entry for entry in await journal.calls.entries(run_id)}
     done = entries.get(("undone", call_id))
     if done is not None:
-        raise UndoRefused(call_id, (), "it was undone already")
+        raise UndoRefused(call_id, (), "it has already been undone")
     _refuse_built_on(unit, await journal.calls.later(unit))
     now = clock.now().timestamp()
     paths: Sequence[str] = ()
     if unit.files:
         if filesystem is None:
-            raise UndoRefused(call_id, (), f"it changed files of {unit.root!r}, which were not given")
+            raise UndoRefused(call_id, (), f"it changed files in {unit.root!r}, and no filesystem was passed")
         begun = ("undoing", call_id) in entries
         await journal.calls.note(run_id, Entry("undoing", call_id, now, b""), from_outside=True)
         paths = await run_in_thread(lambda: _undo_files(filesystem, unit, journal.id, begun))
     elif unit.diff:
-        raise UndoRefused(call_id, (), f"its files are those of {row.record.forked_from!r}: undo it there")
+        raise UndoRefused(
+            call_id, (), f"its files belong to the run {row.record.forked_from!r}, so undo it there"
+        )
     slices = [place for place in unit.writes if place.startswith("slice ")]
     undone = UndoneCall(unit.tool, [*slices, *(f"file {path}" for path in paths)], list(unit.effects))
     await journal.calls.note(
@@ -94,11 +96,11 @@ async def _unit_of(journal: Journal, run_id: str, call_id: str) -> CommitUnit:
     found = next((unit for unit in units if call_id in (unit.call_id, unit.place)), None)
     if found is None or found.call_id != call_id:
         near = (
-            f"Its id is {found.call_id!r}." if found is not None else "`handrail runs show` names its calls."
+            f"Its id is {found.call_id!r}." if found is not None else "`handrail runs show` lists its calls."
         )
         raise RunError(run_id, f"it has no finished call {call_id!r}", near)
     if found.status != "ok":
-        raise UndoRefused(call_id, (), f"it failed ({found.status}), and so changed nothing")
+        raise UndoRefused(call_id, (), f"it failed ({found.status}), so it changed nothing")
     return found
 
 
@@ -139,7 +141,7 @@ def built_on(unit: CommitUnit, other: CommitUnit) -> list[str]:
 
 
 def meet(written: str, touched: str) -> bool:
-    """Return whether a change at one path is visible at another. A trailing slash stands for a folder's listing."""
+    """Return whether a change at one path is visible at another. A path with a trailing slash is a folder's listing."""
     if touched.endswith("/") or not touched:  # the folder was listed
         folder = touched.rstrip("/")
         return written == folder or written.rpartition("/")[0] == folder or folder.startswith(f"{written}/")

@@ -30,7 +30,7 @@ T = TypeVar("T")
 JsonSchema = dict[str, Any]
 Validate = Callable[..., Any]
 
-_MASKED = "is masked: secrets are not kept, so the value is not known. Give it again"
+_MASKED = "is masked: secrets are not stored, so the value is unknown. Send it again"
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -203,7 +203,7 @@ def _is_json(data: str | bytes) -> bool:
 
 
 def _stands_at(value: Any, location: tuple[str | int, ...]) -> Any:
-    """Return the part of an input at which an error is located.
+    """Return the part of an input that an error is about.
 
     Labels that pydantic adds for union members are skipped.
     """
@@ -298,7 +298,7 @@ class _Closed(GenerateJsonSchema):
         return super().dataclass_args_schema({**schema, "fields": fields})
 
     def generator_schema(self, schema: core_schema.GeneratorSchema) -> JsonSchemaValue:
-        raise PydanticUserError("an Iterable is only checked while it is read", code=None)
+        raise PydanticUserError("the items of an Iterable are validated only when they are read", code=None)
 
     def is_subclass_schema(self, schema: core_schema.IsSubclassSchema) -> JsonSchemaValue:
         raise PydanticUserError("a class can't be sent as JSON", code=None)
@@ -397,7 +397,7 @@ def _infinities_in(data: str | bytes, schema: JsonSchema) -> Iterator[Problem]:
         if isinstance(number, float) and not math.isfinite(number):
             yield Problem(location_of(location), NOT_FINITE)
         elif abs(number) > sys.float_info.max and _takes_floats_only(schemas_at(schema, location)):
-            yield Problem(location_of(location), "is too large for a number")
+            yield Problem(location_of(location), "is too large for a float")
 
 
 def _takes_floats_only(forms: list[Mapping[str, Any]]) -> bool:

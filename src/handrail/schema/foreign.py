@@ -1,7 +1,7 @@
-"""Foreign schemas: the check of a JSON Schema that somebody else wrote, such as a client for its own tool.
+"""Foreign schemas: checks a JSON Schema that comes from outside, such as that of a client's own tool.
 
-Everything that walks a schema later relies on this: its keywords have the right shapes, and it is neither large nor
-nested deeply. It may still refer to itself; walks that follow references count their own steps.
+Code that later walks the schema relies on this check: the keywords have the right shapes, and the schema is neither
+large nor deeply nested. It may still refer to itself, so code that follows references must count its steps.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _LISTS = frozenset(["enum", "required", "examples"])
 
 
 def check_foreign(schema: object, owner: str) -> None:
-    """Raise `DefinitionError` unless a schema is one and within the limits. `owner` names what it belongs to."""
+    """Raise `DefinitionError` unless the value is a JSON Schema within the limits. `owner` says what it belongs to."""
     _check_size(schema, owner)
     left: list[tuple[Any, str]] = [(schema, "")]
     while left:
         part, at = left.pop()
         if isinstance(part, bool) and at:
-            continue  # "anything" or "nothing"
+            continue  # `true` matches anything, `false` matches nothing
         if not isinstance(part, dict):
             raise _misshapen(owner, at, "is not a JSON Schema")
         left.extend(_inner(cast("dict[str, Any]", part), at, owner))
@@ -68,7 +68,7 @@ def _inner(schema: Mapping[str, Any], at: str, owner: str) -> Iterator[tuple[Any
 
 
 def _check_size(schema: object, owner: str) -> None:
-    """Count the values of a schema, without recursion, so that no depth is too much for the count itself."""
+    """Check the size and depth of a schema, without recursion, so that deep nesting can't overflow the stack."""
     parts = 0
     level: list[Any] = [schema]
     for _ in range(MAX_DEPTH):

@@ -1,8 +1,9 @@
-"""Misfits: the definite mistakes in a value, found with nothing but its JSON Schema.
+"""Misfits: the definite mistakes in a value, found with its JSON Schema alone.
 
-A process that accepts an answer for another one has no type, and a tool of a client never had one. The schema may come
-from outside, so the work is bounded: each part of the schema is compared with each part of the value once, and their
-number is limited. Unions that refer to themselves would otherwise double the work at each level.
+A process that accepts an answer for another process does not have the Python type, and a client's tool has none. The
+schema may come from outside, so the work is bounded: each part of the schema is compared with each part of the value
+at most once, and the number of comparisons is limited. Otherwise, unions that refer to themselves would double the work
+at each level.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ class Misfit(NamedTuple):
     """One definite mistake in a value."""
 
     where: str
-    """The place in the value, such as `orders[2].price`; "" for the value itself."""
+    """The location of the mistake, such as `orders[2].price`; "" for the value itself."""
     what: str
     wanted: str
-    """The text of `what`, without the value that was given."""
+    """The same text as `what`, but without the given value."""
 
     def __str__(self) -> str:
         return f"{self.where or 'the answer'} {self.what}"
@@ -79,15 +80,15 @@ class _TooCostlyError(Exception):
 
 
 class Comparison:
-    """Compares one value with a schema. `steps` counts how often a part of one met a part of the other."""
+    """Compares one value with a schema. `steps` counts the comparisons of their parts."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema = schema
         self._defs: Mapping[str, Any] = schema.get("$defs", {})
         self._known: dict[tuple[int, str], list[Misfit]] = {}
-        """What was found for each part of the schema at each place. Nothing, while it is being compared."""
+        """The mistakes found for each part of the schema at each place; empty while they are being compared."""
         self._targets: dict[int, Any] = {}
-        """Where each reference leads."""
+        """The target of each reference, by the id of the schema that has it."""
         self._depth = 0
         self.steps = 0
 
@@ -96,14 +97,14 @@ class Comparison:
 
     def _compare(self, schema: Any, value: Any, at: str) -> list[Misfit]:
         schema = self._resolved(schema)
-        if not isinstance(schema, Mapping):  # true stands for anything, false for nothing
+        if not isinstance(schema, Mapping):  # `true` matches anything, `false` matches nothing
             return [Misfit(at, "is not allowed", "is not allowed")] if schema is False else []
         which = (id(cast("object", schema)), at)
         known = self._known.get(which)
         if known is not None:
             return known
         self._count(1)
-        self._known[which] = []  # a schema that refers to itself at the same place adds nothing
+        self._known[which] = []  # a schema that refers to itself here finds no further mistakes
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise _TooCostlyError
@@ -113,7 +114,7 @@ class Comparison:
         return found
 
     def _resolved(self, schema: Any) -> Any:
-        """Follow the references of a schema, each once. One that leads back to itself stands for anything."""
+        """Follow the references of a schema, each once. A cycle of references matches anything."""
         followed: list[int] = []
         target = schema
         while isinstance(target, dict):
@@ -159,7 +160,7 @@ class Comparison:
         return []
 
     def _nearest(self, forms: list[Any], value: Any, at: str) -> list[Misfit]:
-        """Return nothing if a form of a union fits, else the mistakes of the form that fits best."""
+        """Return no mistakes if one member of a union matches, else those of the member that matches best."""
         tried: list[list[Misfit]] = []
         for form in forms:
             wrong = self._compare(form, value, at)

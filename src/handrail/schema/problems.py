@@ -1,7 +1,7 @@
 """Problems of an input, described for a model: where each is, what was expected, and what came instead.
 
-Here pydantic has found the problems, with the type. Where only its JSON Schema is available, `handrail.schema.misfits`
-finds the definite mistakes.
+This module describes problems that pydantic found by the type. If only the type's JSON Schema is available,
+`handrail.schema.misfits` finds the definite mistakes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, cast, get_args
 
 import pydantic_core
 
+from handrail.schema.kinds import describe_kind
 from handrail.spelling import nearest
 
 Location = tuple[str | int, ...]
@@ -50,7 +51,7 @@ def location_of(location: Location) -> str:
 def problems_of(
     errors: Iterable[Mapping[str, Any]], data: str | bytes, schema: Mapping[str, Any], secret: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Yield every error as *(where, what to do)*, without repeats. Of very many, the first are enough to act on.
+    """Yield every error as *(where, what to do)*, without duplicates. Only the first of very many are described.
 
     With `secret`, nothing that was sent is repeated: a model may put a secret into the wrong argument.
     """
@@ -92,9 +93,9 @@ def _real_location(error: Mapping[str, Any], sent: Any) -> tuple[Location, str]:
 
 
 _KEY = "[key]"
-"""The part that pydantic adds to the location of a key that is itself wrong."""
+"""The part that pydantic adds to the location of an invalid key."""
 
-_WITHHELD = "not accepted. Why is not said here, since it could repeat a secret"
+_WITHHELD = "not accepted. The reason is withheld, since it could repeat a secret"
 
 _EXPECTED = {
     "string_type": "text",
@@ -176,7 +177,7 @@ def _what(
         return f"must be one of {context['expected']}{got}"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return _tag(location, context, schema, secret)
-    if secret:  # the words of a validator, and of pydantic for the rest, may repeat what was sent
+    if secret:  # the messages of validators and of pydantic may repeat what was sent
         return _WITHHELD
     if kind in ("value_error", "assertion_error"):
         return f"{context['error']}" + ("" if isinstance(error["input"], Mapping) else got)
@@ -185,7 +186,7 @@ def _what(
 
 def _not_json(location: Location, context: Mapping[str, Any]) -> str:
     subject = "must be JSON" if location else "the arguments are not valid JSON"
-    return f"{subject}: {context.get('error', 'half of a surrogate pair stands alone')}"
+    return f"{subject}: {context.get('error', 'it contains a lone surrogate')}"
 
 
 def _counted(count: int, value: Any) -> str:
@@ -241,7 +242,7 @@ def _shown(value: Any) -> str:
         return "an object"
     if isinstance(value, Sequence):
         return "a list"
-    return f"a {type(cast(object, value)).__name__}"
+    return describe_kind(cast(object, value))
 
 
 # --- lookups in a JSON Schema --------------------------------------------------------------------
@@ -292,12 +293,12 @@ def inside(
 
 
 def forms_of(part: Mapping[str, Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the schemas that a schema stands for, with its references and unions resolved."""
+    """Return the alternatives that a schema describes, with its references and unions resolved."""
     return _forms([part], root)
 
 
 def _forms(parts: Sequence[Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Resolve references and unions. Each schema is taken once, so the steps are bounded by the size of the root."""
+    """Resolve references and unions. Each schema is visited once, so the size of the root bounds the steps."""
     defs = root.get("$defs", {})
     seen: set[int] = set()
     forms: list[Mapping[str, Any]] = []

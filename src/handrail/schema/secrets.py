@@ -18,8 +18,8 @@ from handrail.schema.problems import Location, forms_of, inside, location_of
 
 MASK = str(SecretStr("any"))
 """Text that replaces a secret wherever a person or a journal could read it."""
-WITHHELD = pydantic_core.to_json({MASK: "not shown: there may be a secret in it"}).decode()
-"""Text that replaces arguments of which any part may be secret."""
+WITHHELD = pydantic_core.to_json({MASK: "not shown: it may contain a secret"}).decode()
+"""Text that replaces arguments any part of which may be secret."""
 
 
 @lru_cache(maxsize=1)
@@ -57,7 +57,7 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def masked(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> Any:
-    """Return plain JSON with a mask in place of each secret: a value that is `writeOnly` in the JSON Schema.
+    """Return plain JSON with a mask in place of each secret, which is a value that the JSON Schema marks `writeOnly`.
 
     `root` is the complete schema, if `schema` is a part of one.
     """
@@ -80,7 +80,7 @@ def _masked(value: Any, forms: list[Mapping[str, Any]], root: Mapping[str, Any])
 
 
 def _is_meant(value: Any, form: Mapping[str, Any]) -> bool:
-    """Return whether a value at a secret's place is one: neither empty nor of a different type than the schema's."""
+    """Return whether a value in place of a secret is a secret: it is not empty, and has the schema's type."""
     if value is None or value == "":
         return False
     return isinstance(value, str) or form.get("type") != "string"
