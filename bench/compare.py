@@ -22,11 +22,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = int(os.environ.get("ROUNDS", "30"))
 MOST = 1.0
-"""Microseconds by which the bare gate may be slower."""
+"""Maximum number of microseconds by which the bare gate may be slower."""
 
 
 def measure() -> None:
-    """Measure a round for every line of input. Runs in a side's process."""
+    """Measure a round for every line of standard input. This runs in the process of one side."""
     import run
 
     side: Any = run
@@ -47,7 +47,7 @@ def measure() -> None:
 
 
 class Side:
-    """A checkout whose gate is measured."""
+    """A checkout whose gate is measured, with the process that measures it."""
 
     def __init__(self, name: str, tree: Path) -> None:
         self.name = name
@@ -92,7 +92,7 @@ def main(commit: str) -> int:
                 for side in sides if number % 2 else sides[::-1]:
                     side.go()
             for side in sides:
-                del side.rounds[0]  # the first round created all objects
+                del side.rounds[0]  # the first round also creates all objects
                 side.close()
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=ROOT, check=True)
@@ -108,7 +108,7 @@ def report(commit: str, old: Side, new: Side) -> int:
         print(f"{name:16} {figures} {old.ratio(name):9.2f}x {new.ratio(name):9.2f}x")
     slower = (new.ratio("gate") - old.ratio("gate")) * floor
     verdict = "ok" if slower <= MOST else "MISSED"
-    print(f"\nthe bare gate is {slower:+.2f} µs   at most {MOST:+} µs   {verdict}")
+    print(f"\nthe bare gate changed by {slower:+.2f} µs   at most {MOST:+} µs   {verdict}")
     return 0 if slower <= MOST else 1
 
 

@@ -70,7 +70,7 @@ def serve(folder: Path) -> None:
 
 
 class _Nothing(list[Any]):
-    """Stores nothing, so that only the server's memory is measured."""
+    """A list that stores nothing, so that only the server's memory is measured."""
 
     def append(self, item: Any, /) -> None: ...
 
@@ -139,7 +139,7 @@ def asked(port: int, thread: str, text: str) -> bytes:
 
 
 async def stream(port: int, thread: str, text: str = "go") -> Took:
-    """Make one run as an AG-UI client, and measure it."""
+    """Make one run as an AG-UI client does, and measure it."""
     async with connected(port) as (reader, writer):
         began = time.perf_counter()
         writer.write(asked(port, thread, text))
@@ -197,7 +197,7 @@ async def idle(at: Server, viewers: int, seconds: float) -> bool:
 
 
 async def over(port: int, thread: str) -> None:
-    """Wait until no run of a thread is active."""
+    """Wait until a thread has no active run."""
     while True:
         async with connected(port) as (reader, writer):
             writer.write(request(port, "GET", f"/threads/{thread}"))
@@ -209,9 +209,9 @@ async def over(port: int, thread: str) -> None:
 
 
 async def stalled(at: Server, runs: int, rounds: int = 3) -> None:
-    """Measure runs alone, and next to a reader of a long answer that never reads.
+    """Measure runs alone, and beside a client that never reads its long answer.
 
-    The two alternate, because the machine's speed varies.
+    The two kinds alternate, because the machine's speed varies.
     """
     alone: list[Took] = []
     beside: list[Took] = []

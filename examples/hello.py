@@ -1,6 +1,7 @@
-"""Run an agent with one tool, and show what the gate does: it commits, undoes, isolates, refuses, asks and stops.
+"""Run an agent with one tool, and show what the gate does with calls.
 
-Everything is in memory and ends by itself. The model is scripted. To use another, name it, as in "openai:gpt-5".
+The gate commits, undoes, isolates, refuses, asks and stops. Everything is in memory, and the program ends by itself.
+The model is scripted. To use another model, name it, as in "openai:gpt-5".
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from handrail.dispatch import run_turn
 
 @tool(effect="read")
 async def fare(city: str) -> str:
-    """What a ticket to a city costs."""
+    """Return the price of a ticket to a city."""
     return {"Rome": "129 euros"}.get(city, "unknown")
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the shopping list, kept in the session."""
+    """One line of the shopping list, which is kept in the session."""
 
     item: str
     count: int

@@ -1,6 +1,6 @@
-"""agno uses a `Model` of the bench in process, and OpenAIChat over HTTP.
+"""agno uses the benchmark's `Model` in process, and OpenAIChat over HTTP.
 
-Telemetry, which would post each run, is off.
+Telemetry is off, because it would post each run.
 """
 
 # pyright: basic, reportMissingImports=false

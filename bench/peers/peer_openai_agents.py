@@ -1,4 +1,4 @@
-"""openai-agents uses a `Model` of the bench in process, and OpenAIChatCompletionsModel over HTTP.
+"""openai-agents uses the benchmark's `Model` in process, and OpenAIChatCompletionsModel over HTTP.
 
 Tracing is off, since its exporter posts to a provider.
 """

@@ -30,7 +30,7 @@ RUN = "sort-the-inbox"
 
 
 def alone() -> dict[str, Any]:
-    """Return the options of a run without a person. A model sorts the messages, and a rule approves the bills."""
+    """Return the options of a run without a person, in which a model sorts the messages and a rule approves the bills."""
     return {
         "environment": AgentEnvironment(LocalModel(max_tokens=64)),
         "approvals": SmallBills(report.decided),
@@ -54,7 +54,7 @@ async def begin(kill_after: int) -> None:
 
 
 async def go_on(before: report.Listing) -> None:
-    """Resume the run that was killed, and report the results."""
+    """Resume the killed run, and report the results."""
     journal, bus, asked = SqliteJournal(RECORD), Dispatcher(), list[ModelRequested]()
     killed = await show(journal, RUN)
     report.killed(killed)

@@ -30,13 +30,13 @@ class Checker:
         self.outcomes: list[str] = []
         self.texts: dict[str, str] = {}
         self.calls: dict[str, str] = {}
-        """Arguments of every call in the stream, by the call's id."""
+        """The arguments of every call in the stream, by call id."""
         self.names: dict[str, str] = {}
         self.results: dict[str, str] = {}
         self.state: Any = None
         self.custom: list[tuple[str, Any]] = []
         self.started: list[str] = []
-        """Ids of the calls, in the order in which they started."""
+        """The call ids, in the order in which the calls started."""
         self._open: dict[str, dict[str, str | None]] = {}
         self._owners: dict[tuple[str, str], str | None] = {}
         self._activities: set[str] = set()

@@ -27,7 +27,7 @@ from handrail.testing import Person
 
 
 class Start:
-    """How this process was started."""
+    """The folder, tool and mode with which this process was started."""
 
     folder = Path()
     tool = ""

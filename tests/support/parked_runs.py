@@ -1,4 +1,4 @@
-"""An environment that records when runs come to rest, and answers to their questions."""
+"""An environment that records when runs come to rest, and functions that answer their questions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from handrail.replay.parked_run import Parking
 
 
 class Resting(LaterEnvironment):
-    """Records when a run begins and each time it comes to rest, and parks no run."""
+    """Records when a run begins and each time it comes to rest. It parks no run."""
 
     keeps_secrets = True
 

@@ -140,7 +140,7 @@ WORKERS = {
 
 
 def workers_folder(folder: Path) -> Path:
-    """Make a folder with the workers of `WORKERS`, their tools, and a `files` folder that has one file."""
+    """Make a folder with the workers of `WORKERS`, their tools, and a `files` folder that contains one file."""
     folder.mkdir()
     (folder / "tools.py").write_text(TOOLS)
     for name, front in WORKERS.items():
