@@ -122,7 +122,7 @@ def main() -> None:
     options.add_argument("folder", nargs="?", type=Path)
     options.add_argument("answer", nargs="?", choices=["yes", "no"], default="no")
     options.add_argument("reason", nargs="?", default="")
-    options.add_argument("--model", help="provider:name; without it, a script")
+    options.add_argument("--model", help="provider:name; without it, a scripted model is used")
     given = options.parse_args()
     if given.act == "play":
         play(given.model)

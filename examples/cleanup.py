@@ -128,7 +128,9 @@ def main() -> None:
         description="Clean up a table; every change is shown before it is made."
     )
     options.add_argument("task", nargs="?", default="Clean up contacts.csv.")
-    options.add_argument("--model", help="provider:name; without it, a script for the table of this example")
+    options.add_argument(
+        "--model", help="provider:name; without it, a scripted model cleans the sample table"
+    )
     options.add_argument("--folder", type=Path, help="your own folder")
     given = options.parse_args()
     if given.folder and not given.model:

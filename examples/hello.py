@@ -106,7 +106,7 @@ async def main() -> None:
         print("  ", result.render())
     show("one of two kept")
 
-    print("4. A model's arguments are checked, and it is told all mistakes of a call at once.")
+    print("4. The arguments of a call are checked, and the model is told all mistakes at once.")
     print("  ", (await gate.invoke("add_to_list", '{"itme": "eggs", "count": "six"}')).render(), "\n")
 
     print("5. A call that can't be undone needs approval, and nobody can be asked here.")

@@ -122,7 +122,7 @@ def script(request: ModelRequest) -> str | ToolCall:
 def main() -> None:
     options = argparse.ArgumentParser(description="Research by several agents at once.")
     options.add_argument("question", nargs="?", default=QUESTION)
-    options.add_argument("--model", help="provider:name; without it, a script for the notes of this example")
+    options.add_argument("--model", help="provider:name; without it, a scripted model uses the sample notes")
     options.add_argument("--folder", type=Path, help="your own folder of notes")
     given = options.parse_args()
     if given.folder and not given.model:

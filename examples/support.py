@@ -82,7 +82,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description="Sort and answer the messages of customers.")
     options.add_argument("messages", nargs="*", default=MESSAGES)
     options.add_argument(
-        "--model", help="provider:name; without it, scripts for the messages of this example"
+        "--model", help="provider:name; without it, scripted models handle the sample messages"
     )
     given = options.parse_args()
     if given.messages != MESSAGES and not given.model:

@@ -174,10 +174,10 @@ def main(extra: str, *, missing: bool) -> int:
         if named in str(error):
             print(f"{extra}: without it, {type(error).__name__} names {named}")
             return 0
-        print(f"{extra}: without it, the error does not say {named}: {error!r}")
+        print(f"{extra}: without this extra, the error does not say {named}: {error!r}")
         return 1
     if missing:
-        print(f"{extra}: it is not installed, but no error was raised: {said}")
+        print(f"{extra}: this extra is not installed, but no error was raised: {said}")
         return 1
     print(f"{extra}: {said}")
     return 0

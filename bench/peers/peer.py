@@ -213,10 +213,10 @@ def main(made: type[Peer]) -> None:
     parser = argparse.ArgumentParser(description=f"{made.name}: one scenario, one JSON object")
     parser.add_argument("scenario", choices=SCENARIOS)
     parser.add_argument("--variant", default="inproc", choices=["inproc", "http"])
-    parser.add_argument("--base-url", default="", help="of server.py, for --variant http")
-    parser.add_argument("--calls", type=int, help="calls of one run, in tool_loop and growth")
-    parser.add_argument("--runs", type=int, default=500, help="runs at once, in concurrency")
-    parser.add_argument("--repeat", type=int, default=7, help="runs measured, in tool_loop")
+    parser.add_argument("--base-url", default="", help="the address of server.py, for --variant http")
+    parser.add_argument("--calls", type=int, help="number of calls in a run, for tool_loop and growth")
+    parser.add_argument("--runs", type=int, default=500, help="number of concurrent runs, for concurrency")
+    parser.add_argument("--repeat", type=int, default=7, help="number of measured runs, for tool_loop")
     options = parser.parse_args()
     if options.calls is None:
         options.calls = SCENARIOS[options.scenario][2 if options.variant == "http" else 1]

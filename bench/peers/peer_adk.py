@@ -5,7 +5,7 @@ the run's context.
 """
 
 # pyright: basic, reportMissingImports=false
-# The framework is installed in its own venv, where the type checker does not look.
+# The framework is installed in its own venv, which the type checker does not see.
 
 from __future__ import annotations
 

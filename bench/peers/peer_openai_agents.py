@@ -4,7 +4,7 @@ Tracing is off, since its exporter posts to a provider.
 """
 
 # pyright: basic, reportMissingImports=false
-# The framework is installed in its own venv, where the type checker does not look.
+# The framework is installed in its own venv, which the type checker does not see.
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ The answer is a call of `final_answer`, and results return to the model as user 
 """
 
 # pyright: basic, reportMissingImports=false
-# The framework is installed in its own venv, where the type checker does not look.
+# The framework is installed in its own venv, which the type checker does not see.
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ Python's default recursion limit a run fails after about 320 calls, so `growth` 
 """
 
 # pyright: basic, reportMissingImports=false
-# The framework is installed in its own venv, where the type checker does not look.
+# The framework is installed in its own venv, which the type checker does not see.
 
 from __future__ import annotations
 

@@ -66,8 +66,10 @@ async def go_on(before: report.Listing) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(prog="examples/inbox", description="Sort a family's inbox.")
-    options.add_argument("--messages", type=int, default=12, help="how many messages to sort")
-    options.add_argument("--kill-after", type=int, default=5, help="kill it after this many messages")
+    options.add_argument("--messages", type=int, default=12, help="number of messages to sort")
+    options.add_argument(
+        "--kill-after", type=int, default=5, help="number of messages after which the process is killed"
+    )
     options.add_argument("--begin", action="store_true", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.begin:
