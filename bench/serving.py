@@ -3,7 +3,7 @@
     python bench/serving.py [RUNS] [VIEWERS] [SECONDS]
 
 The server is a separate process on loopback, and the clients are in this process. Each run has two turns of tool
-calls and a streamed answer, from a scripted model, and is recorded in a journal. The bench ends by itself.
+calls and a streamed answer, from a scripted model, and is recorded in a journal. The benchmark ends by itself.
 The exit status is 1 if a run did not complete, or if idle viewers cost more than 1 % of a core.
 """
 
@@ -174,11 +174,11 @@ async def load(at: Server, runs: int) -> bool:
     took = await streams(at.port, runs, "load")
     wall = time.perf_counter() - began
     done = [each for each in took if each.all]
-    say(f"{runs} runs streamed at once: complete", f"{len(done)}")
+    say(f"{runs} runs streamed at once: completed", f"{len(done)}")
     say("  time to the first event, p50 / p99", spread([each.first for each in done]))
     say("  time to the last event, p50 / p99", spread([each.all for each in done]))
-    say("  all of them; CPU of the server, a run", f"{wall:.1f} s; {(at.cpu() - cpu) / runs * 1000:.1f} ms")
-    say("  memory of the server before and after", f"{before:.0f} → {at.resident():.0f} MB")
+    say("  total time; server CPU per run", f"{wall:.1f} s; {(at.cpu() - cpu) / runs * 1000:.1f} ms")
+    say("  server memory before and after", f"{before:.0f} → {at.resident():.0f} MB")
     return len(done) == runs
 
 
@@ -192,7 +192,7 @@ async def idle(at: Server, viewers: int, seconds: float) -> bool:
         cpu = at.cpu()
         await asyncio.sleep(seconds)
         share = (at.cpu() - cpu) / seconds
-        say(f"{viewers} idle viewers for {seconds:g} s: of a core", f"{share:.2%}")
+        say(f"{viewers} idle viewers for {seconds:g} s: share of a core", f"{share:.2%}")
         return share <= 0.01
 
 
@@ -234,7 +234,7 @@ async def stalled(at: Server, runs: int, rounds: int = 3) -> None:
             beside += await measured(f"beside{number}", 1)
     say(f"{runs} runs alone: last event, p50 / p99", spread([each.all for each in alone]))
     say(f"{runs} runs beside a reader that never reads", spread([each.all for each in beside]))
-    say("  CPU of the server, a run, alone and beside it", f"{spent[0]:.1f} and {spent[1]:.1f} ms")
+    say("  server CPU per run, alone and beside it", f"{spent[0]:.1f} and {spent[1]:.1f} ms")
 
 
 async def main(runs: int, viewers: int, seconds: float) -> int:

@@ -181,7 +181,7 @@ def try_core(version: str, python: str, folder: Path, wheel: Path) -> list[str]:
     made = clean(python, folder / f"core-{version}", "-c", ROOT / "constraints.txt", wheel)
     found = run([made, "-I", "-c", PROBE], cwd=folder).split()
     if found[0] != project()["version"]:
-        raise Wrong(f"the version of the wheel is {found[0]}")
+        raise Wrong(f"the wheel has version {found[0]}, but pyproject.toml has {project()['version']}")
     said = run([folder / f"core-{version}" / "bin" / "handrail", "--version"])
     if said != f"handrail {found[0]}":
         raise Wrong(f"`handrail --version` says {said!r}")

@@ -129,7 +129,7 @@ def arguments(table: dict[str, Any]) -> argparse.Namespace:
     options = parser.parse_args()
     options.only = options.only.split(",") if options.only else list(table)
     if unknown := [name for name in options.only if name not in table]:
-        parser.error(f"no peer is called {', '.join(unknown)}; there are {', '.join(table)}")
+        parser.error(f"unknown peers: {', '.join(unknown)}. The peers are {', '.join(table)}.")
     options.rounds = options.rounds or (1 if options.quick else 3)
     options.out = options.out or venvs.ROOT / "bench" / "results" / "peers.jsonl"
     return options

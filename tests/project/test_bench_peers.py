@@ -56,7 +56,7 @@ def test_an_unknown_peer_is_named():
     command = [sys.executable, PEERS / "run.py", "--only", "floor,flor"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert ended.returncode == 2
-    assert "no peer is called flor; there are floor, handrail, " in ended.stderr
+    assert "unknown peers: flor. The peers are floor, handrail, " in ended.stderr
 
 
 def test_every_peer_has_its_script_and_pins():

@@ -55,8 +55,8 @@ async def misused(number: Operation[int], context: ToolContext) -> None:
     if number == 3:  # expect-error: reportUnnecessaryComparison
         return
     bool(number)
-    number.vait()  # pyright reports a dropped result only for native coroutines. This one warns at run time.
-    # pyright reports a dropped result for native coroutines only: this warns when it runs.
+    number.vait()  # expect-error: reportAttributeAccessIssue, reportUnknownMemberType
+    # pyright reports a dropped result only for native coroutines. This operation warns at run time.
     context.request_approval("sure?")
     work()  # expect-error: reportUnusedCoroutine
     wrong: int = number  # expect-error: reportAssignmentType
