@@ -1,6 +1,6 @@
-"""Run every part of the bench, and report at the end which limits were missed.
+"""Run all benchmarks, and report at the end which limits were missed.
 
-A part that fails or misses a limit does not stop the others. The exit status is 1 if anything was missed.
+A benchmark that fails or misses a limit does not stop the others. The exit status is 1 if anything was missed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PARTS = ("imports.py", "run.py", "directory.py", "journal.py", "parked.py")
 
 
 def run(part: str) -> list[str]:
-    """Run a part, show its output, and return the limits it missed."""
+    """Run one benchmark, show its output, and return the limits it missed."""
     print(f"== {part}", flush=True)
     missed: list[str] = []
     with subprocess.Popen([sys.executable, HERE / part], stdout=subprocess.PIPE, text=True) as process:
@@ -30,7 +30,7 @@ def run(part: str) -> list[str]:
 
 def main() -> int:
     missed = [line for part in PARTS for line in run(part)]
-    print("\n".join(["== missed:", *missed]) if missed else "== every limit was kept")
+    print("\n".join(["== missed:", *missed]) if missed else "== every limit was met")
     return 1 if missed else 0
 
 

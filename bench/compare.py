@@ -26,11 +26,11 @@ ROUNDS = int(os.environ.get("ROUNDS", "5"))
 PROCESSES = int(os.environ.get("PROCESSES", "12"))
 """How many processes measure each side, one after the other."""
 MOST = 1.0
-"""Microseconds by which the bare gate may be slower."""
+"""Maximum number of microseconds by which the bare gate may be slower."""
 
 
 def measure() -> None:
-    """Measure a round for every line of input. Runs in a side's process."""
+    """Measure a round for every line of standard input. This runs in the process of one side."""
     import run
 
     side: Any = run
@@ -128,7 +128,7 @@ def report(commit: str, old: Side, new: Side) -> int:
         print(f"{name:16} {figures} {old.ratio(name):9.2f}x {new.ratio(name):9.2f}x")
     slower = (new.ratio("gate") - old.ratio("gate")) * floor
     verdict = "ok" if slower <= MOST else "MISSED"
-    print(f"\nthe bare gate is {slower:+.2f} µs   at most {MOST:+} µs   {verdict}")
+    print(f"\nthe bare gate changed by {slower:+.2f} µs   at most {MOST:+} µs   {verdict}")
     return 0 if slower <= MOST else 1
 
 

@@ -176,7 +176,7 @@ async def snapshots(base: Path) -> None:
 
 
 async def searches() -> bool:
-    """Search 200,000 lines of memory, with the linear engine and with Python's."""
+    """Search 200,000 lines in memory, with the linear engine and with Python's engine."""
     lines = [
         f"    value_{number} = compute({number % 97}, name='line {number}')" for number in range(200_000)
     ]

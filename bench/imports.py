@@ -45,7 +45,7 @@ def main() -> None:
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         environment = {**kept, "PYTHONPYCACHEPREFIX": bytecode}
         for line in LINES.values():
-            cpu_milliseconds(line, environment)  # this writes the bytecode
+            cpu_milliseconds(line, environment)  # the first run writes the bytecode
         taken: dict[str, list[float]] = {name: [] for name in LINES}
         for _ in range(ROUNDS):
             for name, line in LINES.items():

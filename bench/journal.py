@@ -106,11 +106,11 @@ async def costs(folder: Path, count: int) -> None:
 
 
 MAC_LIMIT = 6.0
-"""What the MAC and the link of a record may cost, in microseconds."""
+"""Maximum cost of a record's MAC and link, in microseconds."""
 
 
 class Unchained(Chains):
-    """Chains that write the same rows without a MAC and without a head, for comparison."""
+    """Chains that write the same rows without a MAC and without a head, as the baseline."""
 
     def append(
         self, connection: sqlite3.Connection, chain: str, kind: str, key: str, body: bytes, **more: Any
@@ -139,7 +139,7 @@ def chained(path: Path, count: int, make: type[Chains]) -> float:
 
 
 def chains(folder: Path, count: int) -> None:
-    """Report what the MAC of a record costs: the quickest of some rounds, with and without."""
+    """Report the cost of a record's MAC, from the fastest of seven rounds with and without it."""
     rounds = [
         (
             chained(folder / f"bare{each}.db", count, Unchained),
@@ -154,7 +154,7 @@ def chains(folder: Path, count: int) -> None:
 
 
 class Steps:
-    """A model that requests one call after another. It keeps nothing, so only the run is measured."""
+    """A model that requests one call after another. It stores nothing, so only the run is measured."""
 
     name = "bench:steps"
     traits = Traits(price=Price(Decimal(0), Decimal(0)))

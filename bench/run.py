@@ -70,7 +70,7 @@ class Allows:
 
 
 def listen(event: Fact) -> None:
-    """Receive every event, and do nothing with it."""
+    """Receive every event and ignore it."""
 
 
 # --- the two sides -------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def a_gate(body: Any = handler, *, timeout: float | None = None, items: int = 0,
 
 
 def through(gate: Gate) -> Timed:
-    """Return a measurement that enters the gate as a model's turn does."""
+    """Return a function that measures calls which enter the gate as a model's turn does."""
 
     async def work() -> Any:
         return await gate.pass_through(new_call(gate, "forecast", ARGUMENTS))
@@ -137,7 +137,7 @@ def through(gate: Gate) -> Timed:
 
 
 def invoked(gate: Gate) -> Timed:
-    """Return a measurement that enters the gate as a program does, with an operation."""
+    """Return a function that measures calls which enter the gate as a program's do, through an operation."""
 
     async def work() -> Any:
         return await gate.invoke("forecast", ARGUMENTS)
@@ -149,7 +149,7 @@ def invoked(gate: Gate) -> Timed:
 
 
 async def medians(**sides: Timed) -> dict[str, float]:
-    """Return the median of each side. The sides are measured in turn, round after round."""
+    """Return the median of each side. The sides take turns in every round."""
     taken: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(ROUNDS):
         for name, side in sides.items():
@@ -219,7 +219,7 @@ async def forks() -> None:
         return timed
 
     def appending(items: int, siblings: int) -> Timed:
-        """Measure forks that append 32 times each, so that each fill level of the last block counts once."""
+        """Measure forks that append 32 times each, so that every fill level of the last block counts once."""
         session = filled(items)
 
         async def timed() -> float:

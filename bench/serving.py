@@ -3,7 +3,7 @@
     python bench/serving.py [RUNS] [VIEWERS] [SECONDS]
 
 The server is a separate process on loopback, and the clients are in this process. Each run has two turns of tool
-calls and a streamed answer, from a scripted model, and is recorded in a journal. The bench ends by itself.
+calls and a streamed answer, from a scripted model, and is recorded in a journal. The benchmark ends by itself.
 The exit status is 1 if a run did not complete, or if idle viewers cost more than 1 % of a core.
 """
 
@@ -70,7 +70,7 @@ def serve(folder: Path) -> None:
 
 
 class _Nothing(list[Any]):
-    """Stores nothing, so that only the server's memory is measured."""
+    """A list that stores nothing, so that only the server's memory is measured."""
 
     def append(self, item: Any, /) -> None: ...
 
@@ -139,7 +139,7 @@ def asked(port: int, thread: str, text: str) -> bytes:
 
 
 async def stream(port: int, thread: str, text: str = "go") -> Took:
-    """Make one run as an AG-UI client, and measure it."""
+    """Make one run as an AG-UI client does, and measure it."""
     async with connected(port) as (reader, writer):
         began = time.perf_counter()
         writer.write(asked(port, thread, text))
@@ -174,11 +174,11 @@ async def load(at: Server, runs: int) -> bool:
     took = await streams(at.port, runs, "load")
     wall = time.perf_counter() - began
     done = [each for each in took if each.all]
-    say(f"{runs} runs streamed at once: complete", f"{len(done)}")
+    say(f"{runs} runs streamed at once: completed", f"{len(done)}")
     say("  time to the first event, p50 / p99", spread([each.first for each in done]))
     say("  time to the last event, p50 / p99", spread([each.all for each in done]))
-    say("  all of them; CPU of the server, a run", f"{wall:.1f} s; {(at.cpu() - cpu) / runs * 1000:.1f} ms")
-    say("  memory of the server before and after", f"{before:.0f} → {at.resident():.0f} MB")
+    say("  total time; server CPU per run", f"{wall:.1f} s; {(at.cpu() - cpu) / runs * 1000:.1f} ms")
+    say("  server memory before and after", f"{before:.0f} → {at.resident():.0f} MB")
     return len(done) == runs
 
 
@@ -192,12 +192,12 @@ async def idle(at: Server, viewers: int, seconds: float) -> bool:
         cpu = at.cpu()
         await asyncio.sleep(seconds)
         share = (at.cpu() - cpu) / seconds
-        say(f"{viewers} idle viewers for {seconds:g} s: of a core", f"{share:.2%}")
+        say(f"{viewers} idle viewers for {seconds:g} s: share of a core", f"{share:.2%}")
         return share <= 0.01
 
 
 async def over(port: int, thread: str) -> None:
-    """Wait until no run of a thread is active."""
+    """Wait until a thread has no active run."""
     while True:
         async with connected(port) as (reader, writer):
             writer.write(request(port, "GET", f"/threads/{thread}"))
@@ -209,9 +209,9 @@ async def over(port: int, thread: str) -> None:
 
 
 async def stalled(at: Server, runs: int, rounds: int = 3) -> None:
-    """Measure runs alone, and next to a reader of a long answer that never reads.
+    """Measure runs alone, and beside a client that never reads its long answer.
 
-    The two alternate, because the machine's speed varies.
+    The two kinds alternate, because the machine's speed varies.
     """
     alone: list[Took] = []
     beside: list[Took] = []
@@ -234,7 +234,7 @@ async def stalled(at: Server, runs: int, rounds: int = 3) -> None:
             beside += await measured(f"beside{number}", 1)
     say(f"{runs} runs alone: last event, p50 / p99", spread([each.all for each in alone]))
     say(f"{runs} runs beside a reader that never reads", spread([each.all for each in beside]))
-    say("  CPU of the server, a run, alone and beside it", f"{spent[0]:.1f} and {spent[1]:.1f} ms")
+    say("  server CPU per run, alone and beside it", f"{spent[0]:.1f} and {spent[1]:.1f} ms")
 
 
 async def main(runs: int, viewers: int, seconds: float) -> int:

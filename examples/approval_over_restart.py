@@ -77,7 +77,7 @@ def editor(folder: Path, model: str | None) -> Agent[None]:
 
 
 def ask(folder: Path, model: str | None) -> None:
-    """Start the run. It is parked when it can only wait."""
+    """Start the run. It is parked once all it can do is wait."""
     try:
         editor(folder, model).run("Publish our hours, 10 to 18, as hours.txt.", run_id=RUN).wait()
     except RunParked as parked:
@@ -103,7 +103,7 @@ def resume(folder: Path, model: str | None) -> None:
 
 
 def play(model: str | None) -> None:
-    """Play everything twice: once approved and once denied."""
+    """Play the whole story twice: approved, and then denied."""
     for said in (["yes"], ["no", "not on a Friday"]):
         with tempfile.TemporaryDirectory() as folder:
             for act in (["ask", folder], ["answer", folder, *said], ["resume", folder]):
@@ -122,7 +122,7 @@ def main() -> None:
     options.add_argument("folder", nargs="?", type=Path)
     options.add_argument("answer", nargs="?", choices=["yes", "no"], default="no")
     options.add_argument("reason", nargs="?", default="")
-    options.add_argument("--model", help="provider:name; without it, a script")
+    options.add_argument("--model", help="provider:name; without it, a scripted model is used")
     given = options.parse_args()
     if given.act == "play":
         play(given.model)

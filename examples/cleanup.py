@@ -63,7 +63,7 @@ async def tidy_phones(path: Table, column: str, context: ToolContext) -> str:
 
 @tool(effect="staged", capabilities={"fs.write"})
 async def drop_repeated(path: Table, column: str, context: ToolContext) -> str:
-    """Keep only the first of the rows that have the same value in a column."""
+    """Remove rows that repeat a value in a column, and keep the first of them."""
     rows = rows_of(path, context)
     first = {row[column].casefold(): row for row in reversed(rows)}
     kept = [row for row in rows if first[row[column].casefold()] is row]
@@ -100,14 +100,14 @@ SCRIPT = ScriptedModel(
 
 
 def rule(folder: Path) -> Person:
-    """Answer in place of a person. It refuses to remove an Anna, and approves everything else."""
+    """Return a person who refuses to remove an Anna, and approves everything else."""
     asked: list[Question] = []
 
     def look(question: Question) -> bool | str:
         asked.append(question)
         print(f"\n? {question.message}\n{question.payload['diff']}")
         if len(asked) == 1:
-            print("  (somebody adds a row to the file while this is looked at)")
+            print("  (somebody adds a row to the file while the question is open)")
             with Path(folder, "contacts.csv").open("a") as file:
                 file.write("Eve Ode,eve@example.org,55 66 77 88\n")
         lost = "-Anna" in question.payload["diff"] and "+Anna" not in question.payload["diff"]
@@ -128,7 +128,9 @@ def main() -> None:
         description="Clean up a table; every change is shown before it is made."
     )
     options.add_argument("task", nargs="?", default="Clean up contacts.csv.")
-    options.add_argument("--model", help="provider:name; without it, a script for the table of this example")
+    options.add_argument(
+        "--model", help="provider:name; without it, a scripted model cleans the sample table"
+    )
     options.add_argument("--folder", type=Path, help="your own folder")
     given = options.parse_args()
     if given.folder and not given.model:

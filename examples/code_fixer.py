@@ -84,7 +84,9 @@ def watch(session: Session) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(description="Make the tests of a folder pass.")
-    options.add_argument("--model", help="provider:name; without it, a script for the small project")
+    options.add_argument(
+        "--model", help="provider:name; without it, a scripted model fixes the sample project"
+    )
     options.add_argument("--folder", type=Path, help="your own project")
     options.add_argument("--test", default=shlex.join(TEST), help="the command that must pass")
     given = options.parse_args()

@@ -104,8 +104,12 @@ def choose_environment(by: str, model: str | None) -> Environment:
 def main() -> None:
     options = argparse.ArgumentParser(description="A form, filled in by a person or by a model.")
     options.add_argument("--by", choices=["person", "model"], default="person")
-    options.add_argument("--model", help="provider:name of the model that fills it in; without it, a script")
-    options.add_argument("--note", default=NOTE, help="what the traveller wrote down")
+    options.add_argument(
+        "--model", help="provider:name of the model that fills in the form; without it, a scripted model"
+    )
+    options.add_argument(
+        "--note", default=NOTE, help="the traveller's note, from which a model fills in the form"
+    )
     given = options.parse_args()
     environment = choose_environment(given.by, given.model)
     print(f"{type(environment).__name__} fills the form in.")

@@ -1,6 +1,7 @@
-"""Run an agent with one tool, and show what the gate does: it commits, undoes, isolates, refuses, asks and stops.
+"""Run an agent with one tool, and show what the gate does with calls.
 
-Everything is in memory and ends by itself. The model is scripted. To use another, name it, as in "openai:gpt-5".
+The gate commits, undoes, isolates, refuses, asks and stops. Everything is in memory, and the program ends by itself.
+The model is scripted. To use another model, name it, as in "openai:gpt-5".
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from handrail.dispatch import run_turn
 
 @tool(effect="read")
 async def fare(city: str) -> str:
-    """What a ticket to a city costs."""
+    """Return the price of a ticket to a city."""
     return {"Rome": "129 euros"}.get(city, "unknown")
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the shopping list, kept in the session."""
+    """One line of the shopping list, which is kept in the session."""
 
     item: str
     count: int
@@ -105,7 +106,7 @@ async def main() -> None:
         print("  ", result.render())
     show("one of two kept")
 
-    print("4. A model's arguments are checked, and it is told all mistakes of a call at once.")
+    print("4. The arguments of a call are checked, and the model is told all mistakes at once.")
     print("  ", (await gate.invoke("add_to_list", '{"itme": "eggs", "count": "six"}')).render(), "\n")
 
     print("5. A call that can't be undone needs approval, and nobody can be asked here.")

@@ -20,7 +20,7 @@ def hello() -> None:
 
     @tool(effect="read")
     async def fare(city: str) -> str:
-        """What a ticket to a city costs."""
+        """Return the price of a ticket to a city."""
         return {"Rome": "129 euros"}.get(city, "unknown")
 
     agent = Agent(LocalModel(first_call=fare), "Answer in one short sentence.", tools=[fare])

@@ -67,7 +67,7 @@ RESEARCHER = Prompt(
 
 @tool(effect="read")
 async def research(questions: list[str], context: ToolContext) -> dict[str, Finding | str]:
-    """Research several questions at once. A question without an answer comes back with the reason."""
+    """Research several questions at once. For a question without an answer, return the reason."""
     share = Budget(requests=4)
     runs = [context.adapter.evaluate(RESEARCHER, question, budget=share) for question in questions]
     found = await gather(*[settled(run) for run in runs])
@@ -75,7 +75,7 @@ async def research(questions: list[str], context: ToolContext) -> dict[str, Find
 
 
 async def settled(run: Operation[PromptResponse[Finding]]) -> Finding | str:
-    """Return what a researcher found, or why it failed, so that one failure does not end the others."""
+    """Return a researcher's findings, or the reason it failed, so that one failure does not end the others."""
     try:
         return (await run).output
     except PromptEvaluationError as error:
@@ -85,7 +85,7 @@ async def settled(run: Operation[PromptResponse[Finding]]) -> Finding | str:
 EDITOR = Prompt(
     "editor",
     "Split the question into independent parts, have them researched at once, and write the report. "
-    "Leave open what nobody could answer, and add nothing of your own.",
+    "Say which parts nobody could answer, and add nothing of your own.",
     tools=[research],
     output=Report,
 )
@@ -99,7 +99,7 @@ QUESTION = "Why did sales fall in May?"
 
 
 def script(request: ModelRequest) -> str | ToolCall:
-    """Answer as a model might, as the editor or as a researcher with its question."""
+    """Answer as a model might, as the editor or as one of the researchers."""
     if request.system.startswith("Split"):
         if len(request.messages) == 1:
             parts = ["Which shops were closed?", "Were prices changed?", "What did rivals do?"]
@@ -122,7 +122,7 @@ def script(request: ModelRequest) -> str | ToolCall:
 def main() -> None:
     options = argparse.ArgumentParser(description="Research by several agents at once.")
     options.add_argument("question", nargs="?", default=QUESTION)
-    options.add_argument("--model", help="provider:name; without it, a script for the notes of this example")
+    options.add_argument("--model", help="provider:name; without it, a scripted model uses the sample notes")
     options.add_argument("--folder", type=Path, help="your own folder of notes")
     given = options.parse_args()
     if given.folder and not given.model:

@@ -60,7 +60,7 @@ def technical(request: ModelRequest) -> str | ToolCall:
 
 
 def rule(question: Question) -> bool | str:
-    """Answer in place of a person. It approves small sums."""
+    """Answer in place of a person, and approve only small sums."""
     sum = question.payload["arguments"]["cents"]
     print(
         f"  ? {' > '.join(question.asked_by)}: {sum / 100:.2f} for {question.payload['arguments']['customer']}"
@@ -75,14 +75,14 @@ def show(event: ToolInvoked) -> None:
 
 def undone(event: ToolRolledBack) -> None:
     if event.compensated:
-        print(f"  {event.tool} failed, so this was taken back: {', '.join(event.compensated)}")
+        print(f"  {event.tool} failed, so these calls were undone: {', '.join(event.compensated)}")
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description="Sort and answer the messages of customers.")
     options.add_argument("messages", nargs="*", default=MESSAGES)
     options.add_argument(
-        "--model", help="provider:name; without it, scripts for the messages of this example"
+        "--model", help="provider:name; without it, scripted models handle the sample messages"
     )
     given = options.parse_args()
     if given.messages != MESSAGES and not given.model:

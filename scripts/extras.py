@@ -1,7 +1,7 @@
 """Use one extra in an environment that has the installed package and nothing of the checkout.
 
-    python -I scripts/extras.py EXTRA             uses it and reports success, or fails
-    python -I scripts/extras.py EXTRA --missing   checks that without the extra, the error names it
+    python -I scripts/extras.py EXTRA             uses the extra, and fails if that fails
+    python -I scripts/extras.py EXTRA --missing   checks that the error names the extra if it is not installed
 
 scripts/wheel.py runs this in clean environments. Each function uses its extra as a user would.
 """
@@ -88,7 +88,7 @@ def bridge() -> str:
 
 
 def workers() -> str:
-    """Check that a worker's file is read, and its template rendered."""
+    """Check that a worker file is read, and that its template is rendered."""
     from handrail import WorkerRegistry
     from handrail.workers import WORKER_SCHEMA
 
@@ -101,7 +101,7 @@ def workers() -> str:
 
 
 def cli() -> str:
-    """Check that the program creates its starter folder, and that the folder passes its check."""
+    """Check that the program creates its starter folder, and that `handrail workers check` accepts the folder."""
     program = Path(sys.executable).with_name("handrail")
     with tempfile.TemporaryDirectory() as folder:
         for arguments in (["new", "demo"], ["workers", "check", "demo"]):
@@ -150,7 +150,7 @@ def serve() -> str:
 
 
 def oidc() -> str:
-    """Check that people can sign in with a provider."""
+    """Check that people can sign in through a provider."""
     from handrail.serve import OidcProvider
 
     OidcProvider("https://login.example.org", "handrail", "secret")
@@ -164,7 +164,7 @@ USES: dict[str, Callable[[], str]] = {
 
 
 def main(extra: str, *, missing: bool) -> int:
-    """Use the extra. With `--missing`, the error must say how to install it."""
+    """Use the extra. With `--missing`, check that the error says how to install it."""
     try:
         said = USES[extra]()
     except Exception as error:
@@ -174,10 +174,10 @@ def main(extra: str, *, missing: bool) -> int:
         if named in str(error):
             print(f"{extra}: without it, {type(error).__name__} names {named}")
             return 0
-        print(f"{extra}: without it, the error does not say {named}: {error!r}")
+        print(f"{extra}: without this extra, the error does not say {named}: {error!r}")
         return 1
     if missing:
-        print(f"{extra}: it is not installed, but no error was raised: {said}")
+        print(f"{extra}: this extra is not installed, but no error was raised: {said}")
         return 1
     print(f"{extra}: {said}")
     return 0

@@ -24,11 +24,11 @@ LAYERS = {
     }.items()
     for name in names.split()
 }
-# These are outside the layers. They may import anything below the interfaces to the outside, and nothing imports them.
+# These modules are outside the layers. They may import any module below the doors, and nothing imports them.
 BESIDE = {"testing", "telemetry"}
 DOORS = 5
 
-# Only these may read the machine's time, random numbers or ids.
+# Only these modules may read the machine's time, random numbers or ids.
 SOURCES = {"clock", "ids", "testing"}
 READS_TIME = {
     *(f"time.{name}" for name in ("time", "monotonic", "perf_counter")),

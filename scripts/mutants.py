@@ -615,7 +615,7 @@ def find(mutant: Mutant) -> str:
         return f"there is no {mutant.file}"
     times = file.read_text().count(mutant.old)
     if times != 1:
-        return f"{mutant.file} holds its text {times} times, not once"
+        return f"{mutant.file} contains the text {times} times instead of once"
     missing = [test for test in mutant.tests.split() if not (ROOT / test.partition("::")[0]).exists()]
     return f"there is no {', '.join(missing)}" if missing else ""
 
@@ -652,7 +652,7 @@ def main(arguments: list[str]) -> int:
         print("\n".join(wrong))
         return 1
     if arguments == ["--find"]:
-        print(f"{len(MUTANTS)} mutants can be made")
+        print(f"{len(MUTANTS)} mutants match the code")
         return 0
     jobs = 2
     if arguments[:1] == ["--jobs"]:

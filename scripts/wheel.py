@@ -53,7 +53,7 @@ def project() -> dict[str, object]:
 
 
 def look(wheel: Path) -> Iterator[str]:
-    """Yield the problems of a wheel: missing files, extra files, a page that would not work."""
+    """Yield the problems of a wheel: missing files, superfluous files, and a page that would not work."""
     with zipfile.ZipFile(wheel) as opened:
         names = {name for name in opened.namelist() if not name.endswith("/")}
         metadata = {name for name in names if PurePosixPath(name).parts[0].endswith(".dist-info")}
@@ -96,12 +96,12 @@ def look_at_page(names: set[str], texts: dict[str, str]) -> Iterator[str]:
 
 
 def look_at_digests(found: dict[str, str]) -> Iterator[str]:
-    """Check that each file of the page's libraries is the one whose digest is in package.sha256."""
+    """Check that each file of the page's libraries has the digest listed in package.sha256."""
     lines = (ROOT / "package.sha256").read_text().splitlines()
     wanted = {f"{VENDOR}/{name}": digest for digest, name in (line.split() for line in lines)}
     for name, digest in sorted(found.items()):
         if name != f"{VENDOR}/stamp" and wanted.get(name) != digest:
-            yield f"{name} is not the file whose digest package.sha256 has: run scripts/page, then build again"
+            yield f"the digest of {name} differs from package.sha256: run scripts/page, then build again"
 
 
 def _joined(path: PurePosixPath) -> str:
@@ -145,7 +145,7 @@ def run(command: list[object], *, cwd: Path | None = None) -> str:
 
 
 class Wrong(Exception):
-    """Raised if a check failed."""
+    """Raised if a check fails."""
 
 
 def fetch(wheel: Path, extras: list[str], into: Path) -> Path:
@@ -158,14 +158,14 @@ def fetch(wheel: Path, extras: list[str], into: Path) -> Path:
 
 
 def look_at_downloads(folder: Path, own: str) -> Iterator[str]:
-    """Check that each downloaded file is one whose digest is in constraints.sha256. Our own wheel has none."""
+    """Check that each downloaded file has a digest in constraints.sha256. Handrail's own wheel has none."""
     lines = (ROOT / "constraints.sha256").read_text().splitlines()
     wanted = {name: digest for digest, name in (line.split() for line in lines)}
     for path in sorted(folder.iterdir()):
         if path.name not in wanted and path.name != own:
             yield f"{path.name} has no digest: after a review, add it to constraints.sha256 (sha256sum)"
         elif path.name != own and wanted[path.name] != hashlib.sha256(path.read_bytes()).hexdigest():
-            yield f"{path.name} is not the file whose digest constraints.sha256 has: it was changed since"
+            yield f"the digest of {path.name} differs from constraints.sha256: the file has changed since"
 
 
 def clean(python: object, folder: Path, *install: object) -> Path:
@@ -177,11 +177,11 @@ def clean(python: object, folder: Path, *install: object) -> Path:
 
 
 def try_core(version: str, python: str, folder: Path, wheel: Path) -> list[str]:
-    """Check on one interpreter that the wheel imports without extras, with its version and public names."""
+    """Check that the wheel imports without extras on one interpreter, with the right version and public names."""
     made = clean(python, folder / f"core-{version}", "-c", ROOT / "constraints.txt", wheel)
     found = run([made, "-I", "-c", PROBE], cwd=folder).split()
     if found[0] != project()["version"]:
-        raise Wrong(f"the version of the wheel is {found[0]}")
+        raise Wrong(f"the wheel has version {found[0]}, but pyproject.toml has {project()['version']}")
     said = run([folder / f"core-{version}" / "bin" / "handrail", "--version"])
     if said != f"handrail {found[0]}":
         raise Wrong(f"`handrail --version` says {said!r}")
@@ -213,11 +213,11 @@ def try_without(extra: str, made: Path, folder: Path) -> list[str]:
 
 
 def interpreters() -> dict[str, str]:
-    """Return the supported versions found here with their paths, and report the missing ones."""
+    """Return the supported versions found here with their paths, and print the missing ones."""
     found = dict(line.split(" ", 1) for line in run([ROOT / "scripts" / "find-python", "--all"]).splitlines())
     listed = {line.rsplit(" ", 1)[1] for line in classifiers()}
     if listed != set(found):
-        raise Wrong(f"the classifiers list {sorted(listed)}, and {sorted(found)} are what is tested")
+        raise Wrong(f"the classifiers list {sorted(listed)}, but the tested versions are {sorted(found)}")
     for version in [version for version, python in found.items() if python == "missing"]:
         print(f"python {version}: not found (not tried)")
     return {version: python for version, python in found.items() if python != "missing"}

@@ -35,7 +35,7 @@ class Peer(ABC):
     name: str
     dists: tuple[str, ...]  # packages whose versions are reported
     final_tool: str | None = None
-    fresh_agent_per_run = False  # the agent keeps its conversation, so each run needs its own
+    fresh_agent_per_run = False  # whether the agent keeps its conversation, so that each run needs a new one
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.http = options.variant == "http"
@@ -62,7 +62,7 @@ class Peer(ABC):
 
 
 class WrongWork(Exception):
-    """Raised if the peer did other work than requested, so that its figure is meaningless."""
+    """Raised if the peer did different work than requested, which makes its figure meaningless."""
 
 
 def check_run(script: Script, context: Context, answer: object) -> None:
@@ -179,7 +179,7 @@ SCENARIOS: dict[str, tuple[Scenario, int, int]] = {
 
 
 def calibration() -> float:
-    """Return the CPU milliseconds of a fixed piece of Python. If two results differ, so did the machine."""
+    """Return the CPU milliseconds of a fixed piece of Python. Two different results mean that the machine's speed changed."""
     best = float("inf")
     for _ in range(3):
         began = time.process_time()
@@ -209,14 +209,14 @@ async def measure(made: type[Peer], options: argparse.Namespace) -> dict[str, fl
 
 
 def main(made: type[Peer]) -> None:
-    """Run the main program of a peer's script."""
+    """Run one peer's script as a program."""
     parser = argparse.ArgumentParser(description=f"{made.name}: one scenario, one JSON object")
     parser.add_argument("scenario", choices=SCENARIOS)
     parser.add_argument("--variant", default="inproc", choices=["inproc", "http"])
-    parser.add_argument("--base-url", default="", help="of server.py, for --variant http")
-    parser.add_argument("--calls", type=int, help="calls of one run, in tool_loop and growth")
-    parser.add_argument("--runs", type=int, default=500, help="runs at once, in concurrency")
-    parser.add_argument("--repeat", type=int, default=7, help="runs measured, in tool_loop")
+    parser.add_argument("--base-url", default="", help="the address of server.py, for --variant http")
+    parser.add_argument("--calls", type=int, help="number of calls in a run, for tool_loop and growth")
+    parser.add_argument("--runs", type=int, default=500, help="number of concurrent runs, for concurrency")
+    parser.add_argument("--repeat", type=int, default=7, help="number of measured runs, for tool_loop")
     options = parser.parse_args()
     if options.calls is None:
         options.calls = SCENARIOS[options.scenario][2 if options.variant == "http" else 1]

@@ -1,11 +1,11 @@
-"""google-adk uses a `BaseLlm` of the bench in process, and LiteLlm over HTTP (in its own venv).
+"""google-adk uses the benchmark's `BaseLlm` in process, and LiteLlm over HTTP (in its own venv).
 
-Creating a session is part of each run. Its state must be plain data, so it holds a key by which the context
-is found.
+Creating a session is part of each run. A session's state must be plain data, so it contains a key that identifies
+the run's context.
 """
 
 # pyright: basic, reportMissingImports=false
-# The framework is installed in its own venv, where the type checker does not look.
+# The framework is installed in its own venv, which the type checker does not see.
 
 from __future__ import annotations
 

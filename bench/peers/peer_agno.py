@@ -1,10 +1,10 @@
-"""agno uses a `Model` of the bench in process, and OpenAIChat over HTTP.
+"""agno uses the benchmark's `Model` in process, and OpenAIChat over HTTP.
 
-Telemetry, which would post each run, is off.
+Telemetry is off, because it would post each run.
 """
 
 # pyright: basic, reportMissingImports=false
-# The framework is installed in its own venv, where the type checker does not look.
+# The framework is installed in its own venv, which the type checker does not see.
 
 from __future__ import annotations
 

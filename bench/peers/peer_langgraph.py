@@ -1,7 +1,7 @@
 """langchain's create_agent (langgraph) uses a BaseChatModel in process, and ChatOpenAI over HTTP."""
 
 # pyright: basic, reportMissingImports=false
-# The framework is installed in its own venv, where the type checker does not look.
+# The framework is installed in its own venv, which the type checker does not see.
 
 from __future__ import annotations
 

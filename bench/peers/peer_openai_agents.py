@@ -1,10 +1,10 @@
-"""openai-agents uses a `Model` of the bench in process, and OpenAIChatCompletionsModel over HTTP.
+"""openai-agents uses the benchmark's `Model` in process, and OpenAIChatCompletionsModel over HTTP.
 
 Tracing is off, since its exporter posts to a provider.
 """
 
 # pyright: basic, reportMissingImports=false
-# The framework is installed in its own venv, where the type checker does not look.
+# The framework is installed in its own venv, which the type checker does not see.
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """pydantic-ai uses FunctionModel in process, and OpenAIChatModel over HTTP."""
 
 # pyright: basic, reportMissingImports=false
-# The framework is installed in its own venv, where the type checker does not look.
+# The framework is installed in its own venv, which the type checker does not see.
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""smolagents' ToolCallingAgent uses a `Model` of the bench in process, and OpenAIModel over HTTP.
+"""smolagents' ToolCallingAgent uses the benchmark's `Model` in process, and OpenAIModel over HTTP.
 
-It is synchronous, so each run has a thread. It can't pass a context to a tool, so the tool holds it. The
-answer is a call of `final_answer`, and results return to the model as user text.
+It is synchronous, so each run has a thread. It can't pass a context to a tool, so the tool object holds the context.
+The answer is a call of `final_answer`, and results return to the model as user text.
 """
 
 # pyright: basic, reportMissingImports=false
-# The framework is installed in its own venv, where the type checker does not look.
+# The framework is installed in its own venv, which the type checker does not see.
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""strands-agents uses a `Model` of the bench in process, and OpenAIModel without streaming over HTTP.
+"""strands-agents uses the benchmark's `Model` in process, and OpenAIModel without streaming over HTTP.
 
 An agent keeps its conversation, so each run needs a new one. Its loop recurses once per turn. With
-Python's default limit a run fails after about 320 calls, so `growth` raises the limit.
+Python's default recursion limit a run fails after about 320 calls, so `growth` raises the limit.
 """
 
 # pyright: basic, reportMissingImports=false
-# The framework is installed in its own venv, where the type checker does not look.
+# The framework is installed in its own venv, which the type checker does not see.
 
 from __future__ import annotations
 

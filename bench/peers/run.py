@@ -114,16 +114,22 @@ def arguments(table: dict[str, Any]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", help=f"a comma list of {', '.join(table)}")
-    parser.add_argument("--rounds", type=int, help="3; 1 when quick")
-    parser.add_argument("--quick", action="store_true", help="tiny counts, whose figures mean nothing")
-    parser.add_argument("--timeout", type=int, default=180, help="seconds for one process (180)")
-    parser.add_argument("--minutes", type=float, default=60, help="after which nothing more is started (60)")
-    parser.add_argument("--out", type=Path, help="JSON lines, written anew (bench/results/peers.jsonl)")
+    parser.add_argument("--only", help=f"peers, separated by commas: {', '.join(table)}")
+    parser.add_argument("--rounds", type=int, help="number of rounds (3, or 1 with --quick)")
+    parser.add_argument("--quick", action="store_true", help="use tiny counts, whose figures mean nothing")
+    parser.add_argument(
+        "--timeout", type=int, default=180, help="maximum number of seconds for one process (180)"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=60, help="minutes after which no process is started (60)"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="the file of results, which is overwritten (bench/results/peers.jsonl)"
+    )
     options = parser.parse_args()
     options.only = options.only.split(",") if options.only else list(table)
     if unknown := [name for name in options.only if name not in table]:
-        parser.error(f"no peer is called {', '.join(unknown)}; there are {', '.join(table)}")
+        parser.error(f"unknown peers: {', '.join(unknown)}. The peers are {', '.join(table)}.")
     options.rounds = options.rounds or (1 if options.quick else 3)
     options.out = options.out or venvs.ROOT / "bench" / "results" / "peers.jsonl"
     return options

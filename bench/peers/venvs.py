@@ -1,4 +1,4 @@
-"""The peers' venvs, made from requirements/NAME.txt under .venv-peers, which git ignores."""
+"""Creates the peers' venvs from requirements/NAME.txt, under .venv-peers, which git ignores."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ RUN = "sort-the-inbox"
 
 
 def alone() -> dict[str, Any]:
-    """Return the options of a run without a person. A model sorts the messages, and a rule approves the bills."""
+    """Return the options of a run without a person, in which a model sorts the messages and a rule approves the bills."""
     return {
         "environment": AgentEnvironment(LocalModel(max_tokens=64)),
         "approvals": SmallBills(report.decided),
@@ -54,7 +54,7 @@ async def begin(kill_after: int) -> None:
 
 
 async def go_on(before: report.Listing) -> None:
-    """Resume the run that was killed, and report the results."""
+    """Resume the killed run, and report the results."""
     journal, bus, asked = SqliteJournal(RECORD), Dispatcher(), list[ModelRequested]()
     killed = await show(journal, RUN)
     report.killed(killed)
@@ -66,8 +66,10 @@ async def go_on(before: report.Listing) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(prog="examples/inbox", description="Sort a family's inbox.")
-    options.add_argument("--messages", type=int, default=12, help="how many messages to sort")
-    options.add_argument("--kill-after", type=int, default=5, help="kill it after this many messages")
+    options.add_argument("--messages", type=int, default=12, help="number of messages to sort")
+    options.add_argument(
+        "--kill-after", type=int, default=5, help="number of messages after which the process is killed"
+    )
     options.add_argument("--begin", action="store_true", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.begin:

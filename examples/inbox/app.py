@@ -94,7 +94,7 @@ def on_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-# Booking a bill.
+# Bills and how they are booked.
 
 
 @tool(effect="staged", capabilities={"bills"})
@@ -120,7 +120,7 @@ async def sort_inbox(context: ToolContext) -> str:
     paths = context.filesystem.glob("inbox/*.txt")
     at_once = asyncio.Semaphore(
         3
-    )  # a person on the page can sort several; the embedded model takes one message at a time anyway
+    )  # a person on the page can sort several messages at once; the embedded model takes one at a time
     calls = [context.call("sort_message", path=path) for path in paths]
     slips = [result.unwrap() for result in await gather(*(one_of(at_once, call) for call in calls))]
 
@@ -149,7 +149,7 @@ prompt = Prompt(
 
 
 def adapter_for(folder: Path, journal: Journal | None = None) -> Adapter:
-    """Create an adapter for a family's folder. The caller says who sorts and who approves."""
+    """Create an adapter for a family's folder. Each run says who sorts and who approves."""
     return Adapter(
         LocalModel(first_call=sort_inbox, max_tokens=48),
         filesystem=DirectoryFilesystem(folder),

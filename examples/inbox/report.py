@@ -41,7 +41,7 @@ def _head(text: str) -> None:
 
 
 def title(messages: int) -> None:
-    """Print what happens next."""
+    """Print a title for the next part of the run."""
     _head("A 135M model on this machine sorts a family's inbox, without a key or a network")
     _say(
         f"  {messages} messages, three at once. The first takes longest, because the model reads its examples,"
@@ -50,7 +50,7 @@ def title(messages: int) -> None:
 
 
 def call_ended(event: ToolInvoked) -> None:
-    """Print a line for a sorted message, and for a bill that was booked or not."""
+    """Print a line for each sorted message, and for each bill that was booked or refused."""
     done = {"sort_message": "sorted", "book_bill": "booked"}.get(event.tool)
     if done is None:
         return
@@ -61,7 +61,7 @@ def call_ended(event: ToolInvoked) -> None:
 
 
 def decided(request: ApprovalRequest, approval: Approval) -> None:
-    """Print what a person would have been shown, and the rule's decision."""
+    """Print the question that a person would have been shown, and the rule's decision."""
     _say(f"\n  {request.tool} has run in a fork of the folder, and asks for approval of this change:")
     for line in request.diff.splitlines():
         colour = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
@@ -70,7 +70,7 @@ def decided(request: ApprovalRequest, approval: Approval) -> None:
 
 
 def killed(run: RunTree) -> None:
-    """Print what a killed process left behind."""
+    """Print what the killed process has recorded."""
     _say(("\n  kill -9  ", "bold red"), f"{_recorded(run)} are in the journal.")
     _say("           Another process continues from there, and reads the examples again.\n")
 
@@ -90,7 +90,7 @@ def listing(folder: Path) -> Listing:
 
 
 def summary(killed: RunTree, run: RunTree, asked: int, before: Listing, folder: Path) -> None:
-    """Print the tree, what was filed where, and what was undone, approved and not repeated."""
+    """Print the results: the tree of files, and which calls were undone, approved and not repeated."""
     _head("The calls of the run (the times include waiting, because there is only one model)")
     _out.print(_tree(run))
     _head("The messages and where the model filed them")

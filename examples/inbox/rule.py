@@ -8,11 +8,11 @@ from handrail.context import Approval
 from handrail.protocols import ApprovalRequest
 
 MOST = 500
-"""The limit in euros. A larger bill needs a person."""
+"""Limit in euros. A larger bill needs a person."""
 
 
 class SmallBills:
-    """Approves bills up to a limit, and nothing else."""
+    """Approves bills up to a limit, and denies everything else."""
 
     shows_previews = True
 

@@ -11,6 +11,6 @@ __all__ = ["adapter", "prompt"]
 FOLDER = Path(".handrail", "inbox-on-a-page")
 
 if not list(FOLDER.glob("inbox/*.txt")):
-    new_mail(FOLDER)  # a new day, with new mail
+    new_mail(FOLDER)  # the inbox is empty, so new mail is added
 
 adapter = adapter_for(FOLDER)

@@ -1,4 +1,4 @@
-"""The benchmark against other frameworks, which runs from the repository alone and rejects peers that do other work."""
+"""Tests for the benchmark against other frameworks: it runs from the repository alone, and rejects peers that do other work."""
 
 import asyncio
 import importlib.util
@@ -21,7 +21,7 @@ PEERS = ROOT / "bench" / "peers"
 
 @pytest.fixture(scope="module")
 def parts() -> Iterator[dict[str, ModuleType]]:
-    """Fixture: the benchmark's own modules, which import each other by bare name."""
+    """Fixture: imports the benchmark's own modules, which import each other by bare name."""
     found: dict[str, ModuleType] = {}
     for name in ("work", "peer", "report"):
         spec = importlib.util.spec_from_file_location(name, PEERS / f"{name}.py")
@@ -37,7 +37,7 @@ def parts() -> Iterator[dict[str, ModuleType]]:
 @pytest.mark.once
 @pytest.mark.timeout(900)  # starts ten processes, one after another
 def test_floor_and_handrail_run(tmp_path: Path):
-    """A quick run of the benchmark has both variants, every scenario and the table."""
+    """A quick run of the benchmark produces both variants, every scenario and the table."""
     kept = tmp_path / "kept.jsonl"
     command = [sys.executable, PEERS / "run.py", "--only", "floor,handrail", "--quick", "--out", kept]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=500)
@@ -56,7 +56,7 @@ def test_an_unknown_peer_is_named():
     command = [sys.executable, PEERS / "run.py", "--only", "floor,flor"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert ended.returncode == 2
-    assert "no peer is called flor; there are floor, handrail, " in ended.stderr
+    assert "unknown peers: flor. The peers are floor, handrail, " in ended.stderr
 
 
 def test_every_peer_has_its_script_and_pins():
@@ -131,7 +131,7 @@ def result(peer: str, value: float, **more: Any) -> dict[str, Any]:
 
 
 def test_the_table_has_ratios_to_the_floor_and_to_the_best_peer(parts: dict[str, ModuleType]):
-    """The table has medians over rounds, ratios to the floor and to the best peer, and whether the limit was met."""
+    """The table has medians over rounds, ratios to the floor and to the best peer, and says whether the limit was met."""
     results = [result("floor", 20), result("handrail", 60), result("handrail", 90), result("handrail", 70)]
     results += [result("slow", 900), result("quick", 140)]
     first = parts["report"].tables(results).splitlines()[2]
@@ -143,7 +143,7 @@ def test_the_table_has_ratios_to_the_floor_and_to_the_best_peer(parts: dict[str,
 
 
 def test_what_failed_is_told(parts: dict[str, ModuleType]):
-    """A peer that failed has no figure in the table, but a line with the reason."""
+    """A peer that failed has no figure in the table. A line below the table gives the reason."""
     failed = {"peer": "slow", "variant": "http", "scenario": "growth", "round": 1, "error": "trace\nboom"}
     shown = parts["report"].tables([result("floor", 10), failed])
     assert "- slow, http, growth, round 2: boom" in shown

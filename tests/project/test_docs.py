@@ -1,4 +1,4 @@
-"""The documentation, built as by `make docs`: every link works, and nothing is loaded from other sites."""
+"""The documentation, built in the same way as by `make docs`: every link works, and nothing is loaded from other sites."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.documents import DOCS, ROOT
 pytestmark = pytest.mark.once  # the builder is installed for only one interpreter
 
 LOADS = {"link": "href", "script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src"}
-"""Elements that make a browser fetch something, each with the attribute that has the address."""
+"""HTML elements that make a browser fetch something, each with the attribute that contains the address."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The examples, each run unchanged in its own process, with the output it promises."""
+"""Runs each example unchanged in its own process, and checks its output."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SHOWN = {
         "Left open: What did rivals do?\n10 requests of 30\n",
     ],
     "cleanup.py": [
-        "(somebody adds a row to the file while this is looked at)\n> yes\n\n? tidy_phones",
+        "(somebody adds a row to the file while the question is open)\n> yes\n\n? tidy_phones",
         "+Eve Ode,eve@example.org,+4755667788\n\n> yes\n- tidy_phones: 5 numbers\n",
         "> no: those are two people; go by the mail\n- drop_repeated: drop_repeated was not approved (denied)",
         "> yes\n- drop_repeated: 4 of 5 rows kept\n",
@@ -62,7 +62,7 @@ SHOWN = {
         "refund was not approved (denied): more than 50.00 needs a signature",
         "bank: 15.00 to eve\n  main > billing > settle > refund: ok",
         "bank: 15.00 charged to eve again\n  main > billing > settle > refund.undo: ok, It was undone.\n",
-        "  settle failed, so this was taken back: refund\n",
+        "  settle failed, so these calls were undone: refund\n",
         "technical: Please use the web page until tonight.\n",
     ],
     "form.py": ["Person fills the form in.\n120.00 for Oslo on 2026-03-04 go to account 4711.\n"],
@@ -118,7 +118,7 @@ FORM = [
     ("note (text", ""),
     ("s send (Enter)", ""),
 ]
-"""Questions at the terminal, each with the text that is typed."""
+"""Questions at the terminal, each with the answer that is typed."""
 
 WITH_A_MODEL = {
     "code_fixer.py": [],
@@ -128,7 +128,7 @@ WITH_A_MODEL = {
     "form.py": ["--by", "model"],
     "approval_over_restart.py": ["ask", "here"],
 }
-"""Examples for people, with the arguments that choose a model."""
+"""Examples that accept `--model`, with the other arguments that they need."""
 
 
 def run(example: str | Path, *arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -147,7 +147,7 @@ def run(example: str | Path, *arguments: str, cwd: Path, **env: str) -> subproce
     ],
 )
 def test_example_runs_and_shows_it(example: Path, tmp_path: Path) -> None:
-    """Each example exits without an error, and its output has what it promises."""
+    """Each example exits without an error, and prints the expected output."""
     ended = run(example, cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     for piece in SHOWN[example.relative_to(FOLDER).as_posix()]:
@@ -157,7 +157,7 @@ def test_example_runs_and_shows_it(example: Path, tmp_path: Path) -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("example", WITH_A_MODEL)
 def test_an_example_uses_the_model_it_is_given(example: str, tmp_path: Path) -> None:
-    """An example that is given an unknown model reports it instead of using its scripted model."""
+    """An example that is given an unknown model reports it, and does not use its scripted model."""
     ended = run(example, *WITH_A_MODEL[example], "--model", "nosuch", cwd=tmp_path)
     assert ended.returncode == 1
     assert "'nosuch' is not the name of a model. Write provider:name" in ended.stderr
@@ -182,7 +182,7 @@ async def test_a_model_over_http_fills_the_form_in(tmp_path: Path) -> None:
 
 @pytest.mark.once
 def test_somebody_fills_the_form_in_at_a_terminal(tmp_path: Path) -> None:
-    """At a terminal, an invalid value is asked for again, and an amount over the limit is refused."""
+    """At a terminal, the form asks again for an invalid value, and refuses an amount over the limit."""
     with window() as seen:
         seen.start([sys.executable, str(FOLDER / "form.py")], env=os.environ, cwd=tmp_path)
         for asked, typed in FORM:
@@ -197,7 +197,7 @@ def test_somebody_fills_the_form_in_at_a_terminal(tmp_path: Path) -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("example", ["code_fixer.py", "research.py", "cleanup.py"])
 def test_a_script_is_not_let_loose_on_a_folder_of_ones_own(example: str, tmp_path: Path) -> None:
-    """An example refuses to run its scripted model on a folder of the user, and asks for a real model."""
+    """An example refuses to run its scripted model on the user's own folder, and asks for a real model."""
     ended = run(example, "--folder", str(tmp_path), cwd=tmp_path)
     assert ended.returncode == 2
     assert "Name a model: --model provider:name." in ended.stderr

@@ -1,6 +1,6 @@
-"""The modules that importing hello world's names loads, and those it defers.
+"""Tests for what importing hello world's names loads, and what it defers.
 
-The tests count modules, whose number is the same on every machine. `make bench` measures the time.
+The tests count modules, because their number is the same on every machine. `make bench` measures the time.
 """
 
 import subprocess

@@ -1,4 +1,4 @@
-"""examples/inbox: the job that `make run` starts, and its tools used with a person."""
+"""Tests for examples/inbox: the job that `make run` starts, and its tools used with a person."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_the_job_is_killed_resumed_and_ends_with_a_summary(tmp_path: Path)
 
 @pytest.mark.once
 def test_a_job_that_can_not_be_killed_says_so(tmp_path: Path) -> None:
-    """A job without messages ends before it can be killed: it reports that, and prints no summary."""
+    """A job without messages ends before it can be killed. It reports that, and prints no summary."""
     run = warm_python.run([INBOX, "--messages=0"], cwd=tmp_path)
     assert run.returncode == 1
     assert "should have been killed, but exited with 1" in run.stderr.decode()
@@ -91,7 +91,7 @@ def test_a_job_that_can_not_be_killed_says_so(tmp_path: Path) -> None:
 
 
 async def test_a_person_plays_the_act_that_the_model_plays(inbox: Any) -> None:
-    """With a person in place of the model, the person sees only the message and decides where to file it."""
+    """A person who takes the model's place sees only the message, and decides where to file it."""
     files = MemoryFilesystem()
     files.write("inbox/1.txt", "See you in\n\nRome.")
     person = Person(answers={"slip": {"about": "Rome", "folder": "travel", "sender": "Anna"}})
@@ -127,7 +127,7 @@ async def test_a_bill_that_fails_half_way_leaves_the_folder_as_it_was(
 
 @given(st.integers(0, 10_000), st.sampled_from(["euros", "dollars"]))
 def test_the_rule_approves_small_bills_in_euros_and_nothing_else(amount: int, currency: str) -> None:
-    """Whatever the amount, the folder afterwards contains only what the rule allows."""
+    """For any amount, the folder afterwards contains only the bills that the rule allows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(INBOX))
         app, rule = import_module("app"), import_module("rule")

@@ -1,4 +1,4 @@
-"""The migration guides in `docs/moving`: their code for other libraries runs on those libraries.
+"""Tests that the code for other libraries in the migration guides (`docs/moving`) runs on those libraries.
 
 pydantic-ai is installed for the bridge. The other libraries need separate environments, which `make test-deep`
 creates (`scripts/peers`). Without them these tests are skipped with a reason, and fail in a deep run.

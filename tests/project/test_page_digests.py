@@ -1,4 +1,4 @@
-"""The page's libraries: scripts/page installs only the files whose digests are in the repository."""
+"""Tests for scripts/page, which installs only files whose digests are in the repository."""
 
 import os
 import shutil
@@ -51,7 +51,7 @@ def install(checkout: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_files_with_the_right_digests_are_installed(checkout: Path) -> None:
-    """The files that are expected are installed, and a second time they are left as they are."""
+    """Files with the expected digests are installed, and a second run leaves them unchanged."""
     ended = install(checkout)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert sorted(path.name for path in (checkout / "src" / VENDOR).iterdir()) == sorted(
@@ -62,17 +62,17 @@ def test_files_with_the_right_digests_are_installed(checkout: Path) -> None:
 
 @pytest.mark.parametrize("name", ["marked.js", "LICENSE.preact"])
 def test_a_changed_download_is_refused_by_name(checkout: Path, name: str) -> None:
-    """A registry that delivers another file installs nothing, and the message names it."""
+    """If the registry delivers a different file, nothing is installed, and the message names the file."""
     with (checkout.parent / "registry" / LIBRARIES[name]).open("a") as file:
         file.write("\nfetch('https://elsewhere.example')")
     ended = install(checkout)
     assert ended.returncode == 1
-    assert f"{name} is not the file whose digest package.sha256 has" in ended.stderr
+    assert f"the digest of {name} differs from package.sha256" in ended.stderr
     assert not (checkout / "src" / VENDOR).exists()
 
 
 def test_an_installed_file_that_changed_is_replaced(checkout: Path) -> None:
-    """A file that was changed after it was installed is installed again."""
+    """A file that was changed after its installation is installed again."""
     install(checkout)
     changed = checkout / "src" / VENDOR / "marked.js"
     changed.write_text("changed")
@@ -81,7 +81,7 @@ def test_an_installed_file_that_changed_is_replaced(checkout: Path) -> None:
 
 
 def test_a_file_without_a_digest_is_refused(checkout: Path) -> None:
-    """A file that nobody wrote a digest for is not installed."""
+    """A file without a digest in package.sha256 is not installed."""
     digests = checkout / "package.sha256"
     digests.write_text(
         "".join(line for line in digests.read_text().splitlines(True) if "marked.js" not in line)

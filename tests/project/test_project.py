@@ -14,7 +14,7 @@ import pytest
 from support import ROOT
 
 SUPPORTED = ("3.11", "3.12", "3.13")
-# The Python from which the venv that runs the tests was made.
+# The Python from which the tests' venv was created.
 BASE: str = getattr(sys, "_base_executable")  # noqa: B009 (typeshed does not know the attribute)
 
 

@@ -1,4 +1,4 @@
-"""The Python examples in the README and the docs, which run and print what they show (see `documents.py`)."""
+"""Tests that the Python examples in the README and the docs run and print what they show (see `documents.py`)."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""docs/security.md: every defence names a test, and every test it names exists."""
+"""Tests for docs/security.md: every defence names a test, and every test that the page names exists."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ TESTS = ROOT / "tests"
 
 
 def rows() -> Iterator[tuple[str, list[str]]]:
-    """Yield each row of a table with its section, without the headers."""
+    """Yield each table row without the headers, together with its section."""
     section = ""
     lines = PAGE.read_text().splitlines()
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
@@ -26,7 +26,7 @@ ROWS = list(rows())
 
 
 def test_every_row_is_complete() -> None:
-    """Each attack has a defence, what that does not cover, and a test."""
+    """Each row has an attack, a defence, a cell for what the defence does not cover, and a test."""
     assert len(ROWS) > 20
     for _, cells in ROWS:
         assert len(cells) == 4, cells[0]
@@ -37,7 +37,10 @@ def test_every_row_is_complete() -> None:
 
 @pytest.mark.parametrize("cells", [pytest.param(cells, id=f"{part}-{cells[0][:40]}") for part, cells in ROWS])
 def test_every_test_it_names_exists(cells: list[str]) -> None:
-    """A file is found by its path or its name, a function in its file or in any, and a quoted case in its file."""
+    """Every test that the page names exists.
+
+    A file is found by its path or its name, a function in the named file or else in any file, and a quoted case in its file.
+    """
     for named in re.findall(r"`([^`]*test_[^`]*)`", cells[3]):
         file, _, function = named.rpartition("::") if "::" in named else (named, "", "")
         if not file.endswith(".py"):

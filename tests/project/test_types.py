@@ -1,4 +1,4 @@
-"""Types as API: what pyright infers and reports in strict mode is pinned.
+"""Tests for types as part of the API: they pin what pyright infers and reports in strict mode.
 
 Each file in tests/project/types declares its expectations: inferences with `assert_type`, and errors with a
 comment on their line, `# expect-error: rule, rule`. Pyright must report exactly those.
@@ -76,7 +76,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
 
 
 def expected(text: str) -> Found:
-    """Return the errors a file declares."""
+    """Return the errors that a file declares."""
     return {
         (number, rule)
         for number, line in enumerate(text.splitlines(), 1)
@@ -87,7 +87,7 @@ def expected(text: str) -> Found:
 
 @pytest.mark.parametrize("name", FILES)
 def test_pyright_says_exactly_what_the_file_expects(name: str, reported: dict[str, Found]):
-    """Pyright confirms every inference and reports exactly the errors that the file expects, with their rules."""
+    """Pyright confirms every inference, and reports exactly the expected errors with their rules."""
     wanted, got = expected((FOLDER / name).read_text()), reported[name]
     differences = [f"{name}:{line}: {rule} is not expected" for line, rule in sorted(got - wanted)]
     differences += [f"{name}:{line}: {rule} is not reported" for line, rule in sorted(wanted - got)]

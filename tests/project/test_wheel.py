@@ -1,4 +1,4 @@
-"""scripts/wheel.py, which checks the contents of a wheel. (scripts/wheel tests the build and the environments.)"""
+"""Tests for scripts/wheel.py, which checks the contents of a wheel. (scripts/wheel tests the build and the environments.)"""
 
 import importlib.util
 import re
@@ -69,19 +69,17 @@ def test_a_page_without_its_libraries_is_refused_with_a_hint(tmp_path: Path):
 
 
 def test_a_wheel_with_a_changed_library_is_refused(tmp_path: Path):
-    """The wheel is inspected with the same digests."""
+    """A wheel is refused if the digest of a library differs from package.sha256."""
     made = wheel(tmp_path, without=".*vendor/marked.js")
     with zipfile.ZipFile(made, "a") as opened:
         opened.writestr(f"{VENDOR}/marked.js", "changed")
     status, findings = look(made)
     assert status == 1
-    assert any(
-        f"{VENDOR}/marked.js is not the file whose digest package.sha256 has" in each for each in findings
-    )
+    assert any(f"the digest of {VENDOR}/marked.js differs from package.sha256" in each for each in findings)
 
 
 def test_a_download_with_another_digest_is_refused_by_name(tmp_path: Path):
-    """What the wheel needs is installed only if each file has the digest in constraints.sha256."""
+    """A download is refused if its digest differs from constraints.sha256, or if it has no digest there."""
     spec = importlib.util.spec_from_file_location("wheel_script", ROOT / "scripts" / "wheel.py")
     assert spec is not None
     assert spec.loader is not None
@@ -91,12 +89,12 @@ def test_a_download_with_another_digest_is_refused_by_name(tmp_path: Path):
     for name in (known, "other-1-py3-none-any.whl", "handrail-0-py3-none-any.whl"):
         (tmp_path / name).write_text("changed")
     changed, unknown = script.look_at_downloads(tmp_path, "handrail-0-py3-none-any.whl")
-    assert changed.startswith(f"{known} is not the file whose digest constraints.sha256 has")
+    assert changed.startswith(f"the digest of {known} differs from constraints.sha256")
     assert unknown.startswith("other-1-py3-none-any.whl has no digest")
 
 
 def test_every_digest_is_of_a_pinned_version():
-    """A digest that no pin needs is left over from an older version."""
+    """Every digest in constraints.sha256 belongs to a version pinned in constraints.txt."""
     pins = {
         (re.sub(r"[-_.]+", "_", name).lower(), version)
         for name, version in re.findall(

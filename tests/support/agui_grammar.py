@@ -30,13 +30,13 @@ class Checker:
         self.outcomes: list[str] = []
         self.texts: dict[str, str] = {}
         self.calls: dict[str, str] = {}
-        """Arguments of every call in the stream, by the call's id."""
+        """The arguments of every call in the stream, by call id."""
         self.names: dict[str, str] = {}
         self.results: dict[str, str] = {}
         self.state: Any = None
         self.custom: list[tuple[str, Any]] = []
         self.started: list[str] = []
-        """Ids of the calls, in the order in which they started."""
+        """The call ids, in the order in which the calls started."""
         self._open: dict[str, dict[str, str | None]] = {}
         self._owners: dict[tuple[str, str], str | None] = {}
         self._activities: set[str] = set()
@@ -58,7 +58,7 @@ class Checker:
         if kind == "RUN_STARTED":
             return self._begin(event)
         if self.leg is None:
-            raise Wrong(f"{kind} outside a leg")
+            raise Wrong(f"{kind} was sent outside a leg")
         if tag is not None and not kind.startswith("SUBAGENT") and tag not in self._subagents:
             raise Wrong(f"{kind} belongs to the nested run {tag}, which is not open")
         handler = getattr(self, f"_{kind.lower()}", None)
@@ -70,7 +70,7 @@ class Checker:
 
     def _begin(self, event: dict[str, Any]) -> None:
         if self.leg is not None:
-            raise Wrong("RUN_STARTED in a leg")
+            raise Wrong("RUN_STARTED was sent inside a leg")
         self.leg = event["runId"]
         if self.leg in self.legs:
             raise Wrong(f"the leg {self.leg} starts twice")
@@ -81,21 +81,21 @@ class Checker:
 
     def _run_finished(self, event: dict[str, Any], tag: str | None) -> None:
         if event["runId"] != self.leg:
-            raise Wrong(f"{event['runId']} ends inside {self.leg}")
+            raise Wrong(f"the leg {event['runId']} ends inside the leg {self.leg}")
         if left := {kind: list(ids) for kind, ids in self._open.items() if ids}:
-            raise Wrong(f"left open: {left}")
+            raise Wrong(f"the leg ends with these open: {left}")
         if self._subagents:
-            raise Wrong(f"nested runs left open: {list(self._subagents)}")
+            raise Wrong(f"the leg ends with these nested runs open: {list(self._subagents)}")
         outcome = event.get("outcome", {"type": "success"})
         for interrupt in outcome.get("interrupts", ()):
             call = interrupt.get("toolCallId")
             if call is not None and (call not in self.calls or call in self.results):
-                raise Wrong(f"a question about {call}, which is not in progress")
+                raise Wrong(f"the leg ends with a question about {call}, which is not in progress")
             if call is not None and self._owners["call", call] != interrupt.get("subagentRunId"):
-                raise Wrong(f"a question about {call} of another run")
+                raise Wrong(f"the leg ends with a question about {call}, a call of another run")
         pending = outcome.get("pendingToolCallIds", ())
         if any(call not in self.calls or call in self.results for call in pending):
-            raise Wrong(f"pending: {pending}")
+            raise Wrong(f"a pending call is unknown or has a result: {pending}")
         self.outcomes.append(outcome["type"])
         self.leg = None
 
@@ -107,7 +107,7 @@ class Checker:
     def _start(self, kind: str, id: str, tag: str | None) -> None:
         ids = self._open.setdefault(kind, {})
         if id in ids:
-            raise Wrong(f"{kind} {id} is open already")
+            raise Wrong(f"{kind} {id} is already open")
         if self._owners.setdefault((kind, id), tag) != tag:
             raise Wrong(f"{kind} {id} belongs to another run")
         ids[id] = tag
@@ -170,11 +170,11 @@ class Checker:
     def _tool_call_result(self, event: dict[str, Any], tag: str | None) -> None:
         call = event["toolCallId"]
         if call not in self.calls:
-            raise Wrong(f"a result of the unknown call {call}")
+            raise Wrong(f"a result was sent for the unknown call {call}")
         if call in self.results:
-            raise Wrong(f"two results of {call}")
+            raise Wrong(f"two results were sent for the call {call}")
         if call in self._open.get("call", {}):
-            raise Wrong(f"a result of {call} before its end")
+            raise Wrong(f"a result was sent for the call {call} before its end")
         if self._owners["call", call] != tag:
             raise Wrong(f"the result of {call} belongs to another run")
         self.results[call] = event["content"]
@@ -186,14 +186,14 @@ class Checker:
 
     def _activity_delta(self, event: dict[str, Any], tag: str | None) -> None:
         if event["messageId"] not in self._activities:
-            raise Wrong("a change of an activity that this leg has not shown")
+            raise Wrong("an activity changed that this leg has not shown")
 
     def _state_snapshot(self, event: dict[str, Any], tag: str | None) -> None:
         self.state = event["snapshot"]
 
     def _state_delta(self, event: dict[str, Any], tag: str | None) -> None:
         if self.state is None:
-            raise Wrong("a change of a state that this leg has not shown")
+            raise Wrong("a state changed that this leg has not shown")
         self.state = patched(self.state, event["delta"])
 
     def _messages_snapshot(self, event: dict[str, Any], tag: str | None) -> None:
@@ -201,11 +201,11 @@ class Checker:
         messages = event["messages"]
         ids = [message["id"] for message in messages]
         if len(set(ids)) != len(ids):
-            raise Wrong("the snapshot has a message twice")
+            raise Wrong("the snapshot contains a message twice")
         calls = {call["id"]: call for message in messages for call in message.get("toolCalls", ())}
         results = {message["toolCallId"] for message in messages if message["role"] == "tool"}
         if results - calls.keys():
-            raise Wrong(f"results of unknown calls: {results - calls.keys()}")
+            raise Wrong(f"the snapshot has results of unknown calls: {results - calls.keys()}")
         self.texts = {id: text for id, text in self.texts.items() if id in ids}
         self.results = {each["toolCallId"]: each["content"] for each in messages if each["role"] == "tool"}
         for id, call in calls.items():

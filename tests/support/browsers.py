@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Playwright, expect, sync_playwright
 
 CHROMIUM = Path("/usr/bin/chromium")
 PATIENCE = 120_000
-"""Milliseconds to wait for an element before it counts as missing; generous, since machines can be slow."""
+"""Milliseconds to wait for an element before it counts as missing. The value is generous, since machines can be slow."""
 
 expect.set_options(timeout=PATIENCE)
 

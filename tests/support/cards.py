@@ -1,4 +1,4 @@
-"""A handoff for tests, in which a person picks one of the cards that lie face down."""
+"""A handoff for tests, in which a person picks one of several face-down cards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.rig import leave_traces
 
 @dataclass(frozen=True)
 class Deal:
-    """The model's request."""
+    """The arguments of the model's call."""
 
     cards: int = 3
 
@@ -46,7 +46,7 @@ def card_game(
     secret: str = "ace",
     **options: Any,
 ) -> Handoff[Deal, Pick]:
-    """Make a handoff whose `before` and `after` leave traces. Each act can be replaced by the caller."""
+    """Make a handoff whose `before` and `after` leave traces. The caller can replace each act."""
     options.setdefault("effect", "staged")
     game = Handoff(
         name,

@@ -27,7 +27,7 @@ from handrail.testing import Person
 
 
 class Start:
-    """How this process was started."""
+    """The folder, tool and mode with which this process was started."""
 
     folder = Path()
     tool = ""
@@ -74,7 +74,7 @@ async def staged(context: ToolContext) -> str:
 
 @tool(effect="idempotent")
 async def idempotent(context: ToolContext) -> str:
-    """Put something, under a key."""
+    """Store something under a key."""
     return work("idempotent", context.invocation.idempotency_key)
 
 

@@ -1,7 +1,7 @@
-"""A process that is killed in the middle of a commit, at any given point.
+"""A process that is killed in the middle of a commit, at a chosen point.
 
 Run as a script, it reads one JSON line per attempt, forks a child that makes the attempt and is killed, and answers
-with a line of its own. Hundreds of kills therefore need hundreds of forks, but only one import.
+with a line of JSON. So hundreds of kills need hundreds of forks, but only one import.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FILES = {
 
 
 def snapshot(folder: Path) -> dict[str, Any]:
-    """Return every path with its state: a file's bytes and mode, a link's target, or that it is a folder."""
+    """Return every path with its state: a file's bytes and mode, a link's target, or a mark for a folder."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -52,7 +52,7 @@ def snapshot(folder: Path) -> dict[str, Any]:
 
 
 def change(files: Any, seed: int) -> None:
-    """Make every kind of change, in an order and a selection that the seed determines."""
+    """Make every kind of change. The seed determines their order and selection."""
     deeds = [
         lambda: files.append("tool.sh", "echo after\n"),
         lambda: files.write("new/deep/b.txt", "b after\n"),
@@ -109,7 +109,7 @@ class KillingDisk(Disk):
         return between
 
     def _before(self, name: str, args: tuple[Any, ...]) -> None:
-        """Edit a file just before it is changed, as another program might."""
+        """Edit a file just before the commit changes it, as another program might."""
         if self._edit_before and name in ("exchange", "place") and args[3] == Path(self._edit_before).name:
             path, self._edit_before = self._edit_before, ""
             Path(path).write_text("edited by somebody\n")
@@ -129,7 +129,7 @@ class CutDisk(KillingDisk):
         self._bytes: dict[int, None] = {}
         """Files whose content was never synced."""
         self._names: list[tuple[str, Any, set[int]]] = []
-        """Changes of names, oldest first, each with a way to undo it and the folders not synced since."""
+        """Changes of names, oldest first. Each has a function that undoes it, and the folders that were not synced since."""
 
     def _after(self, name: str, args: tuple[Any, ...]) -> None:
         if name in ("write", "copy", "symlink", "folder", "link"):
@@ -169,7 +169,7 @@ class CutDisk(KillingDisk):
         try:
             path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
         except OSError:
-            return  # a change that reached the disk has renamed it
+            return  # a change that reached the disk has renamed the file
 
 
 def killing_journal(
@@ -208,7 +208,7 @@ async def commit_once(base: Path, seed: int, points: Points, edited: str, durabi
 
 
 async def recover_once(base: Path, points: Points) -> str:
-    """Recover the folder after a kill. The recovery itself can be killed too."""
+    """Recover the folder after a kill. A second kill can interrupt the recovery."""
     files = DirectoryFilesystem(base / "root", disk=KillingDisk(points))
     journal = killing_journal(base / "journal.db", points)
     await files.recover(journal)

@@ -1,7 +1,7 @@
-"""Python examples in Markdown: finds them, and runs them as a reader would.
+"""Finds the Python examples in Markdown files, and runs them as a reader would.
 
-In the README each block runs in its own namespace and folder; on a page of `docs/` all blocks share one of each.
-A line directly before a fence changes this:
+In the README each block runs in its own namespace and folder. On a page of `docs/`, all blocks share one namespace and
+one folder. A line directly before a fence changes this:
 
 `<!-- continues -->` before a python fence of the README: continue the previous python block;
 `<!-- anew -->` before a python fence of a page: start again with an empty namespace and folder;
@@ -91,7 +91,7 @@ def extract(document: Path, story: bool | None = None) -> list[Block]:
 
 
 def chains(document: Path, library: str | None = None) -> list[list[Block]]:
-    """Return the blocks that need `library` (or none), in groups that each run in one namespace."""
+    """Return the blocks that need `library` (or no library), in groups that each run in one namespace."""
     groups: list[list[Block]] = []
     for block in extract(document):
         if block.library != library:

@@ -1,4 +1,4 @@
-"""Random transactions on files, and the plain dictionary with which they are compared."""
+"""Random transactions on files, and the plain dictionary that they are compared with."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def parents(path: str) -> list[str]:
 
 
 def below(files: Plain, path: str) -> list[str]:
-    """Return everything in a folder, at any depth."""
+    """Return all paths inside a folder, at any depth."""
     return [other for other in files if other.startswith(f"{path}/")]
 
 
@@ -53,7 +53,7 @@ def make_way(files: Plain, folders: list[str]) -> None:
 
 
 def plainly(files: Plain, verb: str, *args: str) -> object:
-    """Apply a verb to files in a plain dict, and return its result."""
+    """Apply a verb to files in a plain dict, and return the result."""
     path = args[0]
     if verb == "glob":
         return tuple(sorted(f"{p}/" if t is None else p for p, t in files.items() if GLOBS[path](p, t)))
@@ -96,7 +96,7 @@ def plainly(files: Plain, verb: str, *args: str) -> object:
 
 
 def really(files: Files, verb: str, *args: str) -> object:
-    """Apply a verb to a real filesystem, and return its result."""
+    """Apply a verb to a real filesystem, and return the result."""
     if verb == "list":
         return tuple((info.path, info.is_directory, info.size) for info in files.list(*args))
     if verb == "prune":
@@ -105,7 +105,7 @@ def really(files: Files, verb: str, *args: str) -> object:
 
 
 class Call:
-    """A fork under test, with everything that it did and saw."""
+    """A fork under test, with a record of everything it did and saw."""
 
     def __init__(self, fork: Any, parent: Call | None, born: int) -> None:
         self.fork = fork
@@ -191,7 +191,7 @@ class Transactions(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 4), nested=st.booleans(), some=several, then=thens)
     def act(self, at: int, nested: bool, some: list[tuple[str, ...]], then: str) -> None:
-        """Act in a call, which may then end, or in one of five cases in the root itself."""
+        """Act in a call, which may then end. In one of five cases, act in the root itself."""
         call = self.pick(at, nested) if at < 4 else None
         for deed in map(self.filled, some):
             try:

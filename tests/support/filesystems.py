@@ -20,7 +20,7 @@ Files = Root | AFork
 
 
 class NewFiles(Protocol):
-    """Makes a filesystem that has the given files."""
+    """Makes a filesystem that contains the given files."""
 
     def __call__(self, files: Mapping[str, str | bytes] = {}, /, **options: Any) -> Any: ...
 

@@ -1,4 +1,4 @@
-"""Folders with layers over them, made directly for the shell's tests."""
+"""Folders with layers over them, created directly for the shell's tests."""
 
 from __future__ import annotations
 
@@ -107,17 +107,17 @@ def processes_with(marker: str) -> list[str]:
 
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
-"""A Python interpreter that commands can see, unlike one in a checkout below /tmp."""
+"""A Python interpreter that commands can see. They can't see an interpreter in a checkout below /tmp."""
 _THEIR_OWN = ("/tmp", "/var/tmp", "/run", "/dev/shm")
 
 
 def is_seen(path: Path) -> bool:
-    """Return whether commands can see this path, which they can't below one of their private folders."""
+    """Return whether commands can see this path. They can't see paths below one of their private folders."""
     return not any(path.resolve().is_relative_to(own) for own in _THEIR_OWN)
 
 
 def outside_tmp() -> Path:
-    """Return a folder that commands can see, to work in."""
+    """Return a working folder that commands can see."""
     for place in (Path(__file__).parent, Path.home(), Path("/opt"), Path("/srv"), Path("/var/lib")):
         if is_seen(place) and os.access(place, os.W_OK):
             return place

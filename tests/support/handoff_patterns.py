@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Refused(str):
-    """The outcome of a pattern whose requirement is missing, which the error names."""
+    """The outcome of a pattern whose requirement is missing. The error names the requirement."""
 
 
 NEEDS_A_PERSON = Refused("wait_for")
@@ -38,7 +38,7 @@ NEEDS_A_MODEL = Refused("prompt_model")
 
 @dataclass(frozen=True)
 class Pattern:
-    """An example with its call, its answers, and its expected outcome in each environment."""
+    """An example, with its call, its answers and its expected outcome in each environment."""
 
     handoff: str
     client: str
@@ -204,7 +204,7 @@ def example(name: str) -> ModuleType:
 
 
 def replying(pattern: Pattern) -> ScriptedModel:
-    """Make a model that chooses its reply by a part of the prompt, whatever the order of the requests."""
+    """Make a model that chooses its reply by a part of the prompt, independently of the order of requests."""
 
     def reply(request: ModelRequest) -> str:
         asked = request.messages[-1]

@@ -1,6 +1,6 @@
-"""A program that waits for the answer to a handoff, and one that continues the run days later.
+"""A program that waits for the answer to a handoff, and a second one that continues the run days later.
 
-python parked_app.py FOLDER wait      runs until killed; the client's view is written to FOLDER/wire
+python parked_app.py FOLDER wait      runs until killed, and writes what the client sees to FOLDER/wire
 python parked_app.py FOLDER answer    answers and resumes three days later, in another process
 """
 
@@ -46,14 +46,14 @@ class Deal:
 
 @dataclass
 class Deck:
-    """The private part."""
+    """The private part of the handoff."""
 
     secret: str
 
 
 @dataclass
 class Offer:
-    """The public part."""
+    """The public part of the handoff."""
 
     backs: list[str]
 

@@ -63,7 +63,7 @@ def everything(value: Any, seen: set[int] | None = None) -> str:
 
 
 class Recording(MemoryJournal):
-    """A journal that also keeps its commit units, for inspection."""
+    """A journal that also keeps its commit units, so that tests can inspect them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Recording(MemoryJournal):
 MARK = "K3YQZ"
 
 
-"""Part of every secret in these tests, made of letters that no encoding changes."""
+"""A part of every secret in these tests, made of letters that no encoding changes."""
 
 
 ODD = st.text(st.sampled_from('aé"\\\n*{}:, 0'), max_size=4)
@@ -90,7 +90,7 @@ SECRETS = st.builds(lambda before, after: f"{before}{MARK}-hunter2{after}", ODD,
 
 
 class Drawn(NamedTuple):
-    """A type, with a strategy for its values as plain JSON."""
+    """A type, and a strategy that generates its values as plain JSON."""
 
     kind: Any
     values: st.SearchStrategy[Any]
@@ -117,7 +117,7 @@ LEAVES = [
 SAID_SO = Drawn(Annotated[str, Field(json_schema_extra={"writeOnly": True})], SECRETS)
 
 
-"""A type that is ordinary text in Python, but marked as secret in its schema."""
+"""A type that is ordinary text in Python but is marked as secret in its schema."""
 
 
 def _around(inner: st.SearchStrategy[Drawn]) -> st.SearchStrategy[Drawn]:
@@ -146,7 +146,7 @@ class Login(NamedTuple):
 
 
 def revealed(value: Any) -> Any:
-    """Return a value that a handler received as the plain JSON it was made from."""
+    """Convert a value that a handler received back to the plain JSON it was made from."""
     if hasattr(value, "get_secret_value"):
         value = value.get_secret_value()
     if isinstance(value, bytes):
@@ -161,7 +161,7 @@ def revealed(value: Any) -> Any:
 
 
 class Key(BaseModel):
-    """An object that has a secret."""
+    """An object that contains a secret."""
 
     key: SecretStr
 

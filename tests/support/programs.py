@@ -39,7 +39,7 @@ def write(path: str, text: str, context: ToolContext) -> str:
 
 @tool(effect="staged")
 async def half_done(context: ToolContext) -> str:
-    """Write a file, and then take for ever."""
+    """Write a file, and then wait forever."""
     context.filesystem.write("half.txt", "half")
     context.report_progress("at it", done=1, total=4)
     await asyncio.Event().wait()
@@ -48,7 +48,7 @@ async def half_done(context: ToolContext) -> str:
 
 @tool(effect="staged")
 async def stubborn(context: ToolContext) -> str:
-    """Take no notice of being cancelled."""
+    """Ignore cancellation."""
     context.report_progress("deaf")
     while True:
         try:
@@ -71,7 +71,7 @@ def crash() -> str:
 
 @tool(effect="read")
 async def later(context: ToolContext) -> str:
-    """Wait to be let go; leave a sign once everybody has been told that it is over."""
+    """Wait for the file `go`, and create the file `told` when the end of this call is published."""
     context.event_bus.subscribe(ToolInvoked, lambda event: event.tool == "later" and Path("told").touch())
     while not Path("go").exists():
         await asyncio.sleep(0.01)
@@ -84,7 +84,7 @@ class Pick(BaseModel):
 
 @tool(effect="read")
 async def pick(context: UserContext) -> str:
-    """Let them pick."""
+    """Let the person pick a drink."""
     return (await context.wait_for("pick", None, Pick)).drink
 
 
@@ -140,7 +140,7 @@ WORKERS = {
 
 
 def workers_folder(folder: Path) -> Path:
-    """Make a folder with the workers of `WORKERS`, their tools, and a `files` folder that has one file."""
+    """Make a folder with the workers of `WORKERS`, their tools, and a `files` folder that contains one file."""
     folder.mkdir()
     (folder / "tools.py").write_text(TOOLS)
     for name, front in WORKERS.items():

@@ -14,7 +14,7 @@ from handrail import MarkdownSection, Prompt, Tool, ToolContext, ToolResult
 
 @dataclass(frozen=True)
 class Drawn:
-    """A section as plain data, whose key and path follow from its position in the tree."""
+    """A section as plain data. Its key and path follow from its position in the tree."""
 
     enabled: bool
     summary: bool

@@ -1,4 +1,4 @@
-"""Recorded runs, for the tests of commands that work on them."""
+"""Recorded runs, for tests of the commands that work on them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from handrail.resources.directory import DirectoryFilesystem
 
 @dataclass(frozen=True)
 class Noted:
-    """A piece of state."""
+    """A piece of state that the tool `note` adds."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Counted:
-    """Another piece of state."""
+    """A piece of state that the tool `count` adds."""
 
     number: int
 
@@ -47,7 +47,7 @@ async def note(text: str, context: ToolContext) -> str:
 
 @tool(effect="read")
 async def notes(context: ToolContext) -> str:
-    """Say what was noted down."""
+    """Return everything that was noted down."""
     return ", ".join(each.text for each in context.session[Noted].all())
 
 

@@ -19,13 +19,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Note:
-    """A piece of state."""
+    """A piece of state that the tools add."""
 
     text: str
 
 
 class Rig:
-    """A session and a filesystem with a gate over them, which records every event in the order of its publication."""
+    """A session and a filesystem with a gate over them. It records every event in the order of publication."""
 
     def __init__(self, tools: Iterable[Tool[Any, Any]], **options: Any) -> None:
         self.session: Session = options.pop("session", None) or Session(id="session")

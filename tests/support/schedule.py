@@ -43,7 +43,7 @@ APART = ("tests/testing/test_simulation.py",)
 
 
 class Schedule(LoadScopeScheduling):
-    """Gives each worker one file at a time, in the order of `arranged`."""
+    """Gives each worker one file at a time, in the order that `arranged` returns."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]

@@ -1,6 +1,6 @@
 """A server in its own process, without HTTP, which runs until it is killed.
 
-python serve_app.py FOLDER PLAN     prints `asked` when the run waits for a person, `working` when its tool runs
+python serve_app.py FOLDER PLAN     prints `asked` when the run waits for a person, and `working` when its tool runs
 """
 
 import asyncio

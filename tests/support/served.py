@@ -145,7 +145,7 @@ async def break_off(path: str, context: ToolContext) -> str:
 
 @tool(effect="irreversible")
 async def pay(amount: int, context: ToolContext) -> str:
-    """Pay somebody. It can't be taken back."""
+    """Pay somebody. The payment can't be undone."""
     return f"paid {amount}"
 
 
@@ -294,7 +294,7 @@ class Served:
         self._thread = threading.Thread(target=self._run, name=f"server on {self.port}", daemon=True)
 
     def sign_in(self, context: BrowserContext, **given: str) -> None:
-        """Give a browser context a session, as the page does: by a link, or as somebody."""
+        """Sign a browser context in as the page does: by a link, or as a named user."""
         given = given or {"link": self.app.principals.new_link()}
         said = context.request.post(f"{self.url}/login", data=given)
         assert said.ok, said.text()
@@ -324,7 +324,7 @@ def serving(
 ) -> Generator[Served]:
     """Serve the app from a folder, with its journal inside, until the block ends.
 
-    Pages sign in by link (`Served.sign_in`); a `token` in the options lets programs in.
+    Pages sign in by link (`Served.sign_in`). With the option `token`, programs can use that token.
     """
     journal = SqliteJournal(folder / "runs.db")
     people = People(folder / "people.db")

@@ -60,7 +60,7 @@ async def look(context: ToolContext) -> str:
 
 @tool(effect="read")
 async def order(context: ToolContext) -> str:
-    """Ask what to order."""
+    """Ask the person what to order."""
     assert context.wait_for is not None
     wanted = await context.wait_for("order", {"menu": ["soup"]}, Order)
     return f"{wanted.seats} for {wanted.name}"
@@ -110,7 +110,7 @@ class Said:
 
     @property
     def kind(self) -> str:
-        """The error kind of a refused request."""
+        """The error kind in the response to a refused request."""
         return self.json["error"]["kind"]
 
 
@@ -120,7 +120,7 @@ class Client:
     def __init__(self, address: str, app: ServedApp, headers: dict[str, str] | None = None) -> None:
         self.address = address
         self.headers = headers or {}
-        """Sent with every request, unless the request has its own; the value `-` leaves a header out."""
+        """Headers that are sent with every request, unless the request has its own. The value `-` leaves a header out."""
         self.app = app
         self.host = address.removeprefix("http://").rstrip("/")
         name, _, port = self.host.rpartition(":")
@@ -199,7 +199,7 @@ class Client:
         return seen["questions"][0]
 
     async def serves(self, headers: dict[str, str] | None = None) -> None:
-        """Check that the server still works by running a message to its end."""
+        """Check that the server still works, by running a message to its end."""
         thread = f"well-{id(object())}-{asyncio.get_running_loop().time()}"
         await self.say(thread, "hello", headers)
         assert (await self.idle(thread, headers))["status"] == "idle"
@@ -271,7 +271,7 @@ async def serving(
 ) -> AsyncGenerator[Client]:
     """Start a server as `handrail serve` does, but in this process.
 
-    Unless the options say who may use it, it has a token, and the client sends that.
+    Unless the options say who may use the server, it has a token, and the client sends that token.
     """
     journal = SqliteJournal(folder / "runs.db")
     people = People(folder / "people.db")

@@ -1,4 +1,4 @@
-"""Events of every kind, and the contents of a session expected after them, for the tests of forks."""
+"""Events of every kind, and the session contents expected after them, for the tests of forks."""
 
 from __future__ import annotations
 

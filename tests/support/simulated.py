@@ -1,6 +1,6 @@
 """Scenarios that the simulation crashes at every point.
 
-Together they include everything that a run can leave half done.
+Together they cover everything that a run can leave half done.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def shop_tools(stage: Stage) -> list[AnyTool]:
 
     @tool(effect="pure")
     def price() -> int:
-        """What it costs."""
+        """Return the price."""
         return 4
 
     return [research, jot_down, pay, send_mail, price, haggling(world)]
@@ -345,7 +345,7 @@ def deciding_tools(stage: Stage) -> list[AnyTool]:
 
     @tool(effect="idempotent", capabilities={"door"})
     async def knock(door: str, context: ToolContext) -> str:
-        """Knock, and wait until the door is opened; with a permission to shout."""
+        """Knock, ask for permission to shout, and wait until the door is opened."""
         world.happened("knocked", door=door)
         allowed = await context.request_permission("shout")
         assert context.wait_for is not None
@@ -362,7 +362,7 @@ def deciding_tools(stage: Stage) -> list[AnyTool]:
 
 
 def deciding(stage: Stage) -> Play:
-    """Play a scenario in which one decision also decides other calls, concurrent and later ones."""
+    """Play a scenario in which one decision also applies to other calls, both concurrent and later ones."""
     prompt = Prompt(
         "visits",
         "You visit people.",

@@ -1,4 +1,4 @@
-"""Counts of function calls, for tests in which measured time would depend on the machine."""
+"""Counts function calls, for tests in which the measured time would depend on the machine."""
 
 import sys
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def steps_of(work: Callable[[], object]) -> int:
-    """Return how many function calls, of Python and of C, `work` makes in this thread."""
+    """Return the number of function calls, in Python and in C, that `work` makes in this thread."""
     counted = 0
 
     def count(frame: FrameType, event: str, argument: Any) -> None:

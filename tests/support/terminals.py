@@ -1,4 +1,4 @@
-"""A terminal for tests: a pseudo-terminal whose screen pyte interprets."""
+"""A terminal for tests: a pseudo-terminal with a screen that pyte interprets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE = 120.0
 
 
 class Window:
-    """A pseudo-terminal, whose screen tests can read and on whose keyboard they can type."""
+    """A pseudo-terminal. Tests can read its screen and type on its keyboard."""
 
     def __init__(self, columns: int = 100, rows: int = 45) -> None:
         self.master, self.slave = pty.openpty()
@@ -37,7 +37,7 @@ class Window:
         self.child: warm_python.Program | None = None
 
     def start(self, command: Sequence[str], *, env: Mapping[str, str], cwd: Any) -> None:
-        """Run a program in the window, as a terminal's shell would."""
+        """Run a program in the window, as a shell in a terminal would."""
         python, *arguments = command
         assert python == sys.executable
         self.child = warm_python.start_in_terminal(arguments, self.slave, cwd=cwd, env=env)

@@ -33,7 +33,7 @@ from support.rig import Note
 def giving(folder: Path, end: str, effect: Any) -> Tool[Any, Any]:
     @tool(effect=effect, capabilities=["fs.write"])
     async def work(text: str, context: ToolContext) -> str:
-        """Have it done elsewhere."""
+        """Have the work done by another process."""
         left = context.budget_tracker.remaining()
         context.session.dispatch(Note(f"{text} here"))
         (folder / "ticket").write_text(context.ticket())
@@ -51,7 +51,7 @@ def giving(folder: Path, end: str, effect: Any) -> Tool[Any, Any]:
 def working(hang: bool, effect: Any) -> Tool[Any, Any]:
     @tool(effect=effect, capabilities=["fs.write"])
     async def work(text: str, context: ToolContext) -> str:
-        """Do it."""
+        """Do the work."""
         context.session.dispatch(Note(f"{text} there"))
         context.filesystem.write("done.txt", f"{len(context.session[Note].all())} by {context.call_id}")
         if hang:
@@ -64,7 +64,7 @@ def working(hang: bool, effect: Any) -> Tool[Any, Any]:
 
 @tool(effect="staged")
 async def first(context: ToolContext) -> str:
-    """Leave something committed."""
+    """Commit a change."""
     context.session.dispatch(Note("before"))
     return "left"
 

@@ -116,7 +116,7 @@ class Widgets:
         return said if name is None else [value for each, value in said if each == name]
 
     def overflow(self) -> int:
-        """Return by how many pixels the page is wider than the window."""
+        """Return how many pixels wider the page is than the window."""
         return self.page.evaluate(
             "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         )

@@ -1,4 +1,4 @@
-"""Folders of workers that a test writes, and the events of their runs."""
+"""Folders of workers that a test writes, and sessions that record the events of their runs."""
 
 from __future__ import annotations
 

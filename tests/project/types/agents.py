@@ -26,7 +26,7 @@ class Report:
 
 @tool(effect="read")
 async def fare(city: str) -> str:
-    """What a ticket costs."""
+    """Return the price of a ticket."""
     return city
 
 

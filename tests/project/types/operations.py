@@ -56,7 +56,7 @@ async def misused(number: Operation[int], context: ToolContext) -> None:
         return
     bool(number)
     number.vait()  # expect-error: reportAttributeAccessIssue, reportUnknownMemberType
-    # pyright reports a dropped result for native coroutines only: this warns when it runs.
+    # pyright reports a dropped result only for native coroutines. This operation warns at run time.
     context.request_approval("sure?")
     work()  # expect-error: reportUnusedCoroutine
     wrong: int = number  # expect-error: reportAssignmentType
