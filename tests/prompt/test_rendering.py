@@ -495,7 +495,7 @@ def test_a_prompt_that_depends_on_nothing_is_rendered_once():
     assert prompt.render(session=Session()) is prompt.render()
     assert prompt.render(opened=["a"]) is prompt.render(opened="a")
     assert prompt.render(opened=["a"]) is not prompt.render()
-    deadline = Deadline.after(60)
+    deadline = Deadline.after(3600)
     assert prompt.render(deadline=deadline).deadline is deadline
     assert prompt.render(deadline=deadline).text is prompt.render().text
     assert prompt.render().deadline is None
