@@ -550,7 +550,7 @@ COMPANIONS: dict[str, Row] = {
         lambda: make(examples=[ToolExample("ok", 3, 1)]),
         ToolDefinitionError,
         "the input of examples[0] is 3",
-        "Pass a Params, or a mapping with its fields",
+        "Pass an instance of Params, or a mapping with its fields",
     ),
     "example-input": (
         lambda: make(examples=[ToolExample("ok", {"city": 5, "town": 1}, 1)]),

@@ -111,7 +111,7 @@ def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said:
         (["run", "team/none.md", "x"], "There are: "),
         (["run", "team/sub/none.md", "x"], "Name a worker's file, or a folder with workers."),
         (["serve", "team/nobody.md"], "nothing says which model runs the worker 'nobody'"),
-        (["run", "team", "x"], "does not say which worker"),
+        (["run", "team", "x"], "has several workers: "),
         (["run", "team/tools.py", "x"], "serve its prompt: `handrail serve team/tools.py`"),
         (["chat", "team/tools.py:clerk"], "team/tools.py has no Agent called 'clerk'"),
         (["run", ".", "x"], "there is no worker (NAME.md) in '.'"),

@@ -893,12 +893,12 @@ def test_effects_are_those_of_the_specification():
 
 
 def test_only_pure_and_read_may_not_write():
-    """Only `pure` and `read` tools may not change state and files."""
+    """Tools of every effect but `pure` and `read` may change state and files."""
     assert [effect for effect, rules in EFFECTS.items() if not rules.writes] == ["pure", "read"]
 
 
 def test_only_three_effects_are_all_inside_the_transaction():
-    """Only pure, read and staged tools may not use `once`."""
+    """Tools of every effect but `pure`, `read` and `staged` may use `once`."""
     assert [effect for effect, rules in EFFECTS.items() if rules.transactional] == ["pure", "read", "staged"]
 
 

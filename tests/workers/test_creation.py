@@ -117,7 +117,7 @@ async def test_it_is_asked_about_with_all_that_it_is(registry: WorkerRegistry) -
         ({"tools": ["create_worker"]}, "not among your own tools"),
         ({"workers": ["other"]}, "which you may not call yourself"),
         ({"workers": ["*"]}, "which you may not call yourself"),
-        ({"model": "openai:gpt-5"}, "the model 'openai:gpt-5' is not one you may give it"),
+        ({"model": "openai:gpt-5"}, "the model 'openai:gpt-5' is not allowed for it"),
         ({"name": "fixed"}, "fixed is locked"),
         ({"name": "main"}, "taken by you"),
         ({"name": "add"}, "taken by you"),

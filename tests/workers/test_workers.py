@@ -454,7 +454,7 @@ async def test_attachments_reach_the_worker(tmp_path: Path) -> None:
     assert script.requests[1].messages[-1].text == '{"note.txt":12,"x.bin":2}\nbuy ``` milk'
     told = script.requests[2].messages[-1].text
     assert "not text" in told
-    assert "There are: note.txt, x.bin" in told
+    assert "The attachments are: note.txt, x.bin" in told
 
 
 @pytest.mark.parametrize(

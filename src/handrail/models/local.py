@@ -190,7 +190,7 @@ def _turns_for_call(request: ModelRequest, tool: Tool[Any, Any]) -> list[Turn]:
         params = tool.parse(params) if isinstance(params, Mapping) else params  # pyright: ignore[reportUnknownArgumentType]
         arguments = json.dumps(
             from_json(tool.dump(params)), ensure_ascii=False
-        )  # this layout is the grammar's too
+        )  # the grammar allows the same layout
         turns += [("user", example.description), ("assistant", arguments)]
     said = [message.text for message in request.messages if isinstance(message, UserMessage)]
     return [*turns, ("user", said[-1] if said else "")]

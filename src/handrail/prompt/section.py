@@ -285,7 +285,7 @@ def _check(section: Section[Any]) -> None:
             raise PromptDefinitionError(place, f"{what} {error.problem}", error.hint) from None
     if section.visibility != "full" and section.summary is None:
         raise PromptDefinitionError(
-            place, "it may be shown as a summary and has none", "Pass `summary=`, one or two sentences."
+            place, "it may be shown as a summary, but has none", "Pass `summary=`, one or two sentences."
         )
     parts = {
         "tools": check_tools(place, section.tools),
@@ -307,7 +307,7 @@ def read_template(place: str, what: str, text: str) -> Template:
     """Parse the template or summary of a section. An error names the section."""
     if what == "summary" and not text.strip():
         raise PromptDefinitionError(
-            place, "the summary is empty", "Say in a sentence what the section holds."
+            place, "the summary is empty", "Say in a sentence what the section contains."
         )
     try:
         text.encode()
@@ -315,7 +315,7 @@ def read_template(place: str, what: str, text: str) -> Template:
     except PromptDefinitionError as error:
         raise PromptDefinitionError(place, f"{error.problem} of its {what}", error.hint) from None
     except UnicodeEncodeError:
-        problem = f"its {what} holds half a character (a lone surrogate), which can't be sent"
+        problem = f"its {what} contains half a character (a lone surrogate), which can't be sent"
         raise PromptDefinitionError(place, problem, "Correct how the text was decoded.") from None
 
 
@@ -325,12 +325,12 @@ def check_placeholders(
     """Raise `PromptDefinitionError` for a placeholder without a field. `fields` is None if they are not known yet."""
     for name in sorted(template.names - (template.names if fields is None else fields)):
         if params is None:
-            problem = f"its {what} uses ${name}, and no section says what the params are"
-            hint = "Write MarkdownSection[Params](...), Params being a dataclass with that field; a dollar is `$$`."
+            problem = f"its {what} uses ${name}, and no section declares the type of the params"
+            hint = "Write MarkdownSection[Params](...), where Params is a dataclass with that field. A dollar sign is `$$`."
         else:
             problem = f"its {what} uses ${name}, and {describe(params)} has no field {name!r}"
             known = ", ".join(f"${field}" for field in sorted(fields or ())) or "none"
-            hint = f"Its fields are {known}; a dollar sign is `$$`."
+            hint = f"Its fields are {known}. A dollar sign is `$$`."
         raise PromptDefinitionError(place, problem, hint)
 
 

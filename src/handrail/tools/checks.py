@@ -263,7 +263,7 @@ class _Check:
         if isinstance(params_type, type) and not isinstance(example.input, params_type | Mapping):
             raise self.error(
                 f"the input of {place} is {example.input!r}",
-                f"Pass a {describe(tool.params)}, or a mapping with its fields.",
+                f"Pass an instance of {describe(tool.params)}, or a mapping with its fields.",
             )
         for part, schema in (("input", tool._schema), ("output", tool._result_schema)):  # pyright: ignore[reportPrivateUsage]  # our own tool
             value: Any = getattr(example, part)

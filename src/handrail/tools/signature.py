@@ -230,7 +230,7 @@ def parameter_descriptions(docstring: str) -> dict[str, str]:
     """Return a docstring's description of each parameter, in the Google, NumPy or Sphinx style."""
     found = _PARAMETERS.search(docstring)
     if found is None:
-        return {}  # as for most docstrings; the parser is not even imported
+        return {}  # true of most docstrings, so the parser is rarely imported
     import logging
 
     from griffe import Docstring, DocstringSectionParameters, Parser

@@ -117,7 +117,7 @@ class _Builder:
         if unknown:
             return self.refuse(
                 f"{where}.{unknown[0]}",
-                f"`{unknown[0]}` is not taken here and would not be checked",
+                f"`{unknown[0]}` is not supported here and would not be checked",
                 f"Leave it out. Taken are {', '.join(sorted(_WORDS))}.",
             )
         if "const" in schema or "enum" in schema:
