@@ -159,7 +159,7 @@ def test_python_and_rust_find_the_same(pattern: str, text: str) -> None:
 
 @given(st.lists(_atoms, min_size=1, max_size=4).map("".join), st.integers(0, 2000))
 def test_the_size_counts_every_repetition(pattern: str, times: int) -> None:
-    """Repeating a pattern n times makes it at least n times its size, or too large."""
+    """A pattern that is repeated n times counts as at least n times its size, or is refused as too large."""
     size = compile_pattern(f"(?:{pattern})").size
     whole = f"(?:{pattern}){{{times}}}"
     if size * times > MAX_SIZE:

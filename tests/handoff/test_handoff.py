@@ -172,7 +172,7 @@ async def test_client_and_after_may_take_params() -> None:
 
 
 async def test_acts_may_be_plain_functions() -> None:
-    """Acts may be plain functions, which run in threads and wait for their verbs."""
+    """Acts may be plain functions, which run in threads and call `.wait()` on the context's verbs."""
 
     def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
         return Parked(Deck(["a"]), Offer(1))

@@ -556,7 +556,7 @@ async def test_keys_as_they_are_found_in_environments(monkeypatch: pytest.Monkey
     ],
 )
 def test_addresses_and_headers_are_looked_at_when_a_model_is_made(options: Any, words: str) -> None:
-    """An address or header that can't be sent, or would leak, is refused when the model is made, and not repeated."""
+    """An address or header that can't be sent, or would leak, is refused when the model is made, without repeating it."""
     with pytest.raises(DefinitionError, match=words) as raised:
         OpenAIModel("m", **options)
     assert "hunter2" not in str(raised.value)

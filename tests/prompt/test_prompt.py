@@ -290,7 +290,7 @@ PROMPTS: Rows = {
     ),
     "tools-one": (
         lambda: prompt(tools=weather),
-        "prompt 'guide': tools is one tool. Pass a list of tools: [weather].",
+        "prompt 'guide': tools is a single tool. Pass a list of tools: [weather].",
     ),
     "tools-agent": (
         lambda: prompt(tools=[Agent(ScriptedModel([]), "Answer.")]),

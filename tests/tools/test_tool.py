@@ -183,7 +183,7 @@ def test_types_are_named_where_the_handler_has_no_annotations():
 
 
 def test_a_handler_that_does_not_say_its_result():
-    """A handler without a return annotation, or with a bare one, may return any value."""
+    """A handler without a return annotation, or with a bare `ToolResult`, may return any value."""
 
     def bare(params: None, *, context: ToolContext) -> ToolResult:  # pyright: ignore[reportMissingTypeArgument]  # bare on purpose
         return ToolResult.ok(1)
@@ -370,7 +370,7 @@ def test_tool_of_a_plain_function(made: FunctionTool[..., Any], is_async: bool, 
 
 
 def test_the_function_stays_reachable():
-    """`function` returns the decorated function."""
+    """The tool's attribute `function` is the decorated function."""
     assert plain.function(4) == 8
 
 

@@ -88,7 +88,7 @@ async def test_a_created_worker_runs_with_what_its_maker_gave_it(
     adder = ScriptedModel([ToolCall("add", {"a": 1, "b": 2}), "three"])
     calls = [wanted(tools=["add"]), ToolCall("call_worker", {"name": "adder", "input": "1 and 2"}), "end"]
     main = await run(registry, calls, models={"adder": adder})
-    assert "The worker adder is there" in told(main)
+    assert "The worker adder was created" in told(main)
     assert told(main, 2) == "three"
     assert adder.requests[0].system == "Add 1 and 2."
     assert adder.requests[1].messages[-1].text == "3"

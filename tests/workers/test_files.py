@@ -63,7 +63,7 @@ WRONG: list[tuple[str, str, list[tuple[int, str]]]] = [
     ("shell", "---\ntools: [shell: [[sh, -c, '...']]]\n---\nGo.", [(2, "rule")]),
     ("policy", "---\npolicies: [capabilty]\n---\nGo.", [(2, "policies[0]")]),
     ("capability word", "---\npolicies: [capability: {allow: [FS.Write]}]\n---\nGo.", [(2, "fs.write")]),
-    ("two verdicts", "---\npolicies: [capability: {allow: [net], ask: [net]}]\n---\nGo.", [(2, "two verdicts")]),
+    ("two verdicts", "---\npolicies: [capability: {allow: [net], ask: [net]}]\n---\nGo.", [(2, "'net' is listed twice")]),
     ("two in one", "---\npolicies: [{capability: {}, sequential: {}}]\n---\nGo.", [(2, "exactly one")]),
     ("output word", "---\noutput:\n  type: object\n  properties:\n    a: {$ref: '#/b'}\n---\nGo.", [(5, "`$ref` is not supported")]),
     ("output type", "---\noutput: {type: text}\n---\nGo.", [(2, "no type 'text'")]),
@@ -135,9 +135,9 @@ def test_names_that_collide_are_refused_with_both_files(tmp_path: Path) -> None:
     said = [str(problem) for problem in registry.check()]
     assert len(said) == 3
     assert "hello.md:1" in said[0]
-    assert f"{tmp_path / 'tools.py'}:4 defines a function 'hello' as well" in said[0]
+    assert f"{tmp_path / 'tools.py'}:4 also defines a function 'hello'" in said[0]
     assert "one.md:2" in said[1]
-    assert f"{tmp_path / 'two.md'} is a worker called 'same'" in said[1]
+    assert f"{tmp_path / 'two.md'} is also a worker named 'same'" in said[1]
     assert str(tmp_path / "one.md") in said[2]
     for name in ("same", "hello"):
         with pytest.raises(WorkerError):
@@ -305,8 +305,8 @@ def test_templates_say_what_they_are_given() -> None:
             "processes more than",
         ),
         ("{% for a in range(99999999999999) %}{% if loop.length %}{% endif %}{% endfor %}x", "iterations"),
-        ("{{ '%9999999999d' is odd }}", "test whole numbers"),
-        ("{{ '%9999999999d' is even }}", "test whole numbers"),
+        ("{{ '%9999999999d' is odd }}", "need a whole number"),
+        ("{{ '%9999999999d' is even }}", "need a whole number"),
         ("{{ 1 in 3 }}", "needs a text or a list"),
         (f"{{% for a in range(9000) %}}{'{% if worker %}{% endif %}' * 900}{{% endfor %}}x", "goes through"),
     ],

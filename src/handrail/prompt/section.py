@@ -25,7 +25,7 @@ from handrail.tools.checks import is_record
 from handrail.tools.signature import body_of
 
 _GIVEN = ("params", "session")
-"""The parameters that the function of a condition may have."""
+"""The parameters that a condition's function may have."""
 
 
 class Condition:
@@ -337,7 +337,7 @@ def check_placeholders(
 def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
     """Check that all items are tools, and return them as a tuple. The error points out a function without `@tool`."""
     if isinstance(given, Tool):
-        raise PromptDefinitionError(place, "tools is one tool", f"Pass a list of tools: [{given.name}].")
+        raise PromptDefinitionError(place, "tools is a single tool", f"Pass a list of tools: [{given.name}].")
     found: tuple[Any, ...] = _listed(place, "tools", given)
     for index, one in enumerate(found):
         if isinstance(one, Tool):

@@ -1,6 +1,6 @@
 """Checks of a tool's definition, made when the tool is created. Each error says how to correct the definition.
 
-They include which types can be params. How instances of these types are copied for policies is defined here too.
+This module also defines which types can be params, and how their instances are copied for policies.
 """
 
 from __future__ import annotations

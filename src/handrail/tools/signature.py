@@ -174,7 +174,7 @@ def positional(tool: str, signature: Signature, count: int, what: str, form: str
     if len(names) != count:
         raise ToolDefinitionError(
             tool,
-            f"its {what} takes {len(names)} arguments beside `context`, but is called with {count}",
+            f"its {what} takes {len(names)} arguments besides `context`, but is called with {count}",
             "Pass the bound method: `thing.method`." if names[:1] == ["self"] else f"Write it as `{form}`.",
         )
     return names

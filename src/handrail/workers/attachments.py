@@ -21,7 +21,7 @@ from handrail.workers.front_matter import AttachmentRule
 
 NO_ATTACHMENTS = AttachmentRule(count=0)
 _SHOWN = 16 * 1024
-"""Maximum bytes of an attachment that are put into the message. The model reads longer ones with a tool."""
+"""Maximum size in bytes of an attachment that is included in the message. The model reads larger ones with a tool."""
 _PAGE = 400
 
 

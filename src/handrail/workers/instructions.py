@@ -149,7 +149,7 @@ class Instructions:
 
 
 def _is_large(source: str) -> bool:
-    """Return whether a template has more words in braces than may be parsed, reading no further than that."""
+    """Return whether a template has more than `MOST_WORDS` words in braces. Reads no further than necessary."""
     words = (1 for _, kind, _ in _environment().lex(source) if kind not in ("data", "whitespace"))
     return sum(islice(words, MOST_WORDS + 1)) > MOST_WORDS
 
@@ -248,7 +248,8 @@ class _Check:
             yield line, "a loop goes over something large", "Loop over `attachments`, `range(...)` or a list."
         if loops >= _DEEPEST_LOOPS or node.recursive:
             yield line, f"loops are nested more than {_DEEPEST_LOOPS} deep", "Make it flatter."
-        # A range has a length but no items until a loop asks for them, so only a loop, which counts, may have one.
+        # A range has a length but no items until a loop asks for them. Only a loop, which counts its
+        # iterations, may have one.
         yield from self._each(node.iter.args, names, loops) if counts else self._walk(node.iter, names, loops)
         targets = [node.target] if type(node.target).__name__ == "Name" else list(node.target.items)
         named = {target.name for target in targets if type(target).__name__ == "Name"}
