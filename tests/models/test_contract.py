@@ -294,7 +294,7 @@ async def test_structured_output(stage: Stage) -> None:
 
 @case("structured output by a call")
 async def test_structured_output_by_a_call(stage: Stage) -> None:
-    """If a provider can't constrain output to a schema, the answer is requested as a tool call, and an invalid one is repaired."""
+    """Without output constrained by the provider, the answer is a tool call, which the model repairs if it is invalid."""
     if stage.is_small:
         raise AssertionError("not part of this subject's cases")
     wrong, right = ({"city": "Oslo"}, {"city": "Oslo", "days": 2})
