@@ -206,7 +206,7 @@ def piece(city: str, id: str, **more: Any) -> dict[str, Any]:
     ],
 )
 async def test_parallel_calls_are_kept_separate(chunks: list[Any]) -> None:
-    """Parallel calls are kept separate, whether and however a server numbers them."""
+    """Parallel calls are kept separate, however the server numbers them, and even if it does not."""
     async with raw_server(
         streamed(*chunks, delta("tool_calls")), streamed(delta(content="Rain."), delta("stop"))
     ) as raw:

@@ -871,7 +871,7 @@ def test_a_legacy_handler_without_annotations_takes_given_params():
 
 # --- effects -------------------------------------------------------------------------------------
 
-# SPEC part 1, row by row: whether retried, after a crash, previewed, and under CapabilityPolicy.
+# The table in SPEC part 1: retries, behaviour after a crash, preview, and the decision of CapabilityPolicy.
 EFFECT_TABLE: dict[str, tuple[bool, str, bool, str]] = {
     "pure": (True, "run again", False, "allow"),
     "read": (True, "run again", False, "allow"),

@@ -1,4 +1,4 @@
-"""Signatures and docstrings: reads the parameters, result, context and descriptions of a function."""
+"""Signatures and docstrings, from which a tool gets its parameters, result, context and descriptions."""
 
 from __future__ import annotations
 

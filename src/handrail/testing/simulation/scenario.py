@@ -49,7 +49,7 @@ class World:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def happened(self, what: str, /, **details: Any) -> None:
-        """Record an event that no rollback can undo, such as a payment, a mail, or something shown to a person."""
+        """Record an event that no rollback can undo, such as a payment, an email, or something shown to a person."""
         os.write(self._file, json.dumps([what, self.process, details], default=str).encode() + b"\n")
 
     def all(self, what: str | None = None, /, **details: Any) -> list[Happening]:
