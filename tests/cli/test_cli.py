@@ -662,7 +662,8 @@ def test_ctrl_c_ends_a_piped_chat(folder: Path):
     process.stdin.write("hi\n")
     process.stdin.flush()
     assert process.stdout.readline().startswith("Hello")
-    time.sleep(0.2)  # the chat reads again
+    while "pipe_read" not in Path(f"/proc/{process.pid}/wchan").read_text():
+        time.sleep(0.01)  # until the chat reads again
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=300) == 130
     process.close()
