@@ -31,7 +31,7 @@ settings.register_profile(
 )
 settings.register_profile("deep", max_examples=2000, deadline=None, suppress_health_check=UNCHECKED)
 settings.register_profile("brief", settings.get_profile("quick"), max_examples=10)
-"""The profile for all interpreters but the first, where only differences between Python versions matter."""
+"""The profile for every interpreter but the first: these runs only look for differences between Python versions."""
 settings.load_profile(
     os.environ.get("HANDRAIL_EXAMPLES") or ("deep" if os.environ.get("HANDRAIL_DEEP") else "quick")
 )

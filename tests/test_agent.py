@@ -189,7 +189,7 @@ def test_a_message_is_text() -> None:
 
 @pytest.mark.parametrize("description", [None, 5])
 def test_a_description_is_text(description: Any) -> None:
-    """A description that is no text is refused where it is given, not where the agent becomes a tool."""
+    """A description that is not text is refused when it is given, not when the agent becomes a tool."""
     with pytest.raises(
         DefinitionError, match=rf"^description is {description}\. Pass a text, or leave it out\.$"
     ):
@@ -404,7 +404,7 @@ def test_its_usage_and_cost_are_the_callers() -> None:
 
 def test_it_has_the_callers_deadline_and_session() -> None:
     seen: list[Any] = []
-    deadline, session = Deadline.after(60), Session()
+    deadline, session = Deadline.after(3600), Session()
 
     @tool(effect="read")
     async def look(context: ToolContext) -> str:

@@ -550,7 +550,7 @@ COMPANIONS: dict[str, Row] = {
         lambda: make(examples=[ToolExample("ok", 3, 1)]),
         ToolDefinitionError,
         "the input of examples[0] is 3",
-        "Pass a Params, or a mapping with its fields",
+        "Pass an instance of Params, or a mapping with its fields",
     ),
     "example-input": (
         lambda: make(examples=[ToolExample("ok", {"city": 5, "town": 1}, 1)]),
@@ -593,7 +593,7 @@ def without_docstring() -> object:
 def without_annotation() -> object:
     @tool
     def weather(city) -> str:
-        """Tell."""
+        """Tell the weather."""
         return ""
 
     return weather
@@ -602,7 +602,7 @@ def without_annotation() -> object:
 def context_without_annotation() -> object:
     @tool
     def weather(ctx) -> str:
-        """Tell."""
+        """Tell the weather."""
         return ""
 
     return weather
@@ -611,7 +611,7 @@ def context_without_annotation() -> object:
 def any_positionals() -> object:
     @tool
     def weather(*cities: str) -> str:
-        """Tell."""
+        """Tell the weather."""
         return ""
 
     return weather
@@ -620,7 +620,7 @@ def any_positionals() -> object:
 def any_named() -> object:
     @tool
     def weather(**cities: str) -> str:
-        """Tell."""
+        """Tell the weather."""
         return ""
 
     return weather
@@ -630,7 +630,7 @@ def in_a_class() -> object:
     class Station:
         @tool
         def weather(self, city: str) -> str:
-            """Tell."""
+            """Tell the weather."""
             return ""
 
     return Station
@@ -639,7 +639,7 @@ def in_a_class() -> object:
 def capital_name() -> object:
     @tool
     def GetWeather(city: str) -> str:
-        """Tell."""
+        """Tell the weather."""
         return ""
 
     return GetWeather
@@ -652,7 +652,7 @@ any_nothing: Any = None
 def wrong_default() -> object:
     @tool
     def weather(days: int = any_text) -> str:
-        """Tell."""
+        """Tell the weather."""
         return ""
 
     return weather
@@ -661,7 +661,7 @@ def wrong_default() -> object:
 def none_default() -> object:
     @tool
     def weather(days: int = any_nothing) -> str:
-        """Tell."""
+        """Tell the weather."""
         return ""
 
     return weather
@@ -670,7 +670,7 @@ def none_default() -> object:
 def field_default() -> object:
     @tool
     def weather(days: int = Field(description="How many.")) -> str:
-        """Tell."""
+        """Tell the weather."""
         return ""
 
     return weather
@@ -679,7 +679,7 @@ def field_default() -> object:
 def docstring_of_another() -> object:
     @tool
     def weather(city: str) -> str:
-        """Tell.
+        """Tell the weather.
 
         Args:
             town: Which one.
@@ -692,7 +692,7 @@ def docstring_of_another() -> object:
 def two_contexts() -> object:
     @tool
     def weather(a: ToolContext, b: UserContext) -> str:
-        """Tell."""
+        """Tell the weather."""
         return ""
 
     return weather
@@ -702,7 +702,7 @@ def marked_and_annotated() -> object:
     @tool
     @tool_context
     def weather(a: ToolContext, ctx) -> str:
-        """Tell."""
+        """Tell the weather."""
         return ""
 
     return weather
@@ -712,7 +712,7 @@ def marked_but_something_else() -> object:
     @tool
     @tool_context(param="city")
     def weather(city: str) -> str:
-        """Tell."""
+        """Tell the weather."""
         return ""
 
     return weather
@@ -722,7 +722,7 @@ def marked_but_missing() -> object:
     @tool
     @tool_context
     def weather(city: str) -> str:
-        """Tell."""
+        """Tell the weather."""
         return ""
 
     return weather
@@ -732,7 +732,7 @@ def marked_above() -> object:
     @any_tool_context
     @tool
     def weather(city: str, ctx: ToolContext) -> str:
-        """Tell."""
+        """Tell the weather."""
         return ""
 
     return weather
@@ -742,7 +742,7 @@ def made_twice() -> object:
     @any_tool
     @tool
     def weather(city: str) -> str:
-        """Tell."""
+        """Tell the weather."""
         return ""
 
     return weather
@@ -751,7 +751,7 @@ def made_twice() -> object:
 def function_that_yields() -> object:
     @tool
     def weather(city: str) -> Iterator[str]:
-        """Tell."""
+        """Tell the weather."""
         yield ""
 
     return weather
@@ -760,7 +760,7 @@ def function_that_yields() -> object:
 def indescribable_parameter() -> object:
     @tool
     def weather(city: str, how: Callable[[], str]) -> str:
-        """Tell."""
+        """Tell the weather."""
         return ""
 
     return weather
@@ -769,7 +769,7 @@ def indescribable_parameter() -> object:
 def indescribable_default() -> object:
     @tool
     def weather(days: Iterable[int] = ()) -> str:
-        """Tell."""
+        """Tell the weather."""
         return ""
 
     return weather
@@ -778,7 +778,7 @@ def indescribable_default() -> object:
 def indescribable_result() -> object:
     @tool
     def weather(city: str) -> Unserialisable:
-        """Tell."""
+        """Tell the weather."""
         return Unserialisable()
 
     return weather
@@ -787,7 +787,7 @@ def indescribable_result() -> object:
 def unresolved_parameter() -> object:
     @tool
     def weather(city: "Nowhere") -> str:  # noqa: F821  # undefined on purpose
-        """Tell."""
+        """Tell the weather."""
         return ""
 
     return weather
@@ -798,7 +798,7 @@ def numbered_name() -> object:
 
     @tool(**options)
     def weather(city: str) -> str:
-        """Tell."""
+        """Tell the weather."""
         return ""
 
     return weather
@@ -807,7 +807,7 @@ def numbered_name() -> object:
 def wrong_example() -> object:
     @tool(examples=[ToolExample("In Rome.", {"town": "Rome"}, "sunny")])
     def weather(city: str) -> str:
-        """Tell."""
+        """Tell the weather."""
         return ""
 
     return weather

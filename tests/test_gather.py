@@ -78,7 +78,7 @@ def test_when_one_fails_the_others_are_cancelled_and_awaited():
 
 
 def test_the_first_of_several_failures_is_raised():
-    """Errors of other members during their cleanup neither replace the first error nor are logged."""
+    """Errors that other members raise in their cleanup do not replace the first error, and are not logged."""
 
     async def main() -> None:
         began = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Ctrl-C, the end of a program, a closed loop, and fork."""
+"""Waiting for operations: Ctrl-C, the end of the program, a closed loop, and forks."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""An app's folder is not on `sys.path`: the app imports its neighbours, and nothing else does."""
+"""An app's folder is not on `sys.path`: only the app itself can import the modules beside it."""
 
 import importlib
 import json
@@ -82,7 +82,7 @@ def assert_out_of_reach(folder: Path) -> None:
 
 
 def test_an_app_imports_its_neighbours_and_libraries_do_not(folder: Path):
-    """Its imports work at the top, in functions, in neighbours and their packages. A library finds nothing there."""
+    """The app and its neighbours can import from its folder, at any level of a module; a library can't."""
     (folder / "front_desk.py").write_text(APP)
     module = load_module(str(folder / "front_desk.py"))
     assert (module.WORD, module.VALUE, module.is_pythons_own) == ("booked", "booked", True)
@@ -90,7 +90,7 @@ def test_an_app_imports_its_neighbours_and_libraries_do_not(folder: Path):
 
 
 def test_an_app_by_its_name_is_found_in_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """So is a package, and a run that is resumed finds its code again."""
+    """An app is found in the current folder by its name, even in a package, and again when its run is resumed."""
     (folder / "desk_by_name.py").write_text(APP)
     monkeypatch.chdir(folder)
     assert load("desk_by_name").source.name == "desk"
@@ -103,7 +103,7 @@ def test_an_app_by_its_name_is_found_in_the_current_folder(folder: Path, monkeyp
 
 
 def test_a_library_in_the_same_folder_is_no_neighbour(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """A virtual environment often lies in the project's folder. Its libraries are still not the app's own."""
+    """A library in a virtual environment inside the app's folder can't import the app's modules."""
     packages = folder / ".venv" / "site-packages"
     packages.mkdir(parents=True)
     (packages / "another_library.py").write_text(LIBRARY)
@@ -113,7 +113,7 @@ def test_a_library_in_the_same_folder_is_no_neighbour(folder: Path, monkeypatch:
 
 
 def test_a_neighbour_hides_nothing_that_is_installed(folder: Path):
-    """The app, too, gets Python's own modules and the installed ones."""
+    """A neighbour never replaces a standard or installed module of the same name, even for the app itself."""
     (folder / "front_desk.py").write_text("import json, pydantic, typing_extensions, some_library\n")
     (folder / "some_library.py").write_text(STOLEN)
     module = load_module(str(folder / "front_desk.py"))
@@ -122,7 +122,7 @@ def test_a_neighbour_hides_nothing_that_is_installed(folder: Path):
 
 
 def test_the_tools_of_workers_import_their_neighbours(folder: Path):
-    """`tools.py` imports what lies beside it, and a library does not."""
+    """A worker's `tools.py` can import the modules beside it, but a library can't."""
     (folder / "main.md").write_text("---\ntools: [book]\n---\nBook.\n")
     (folder / "tools.py").write_text(
         "import some_library\nfrom beside import WORD\n\ndef book() -> str:\n    '''Book.'''\n    return WORD\n"
@@ -133,7 +133,7 @@ def test_the_tools_of_workers_import_their_neighbours(folder: Path):
 
 
 def test_a_file_that_fails_leaves_no_trace(folder: Path):
-    """Its name is free again, and gives nobody access to the folder."""
+    """An app that fails to load leaves no entry in `sys.modules`."""
     (folder / "failing_desk.py").write_text("raise RuntimeError('not today')\n")
     with pytest.raises(RuntimeError, match="not today"):
         load_file(folder / "failing_desk.py", "failing_desk")
@@ -144,7 +144,7 @@ def test_a_file_that_fails_leaves_no_trace(folder: Path):
 
 @pytest.mark.parametrize("command", ["run", "runs", "serve"])
 def test_commands_do_not_import_what_lies_in_the_current_folder(tmp_path: Path, command: str):
-    """A file that is called like an optional or a missing module does not run, not even with `python -m handrail`."""
+    """No command imports a file in the current folder that has the name of an optional or missing module."""
     for name in (
         "brotli",
         "zstandard",

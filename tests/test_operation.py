@@ -24,6 +24,7 @@ from handrail.errors import (
 )
 from handrail.operation import DONE, Done, Home
 from handrail.threads import background_loop, run_in_thread
+from support import PATIENCE
 from support.operations import Stuck, failing, finished, run, script, use, value_of
 
 LABEL: contextvars.ContextVar[str] = contextvars.ContextVar("LABEL", default="none")
@@ -199,7 +200,7 @@ def test_asyncios_gather_wait_for_and_shield_take_it():
 
     async def main() -> None:
         assert await asyncio.gather(value_of(1), value_of(2)) == [1, 2]
-        assert await asyncio.wait_for(value_of(3), 120) == 3
+        assert await asyncio.wait_for(value_of(3), PATIENCE) == 3
         assert await asyncio.shield(value_of(4)) == 4
 
     run(main)

@@ -10,6 +10,7 @@ from handrail import Operation, gather
 from handrail.errors import ContextExpired
 from handrail.operation import Home
 from handrail.threads import run_in_thread
+from support import PATIENCE
 from support.operations import Stuck, failing, nothing_is_logged, run, use, value_of
 
 __all__ = ["nothing_is_logged"]
@@ -322,7 +323,7 @@ def test_one_handed_to_the_loop_before_the_end_is_refused_when_it_begins(monkeyp
         monkeypatch.setattr(loop, "call_soon_threadsafe", watched)
         waiting = asyncio.create_task(asyncio.to_thread(value_of(1, home).wait))
         await asyncio.sleep(0)
-        assert handed_over.wait(30)  # the loop is blocked, so the work has not begun
+        assert handed_over.wait(PATIENCE)  # the loop is blocked, so the work has not begun
         home.close()
         with pytest.raises(ContextExpired):
             await waiting

@@ -1,4 +1,4 @@
-"""What people are shown of a value: readable, exact, and different for different values."""
+"""Values rendered for people: readable, exact, and different for different values."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_every_character_can_be_seen(text: str):
 
 
 def test_no_character_of_unicode_is_hidden():
-    """Of all characters, none that is invisible, blank, unassigned or turns the text is left as it is."""
+    """Every character that is invisible, blank, unassigned or changes the direction of text is escaped."""
     kept = [each for each in map(chr, range(0x110000)) if exact(f"a{each}") == f"a{each}"]
     hidden = [each for each in kept if each not in "\n " and unicodedata.category(each)[0] in "CZ"]
     assert hidden == []

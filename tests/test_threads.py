@@ -16,6 +16,7 @@ import pytest
 
 from handrail import threads
 from handrail.threads import background_loop, run_in_thread, threads_at_work
+from support import PATIENCE
 from support.operations import run
 
 LABEL: contextvars.ContextVar[str] = contextvars.ContextVar("LABEL", default="none")
@@ -155,7 +156,7 @@ def test_there_is_no_limit():
 
     async def main() -> None:
         together = threading.Barrier(200)
-        order = await asyncio.gather(*(run_in_thread(lambda: together.wait(30)) for _ in range(200)))
+        order = await asyncio.gather(*(run_in_thread(lambda: together.wait()) for _ in range(200)))
         assert sorted(order) == list(range(200))
 
     run(main)
@@ -198,7 +199,7 @@ def test_cancelling_abandons_the_thread():
 
         def body() -> str:
             began.set()
-            release.wait(30)
+            release.wait(PATIENCE)
             ended.set()
             return "dropped"
 
@@ -224,7 +225,7 @@ def test_an_abandoned_error_is_dropped_in_silence():
 
         def body() -> None:
             began.set()
-            release.wait(30)
+            release.wait(PATIENCE)
             raise KeyError("late")
 
         task = asyncio.create_task(run_in_thread(body))
@@ -244,7 +245,7 @@ def test_a_thread_may_outlive_its_loop():
 
     def body() -> None:
         began.set()
-        release.wait(30)
+        release.wait(PATIENCE)
 
     async def main() -> None:
         loops.append(asyncio.get_running_loop())
@@ -268,7 +269,7 @@ def test_threads_at_work_are_counted_by_loop():
     async def main() -> None:
         loop = asyncio.get_running_loop()
         release = threading.Event()
-        tasks = [asyncio.create_task(run_in_thread(lambda: release.wait(30))) for _ in range(3)]
+        tasks = [asyncio.create_task(run_in_thread(lambda: release.wait(PATIENCE))) for _ in range(3)]
         await asyncio.sleep(0)
         assert threads_at_work(loop) == 3
         assert threads_at_work(background_loop()) == 0

@@ -26,6 +26,7 @@ from handrail.journal.sqlite import MemoryJournal
 from handrail.journals import Journal
 from handrail.runs import cancel
 from handrail.sections.files import FileTools
+from support import PATIENCE
 from support.parked_runs import answer_to
 
 
@@ -193,7 +194,7 @@ async def test_the_lease_of_a_run_at_work_is_renewed(journal: Journal, monkeypat
 
     prompt = Prompt("p", "Do.", tools=[wait_for_the_lease])
     adapter = Adapter(ScriptedModel([ToolCall("wait_for_the_lease"), "done"]), journal=journal)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         assert (await adapter.evaluate(prompt, "go", run_id="run")).text == "done"
 
 

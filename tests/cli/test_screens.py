@@ -5,7 +5,6 @@ The first test follows docs/terminal.md and compares every screen on that page.
 
 import re
 import signal
-import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -110,10 +109,8 @@ def test_a_run_shows_what_is_in_progress(team: Path, seen: Window):
     seen.wait_for("━━━━━─────────────── 25% at it")
     first = next(line for line in seen.shown().split("\n") if "half_done" in line)
     seen.type("impatient\n")
-    until = time.monotonic() + 20
     while next(line for line in seen.shown().split("\n") if "half_done" in line) == first:
-        assert time.monotonic() < until, "the spinner does not move"
-        seen.take(0.05)
+        seen.take(0.05)  # until the spinner moves
     assert not seen.echoes
     seen.type("\x03")
     assert seen.end() == 130
@@ -194,10 +191,8 @@ def test_a_screen_is_still_while_somebody_is_asked(team: Path, seen: Window):
     seen.wait_for(CHOICE)
     before = seen.raw
     (team / "go").touch()
-    until = time.monotonic() + 20
     while not (team / "told").exists():
-        assert time.monotonic() < until, "the other call did not end"
-        seen.take(0.05)
+        seen.take(0.05)  # until the other call ends
     seen.take(0.5)  # long enough for several redraws of the screen
     assert seen.raw == before
     seen.type("y\n")

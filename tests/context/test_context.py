@@ -25,6 +25,7 @@ from handrail.operation import Done
 from handrail.testing import agent_context, expire, headless_context, user_context
 from handrail.testing.contexts import MockCall
 from handrail.threads import run_in_thread
+from support import PATIENCE
 from support.operations import run
 
 
@@ -144,7 +145,7 @@ def test_what_a_provider_gives_is_optional():
 
 
 def test_require_rendered_gives_it_or_names_the_prompt():
-    """`require_rendered` returns the rendered prompt, or raises an error that names the prompt before rendering."""
+    """`require_rendered` returns the rendered prompt; before rendering, it raises an error that names the prompt."""
     prompt = SimpleNamespace(name="reviewer", sections=())
     with pytest.raises(NotRendered, match="prompt 'reviewer' has not been rendered yet") as caught:
         headless_context(prompt=prompt).require_rendered()
@@ -256,7 +257,7 @@ def test_every_verb_refuses_after_the_end_from_another_thread(verb: str):
 
         def outlives() -> str:
             loop.call_soon_threadsafe(began.set)
-            ended.wait(30)
+            ended.wait(PATIENCE)
             with pytest.raises(ContextExpired):
                 VERBS[verb](context)
             return "refused"
@@ -314,9 +315,9 @@ def test_expire_ends_what_a_thread_waits_for():
 
     thread = threading.Thread(target=body)
     thread.start()
-    assert began.wait(30)
+    assert began.wait(PATIENCE)
     expire(context)
-    thread.join(timeout=30)
+    thread.join()
     assert len(seen) == 1
 
 

@@ -16,6 +16,7 @@ from handrail import Deadline, Tool
 from handrail.context import Ticket
 from handrail.errors import ContextError, TicketError
 from handrail.testing import TICKET_KEY, headless_context
+from support import PATIENCE
 
 KEY = bytes(range(32))
 TICKET = Ticket(
@@ -82,7 +83,7 @@ def test_another_process_opens_it():
         "t = Ticket.open(sys.argv[1], bytes.fromhex(sys.argv[2])); print(t.call_id, t.budget['usd'], t.deadline)"
     )
     command = [sys.executable, "-c", code, TICKET.seal(KEY), KEY.hex()]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert (result.stdout, result.stderr) == ("call-1 0.25 2030-01-01 12:30:00+00:00\n", "")
 
 

@@ -77,7 +77,7 @@ async def answered(
         counts[prompt] = counts.get(prompt, 0) + 1
         await seen.until(prompt, counts[prompt])
         seen.type(keys)
-    return await asyncio.wait_for(asking, 30)
+    return await asking
 
 
 SCOPED = {

@@ -222,9 +222,8 @@ async def test_what_an_irreversible_handler_was_answered_is_kept_although_it_is_
     running = asyncio.ensure_future(
         office.adapter(person).evaluate(PROMPT, "go", session=await office.session(), run_id="run1")
     )
-    while len(person.questions) < 2:
+    while len(person.questions) < 2 or not await office.listed():
         await asyncio.sleep(0.01)
-    await asyncio.sleep(0.05)
     office.restart()  # the journal is closed, so nothing later is recorded
     running.cancel()
     with pytest.raises((asyncio.CancelledError, JournalError)):

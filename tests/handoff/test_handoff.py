@@ -172,7 +172,7 @@ async def test_client_and_after_may_take_params() -> None:
 
 
 async def test_acts_may_be_plain_functions() -> None:
-    """Acts may be plain functions, which run in threads and wait for their verbs."""
+    """Acts may be plain functions, which run in threads and call `.wait()` on the context's verbs."""
 
     def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
         return Parked(Deck(["a"]), Offer(1))
@@ -451,7 +451,7 @@ async def test_the_client_gets_what_is_declared_public_and_no_more() -> None:
 
     rig = Rig([card_game(before=undeclared, client=choose)])
     assert (await rig.call("pick_card")).message == (
-        "pick_card.before failed: the public part it parked is not what it declares, Offer, at marks."
+        "pick_card.before failed: the public part it parked does not match its type, Offer, at marks."
     )
     assert len(seen) == 1
 
@@ -583,7 +583,7 @@ def test_a_cancel_reaches_every_level() -> None:
 
 
 def test_the_deadline_reaches_every_level() -> None:
-    """A deadline that passes while the innermost model is slow ends the run, and nothing of any act remains."""
+    """A deadline that passes while the innermost model is slow ends the run, and all acts are rolled back."""
 
     async def slow(offer: Offer, *, context: ToolContext) -> Pick:
         await asyncio.sleep(60)
@@ -704,19 +704,19 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         {"client": takes_a_deck},
         "what its `before` shows is Offer and what its `client` takes is annotated Deck",
     ),
-    ({"client": takes_nothing}, "its `client` takes 0 arguments beside `context`, but is called with 1"),
+    ({"client": takes_nothing}, "its `client` takes 0 arguments besides `context`, but is called with 1"),
     ({"client": other_answer}, "what its `client` returns is Offer and the answer its `after` takes"),
     ({"client": result_answer}, "its `client` returns ToolResult"),
     ({"client": wrong_params}, "params is Deal and `params` of its client is annotated Pick"),
-    ({"client": more_arguments}, "its `client` takes 2 arguments beside `context`"),
+    ({"client": more_arguments}, "its `client` takes 2 arguments besides `context`"),
     (
         {"client": needs_a_person, "run_mode": "agent"},
         "requires UserContext, which run_mode 'agent' never has",
     ),
     ({"after": other_private}, "what its `before` keeps private is Deck and the first of its `after`"),
-    ({"after": forgets_the_answer}, "its `after` takes 1 arguments beside `context`, but is called with 2"),
+    ({"after": forgets_the_answer}, "its `after` takes 1 arguments besides `context`, but is called with 2"),
     ({"after": gives_text}, "its `after` returns str"),
-    ({"after": takes_whatever}, "the type of the answer is not given"),
+    ({"after": takes_whatever}, "the type of the answer is not declared"),
     ({"answer": Offer}, "its `answer` is Offer and the answer its `after` takes is annotated Pick"),
     ({"effect": "compensable"}, "effect='compensable' and a `compensate` handler belong together"),
     ({"effect": "harmless"}, "effect is 'harmless'"),

@@ -30,7 +30,7 @@ class Node:
     minds: bool
     """Whether this handoff fails when an inner one does."""
     asks: bool
-    """Whether a person answers, or the handoff's own client."""
+    """Whether a person answers instead of the handoff's own client."""
     inner: list[Node]
     name: str = ""
     begun: list[str] = field(default_factory=list[str])

@@ -207,7 +207,7 @@ def test_a_private_part_that_does_not_fit_is_named_by_place() -> None:
     """An invalid private part is refused when the handoff is parked, with its place but not its value."""
     gate = open_gate([card_game(before=parking_badly)])
     assert gate.invoke("pick_card").wait().message == (
-        "pick_card.before failed: the private part it parked is not what it declares, Deck, at cards[1]."
+        "pick_card.before failed: the private part it parked does not match its type, Deck, at cards[1]."
     )
 
 

@@ -26,6 +26,7 @@ from handrail.journal.sqlite import MemoryJournal, SqliteJournal
 from handrail.journals import Journal
 from handrail.question import Answer, Question
 from handrail.records import CommitUnit, Decision, Entry, RunCopy, RunRecord, RunRow
+from support import PATIENCE
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -561,7 +562,7 @@ async def test_an_answer_of_another_process_reaches_the_asker(processes: tuple[J
     question = ask()
     task = await asked(first, question)
     second.questions.answer(answer(question, 5))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         assert (await task).value == 5
     with pytest.raises(AnswerRefused, match="The first answer counts"):
         first.questions.answer(answer(question, 6))

@@ -106,7 +106,7 @@ def test_what_was_let_in_before_it_was_closed_is_done(tmp_path: Path):
     waiting.put(_Job(lambda connection: None))  # from here on the writer's thread uses the new queue
     asker = threading.Thread(target=work, daemon=True)
     asker.start()
-    asker.join(120)
+    asker.join()
     assert done == [1]
 
 

@@ -210,7 +210,7 @@ async def test_arguments_that_come_as_an_object_are_written_whole():
 async def test_failures_are_in_our_words(
     raised: Exception, kind: type[ModelError], status: int | None, wait: float | None
 ):
-    """Each failure of the library becomes a Handrail error with its status and wait, and without a cause."""
+    """Each failure of the library becomes a Handrail error with its status and retry time, and without a cause."""
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         raise raised
@@ -254,12 +254,12 @@ async def test_a_missing_key_is_said_when_it_is_needed(monkeypatch: pytest.Monke
     [
         ("nowhere:model", "there is no provider 'nowhere'"),
         ("nothing", "there is no provider 'nothing'"),
-        ("mistral:small", "needs a package of its provider: .*mistral"),
+        ("mistral:small", "needs its provider's package: .*mistral"),
         (7, "7 can't be bridged"),
     ],
 )
 def test_what_cannot_be_bridged_is_refused_at_once(name: Any, message: str):
-    """An unknown provider, a provider whose package is missing, and an object that is no model are refused at once."""
+    """An unknown provider, a provider whose package is missing, and an object that is not a model are refused at once."""
     with pytest.raises(DefinitionError, match=message):
         BridgedModel(name)
 

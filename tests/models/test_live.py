@@ -18,9 +18,12 @@ from support.servers import Embedded
 pytestmark = pytest.mark.once
 
 UNABLE = "not test_what_is_refused and not (test_structured_output and (anthropic or responses))"
-"""The embedded model's server answers for any name, but constrains output to a schema on one wire only."""
+"""A selection without the cases that the embedded model's server can't play.
+
+It answers for any model name, and constrains output to a schema on one wire only.
+"""
 SLOW = "not test_a_call and not test_structured_output"
-"""Cases that take seconds on the embedded model, and that test_contract.py covers."""
+"""A selection without the cases that take seconds on the embedded model. test_contract.py covers those."""
 DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
 
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from support import importing_support
+from support import PATIENCE, importing_support
 from support.servers import (
     CAN,
     CHAT,
@@ -84,7 +84,7 @@ def test_aimock_answers_by_its_fixtures(aimock_server: Aimock, wire: str):
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_llmock_plays_its_script(llmock_server: Llmock, wire: str):
-    """llmock sends a 429 with retry-after only if scripted, then the reply, and gives a verdict."""
+    """llmock plays a scripted failure and the reply after it in order, and gives its verdict."""
     fail = {"type": "fail", "status": 429}
     llmock_server.script([fail, {"type": "reply", "text": "Paris."}])
     assert [ask(llmock_server, wire)[0] for _ in range(2)] == [429, 200]
@@ -135,7 +135,7 @@ def test_a_server_ends_with_the_process_that_started_it(name: str):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as owner:
         assert owner.stdout is not None
         address = urlsplit(owner.stdout.readline().decode().strip())
-        with socket.create_connection((address.hostname, address.port), timeout=120) as connection:
+        with socket.create_connection((address.hostname, address.port), timeout=PATIENCE) as connection:
             owner.kill()
             with contextlib.suppress(ConnectionResetError):  # a reset also means that the server has ended
                 assert connection.recv(1) == b""

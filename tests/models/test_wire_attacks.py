@@ -44,6 +44,7 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models import prices
+from support import PATIENCE
 from support.raw_server import Raw, delta, raw_server, said, streamed, whole
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -205,7 +206,7 @@ def piece(city: str, id: str, **more: Any) -> dict[str, Any]:
     ],
 )
 async def test_parallel_calls_are_kept_separate(chunks: list[Any]) -> None:
-    """Parallel calls are kept separate, whether and however a server numbers them."""
+    """Parallel calls are kept separate, however the server numbers them, and even if it does not."""
     async with raw_server(
         streamed(*chunks, delta("tool_calls")), streamed(delta(content="Rain."), delta("stop"))
     ) as raw:
@@ -258,7 +259,7 @@ async def test_a_connection_is_used_again_after_a_stream() -> None:
 async def test_a_stream_that_stays_open_after_its_end_is_left() -> None:
     """A run does not wait for a server that never closes its stream."""
     answer = streamed(delta(content="ok"), delta("stop")).removesuffix(b"0\r\n\r\n")
-    async with raw_server(answer) as raw, asyncio.timeout(120):
+    async with raw_server(answer) as raw, asyncio.timeout(PATIENCE):
         assert (await Adapter(chat(raw)).stream(PLAIN, "hi").response).text == "ok"
 
 
@@ -338,7 +339,7 @@ def test_loops_that_have_ended_are_let_go() -> None:
         async with raw_server(said("ok")) as raw:
             adapter = Adapter(chat(raw), throttle=throttle)
             await asyncio.gather(
-                *(adapter.evaluate(PLAIN, "hi", deadline=Deadline.after(60)) for _ in range(2))
+                *(adapter.evaluate(PLAIN, "hi", deadline=Deadline.after(PATIENCE)) for _ in range(2))
             )
 
     for _ in range(4):
@@ -555,7 +556,7 @@ async def test_keys_as_they_are_found_in_environments(monkeypatch: pytest.Monkey
     ],
 )
 def test_addresses_and_headers_are_looked_at_when_a_model_is_made(options: Any, words: str) -> None:
-    """An address or header that can't be sent, or would leak, is refused when the model is made, and not repeated."""
+    """An address or header that can't be sent, or would leak, is refused when the model is made, without repeating it."""
     with pytest.raises(DefinitionError, match=words) as raised:
         OpenAIModel("m", **options)
     assert "hunter2" not in str(raised.value)

@@ -46,7 +46,7 @@ def install(checkout: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=500,
     )
 
 

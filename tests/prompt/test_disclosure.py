@@ -142,7 +142,7 @@ def test_the_deadline_and_the_values_stay_those_of_the_rendering():
     """Opening a section evaluates neither params nor conditions again, and keeps the deadline."""
     answers: list[Visibility] = ["full", "summary"]
     section = MarkdownSection[Topic]("A", "a", "$name", summary="S", visibility=answers.pop)
-    deadline = Deadline.after(60)
+    deadline = Deadline.after(3600)
     topic = Topic("cats")
     rendered = Prompt("p", [section]).render(topic, deadline=deadline)
     topic.name = "dogs"

@@ -155,13 +155,13 @@ SECTIONS: Rows = {
     ),
     "template-surrogate": (
         lambda: section(template="\ud800"),
-        "section 'search': its template holds half a character (a lone surrogate), which can't be sent. "
+        "section 'search': its template contains half a character (a lone surrogate), which can't be sent. "
         "Correct how the text was decoded.",
     ),
     "placeholder-without-a-field": (
         lambda: MarkdownSection[Params]("Search", "search", "$town in $city"),
         "section 'search': its template uses $town, and Params has no field 'town'. "
-        "Its fields are $city; a dollar sign is `$$`.",
+        "Its fields are $city. A dollar sign is `$$`.",
     ),
     "placeholder-in-summary": (
         lambda: MarkdownSection[Params]("Search", "search", "$city", summary="$town"),
@@ -173,15 +173,15 @@ SECTIONS: Rows = {
     ),
     "summary-empty": (
         lambda: section(summary=" "),
-        "section 'search': the summary is empty. Say in a sentence what the section holds.",
+        "section 'search': the summary is empty. Say in a sentence what the section contains.",
     ),
     "summary-missing": (
         lambda: section(visibility="summary"),
-        "section 'search': it may be shown as a summary and has none. Pass `summary=`, one or two sentences.",
+        "section 'search': it may be shown as a summary, but has none. Pass `summary=`, one or two sentences.",
     ),
     "summary-missing-function": (
         lambda: section(visibility=lambda: "full"),
-        "section 'search': it may be shown as a summary and has none.",
+        "section 'search': it may be shown as a summary, but has none.",
     ),
     "visibility-misspelt": (
         lambda: section(visibility="hidden"),
@@ -268,13 +268,13 @@ PROMPTS: Rows = {
     ),
     "text-empty": (
         lambda: prompt(sections=" \n"),
-        "prompt 'guide': it says nothing. Pass a string, or at least one section.",
+        "prompt 'guide': it has no sections. Pass a string, or at least one section.",
     ),
-    "sections-empty": (lambda: prompt(sections=[]), "prompt 'guide': it says nothing. Pass a string"),
-    "sections-none": (lambda: prompt(sections=None), "prompt 'guide': it says nothing. Pass a string"),
+    "sections-empty": (lambda: prompt(sections=[]), "prompt 'guide': it has no sections. Pass a string"),
+    "sections-none": (lambda: prompt(sections=None), "prompt 'guide': it has no sections. Pass a string"),
     "sections-one": (
         lambda: prompt(sections=section()),
-        "prompt 'guide': sections is one section. Pass a list of sections, or a string.",
+        "prompt 'guide': sections is a single section. Pass a list of sections, or a string.",
     ),
     "sections-texts": (
         lambda: prompt(section(), " "),
@@ -290,7 +290,7 @@ PROMPTS: Rows = {
     ),
     "tools-one": (
         lambda: prompt(tools=weather),
-        "prompt 'guide': tools is one tool. Pass a list of tools: [weather].",
+        "prompt 'guide': tools is a single tool. Pass a list of tools: [weather].",
     ),
     "tools-agent": (
         lambda: prompt(tools=[Agent(ScriptedModel([]), "Answer.")]),
@@ -336,8 +336,9 @@ PROMPTS: Rows = {
     ),
     "placeholder-without-params": (
         lambda: nested(section(template="In $city")),
-        "prompt 'guide', section 'guidance.search': its template uses $city, and no section says what the params "
-        "are. Write MarkdownSection[Params](...), Params being a dataclass with that field; a dollar is `$$`.",
+        "prompt 'guide', section 'guidance.search': its template uses $city, and no section declares the "
+        "type of the params. Write MarkdownSection[Params](...), where Params is a dataclass with that field. "
+        "A dollar sign is `$$`.",
     ),
     "placeholder-in-the-short-form": (
         lambda: prompt(sections="In $city."),
@@ -346,7 +347,7 @@ PROMPTS: Rows = {
     "placeholder-without-a-field": (
         lambda: prompt(MarkdownSection[Params]("A", "a", "$city"), section(template="$town")),
         "prompt 'guide', section 'search': its template uses $town, and Params has no field 'town'. "
-        "Its fields are $city; a dollar sign is `$$`.",
+        "Its fields are $city. A dollar sign is `$$`.",
     ),
     "placeholder-in-a-summary": (
         lambda: prompt(MarkdownSection[Params]("A", "a", "$city"), section(summary="$town")),
@@ -358,8 +359,8 @@ PROMPTS: Rows = {
     ),
     "function-without-params": (
         lambda: nested(section(enabled=lambda params: True)),
-        "prompt 'guide', section 'guidance.search': a function takes the params, and no section says what they "
-        "are. Write MarkdownSection[Params](...), Params being a dataclass or a pydantic model.",
+        "prompt 'guide', section 'guidance.search': a function takes the params, and no section declares "
+        "their type. Write MarkdownSection[Params](...), where Params is a dataclass or a pydantic model.",
     ),
     "two-params-types": (
         lambda: prompt(

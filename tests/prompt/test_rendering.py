@@ -160,7 +160,7 @@ def test_values_are_put_in_as_they_are(start: str, rest: list[tuple[str, str, st
     """Text keeps its characters, `$$` is a dollar, and dollars in a value are not expanded."""
     template, wanted = "x" + start.replace("$", "$$"), "x" + start
     for name, form, after in rest:
-        # A letter right after a bare name would belong to it.
+        # A letter right after a bare name would belong to the name.
         after = f" {after}" if form == "bare" else after
         template += (f"${name}" if form == "bare" else f"${{{name}}}") + after.replace("$", "$$")
         wanted += values[name] + after
@@ -174,7 +174,7 @@ def test_values_are_put_in_as_they_are(start: str, rest: list[tuple[str, str, st
     [(3, "3"), (None, "None"), (["$x"], "['$x']"), (enum.Enum("Colour", "RED").RED, "Colour.RED")],
 )
 def test_values_are_made_text_by_str(value: Any, shown: str):
-    """Values are inserted as `str()` gives them."""
+    """Values are inserted as the text that `str()` returns for them."""
 
     @dataclass
     class Any1:
@@ -363,7 +363,7 @@ def test_a_disabled_subtree_never_appears(tree: list[Drawn]):
 
 @given(trees)
 def test_rendering_is_deterministic_and_shows_what_it_must(tree: list[Drawn]):
-    """Equal prompts, and one prompt twice, render the same; exactly what is enabled and open is shown."""
+    """Equal prompts render the same text, every time, with exactly the sections that are enabled and open."""
     first, second = made(tree), made(tree)
     rendered = first.render()
     assert (rendered.text, rendered.closed) == (second.render().text, second.render().closed)
@@ -495,14 +495,14 @@ def test_a_prompt_that_depends_on_nothing_is_rendered_once():
     assert prompt.render(session=Session()) is prompt.render()
     assert prompt.render(opened=["a"]) is prompt.render(opened="a")
     assert prompt.render(opened=["a"]) is not prompt.render()
-    deadline = Deadline.after(60)
+    deadline = Deadline.after(3600)
     assert prompt.render(deadline=deadline).deadline is deadline
     assert prompt.render(deadline=deadline).text is prompt.render().text
     assert prompt.render().deadline is None
 
 
 def test_a_prompt_that_depends_on_something_is_rendered_anew():
-    """A prompt that depends on params is rendered anew for each params."""
+    """A prompt that depends on its params is rendered again for other params."""
     words = ["one"]
 
     @dataclass
@@ -526,7 +526,7 @@ def test_not_every_set_of_opened_sections_is_kept():
 
 
 def test_a_section_that_is_not_there_can_not_be_opened():
-    """Opening an unknown section is refused; a disabled section, or one already in full, is ignored."""
+    """Opening an unknown section is refused; a disabled section, or one that is already shown in full, is ignored."""
     prompt = Prompt(
         "p", [MarkdownSection("A", "a", "Text"), MarkdownSection("B", "b", "", enabled=lambda: False)]
     )

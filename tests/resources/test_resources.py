@@ -173,7 +173,7 @@ def test_another_name_for_a_thing_does_not_close_it():
 def test_threads_make_one_of_the_runs_scope():
     """Sync handlers that request a resource of the run at the same time get the same one."""
     log: list[str] = []
-    together = threading.Barrier(4, timeout=120)
+    together = threading.Barrier(4)
 
     @tool
     def grab(context: ToolContext) -> str:
@@ -848,7 +848,7 @@ def test_a_dead_context_gives_no_resources():
         kept.append(context.resources)
 
     async def main() -> None:
-        scene = Scene(Binding(A, keeps, "call"), Binding(B, keeps), deadline=Deadline.after(60))
+        scene = Scene(Binding(A, keeps, "call"), Binding(B, keeps), deadline=Deadline.after(3600))
         await scene.call(body)
         for resources in kept:
             for verb in (resources.get, resources.open):

@@ -207,7 +207,7 @@ async def test_a_run_that_a_process_has_is_stopped_by_it(recorder: Recorder, mon
     row = await cancel(other, "r")
     assert (row.status, row.stopping) == ("running", True)
     with pytest.raises(PromptEvaluationError) as ended:
-        await asyncio.wait_for(task, 10)
+        await task
     assert ended.value.phase == "cancelled"
     assert task.cancelling() == 0
     row = await other.runs.get("r")

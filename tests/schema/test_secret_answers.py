@@ -48,6 +48,7 @@ from handrail.serve import snapshots
 from handrail.serve.agui.wire_events import plain_json
 from handrail.session import save
 from handrail.testing import Person
+from support import PATIENCE
 from support.parked_runs import answer_to
 from support.planted_secrets import (
     MARK,
@@ -328,7 +329,7 @@ async def test_a_call_with_a_secret_does_not_wait_until_later() -> None:
     model = ScriptedModel([ToolCall("login", login.arguments), "done"])
     adapter = Adapter(model, journal=journal, environment=LaterEnvironment())
     prompt = Prompt("p", "Do.", tools=[login.tool], policies=[CapabilityPolicy()])
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE):
         await adapter.evaluate(prompt, "go", run_id="run")
     assert "can't wait until later" in _told(model)
     assert "Run it where somebody is there" in _told(model)
@@ -349,7 +350,7 @@ async def test_what_is_nested_in_a_call_with_a_secret_does_not_wait_until_later(
 
     model = ScriptedModel([ToolCall("outer", {"key": MARK}), "done"])
     adapter = Adapter(model, journal=MemoryJournal(), environment=LaterEnvironment())
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE):
         await adapter.evaluate(Prompt("p", "Do.", tools=[inner, outer]), "go", run_id="run")
     assert "can't wait until later" in _told(model)
 

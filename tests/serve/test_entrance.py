@@ -22,6 +22,7 @@ import pytest
 from handrail import SqliteJournal
 from handrail.cli.server_token import BrowserFile
 from handrail.serve import asgi
+from support import PATIENCE
 from support.serving import BEARER, TOKEN, Client, serving, signed_in, source
 
 pytestmark = pytest.mark.once
@@ -232,7 +233,7 @@ def test_over_tls_the_cookie_is_for_tls_and_this_host_only(tmp_path: Path):
         opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusted)
         )
-        with opener.open(asked, timeout=120) as said:
+        with opener.open(asked, timeout=PATIENCE) as said:
             cookie, key = said.headers["set-cookie"], json.loads(said.read())["key"]
         assert cookie.startswith(f"__Host-handrail-{client.port}=")
         assert "Secure" in cookie
@@ -243,6 +244,6 @@ def test_over_tls_the_cookie_is_for_tls_and_this_host_only(tmp_path: Path):
             "Origin": f"https://{client.host}",
         }
         with opener.open(
-            urllib.request.Request(f"https://{client.host}/about", headers=headers), timeout=120
+            urllib.request.Request(f"https://{client.host}/about", headers=headers), timeout=PATIENCE
         ) as said:
             assert json.loads(said.read())["principal"] == "local"

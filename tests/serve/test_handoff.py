@@ -18,7 +18,7 @@ from playwright.async_api import async_playwright
 from handrail import Adapter, AgentEnvironment, Handoff, Prompt, ScriptedModel, SqliteJournal
 from handrail.messages import ModelRequest, ToolMessage
 from handrail.serve import PromptSource, asgi
-from support.browsers import CHROMIUM, arguments
+from support.browsers import CHROMIUM, PATIENCE, arguments
 from support.handoff_patterns import PATTERNS, at_terminal, example, replying
 from support.served_threads import plan
 from support.serving import BEARER, TOKEN
@@ -49,8 +49,11 @@ async def in_the_page(address: str, said: str, filled: dict[str, Any]) -> str:
 async def in_a_browser(address: str, said: str, filled: dict[str, Any]) -> str:
     """Use the page in a browser: type the message, fill in the form, and read the answer."""
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=arguments())
+        browser = await playwright.chromium.launch(
+            executable_path=CHROMIUM, args=arguments(), timeout=PATIENCE
+        )
         page = await browser.new_page()
+        page.set_default_timeout(PATIENCE)
         await page.goto(address)
         await page.get_by_label("Password or token").fill(TOKEN)
         await page.keyboard.press("Enter")

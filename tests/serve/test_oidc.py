@@ -22,6 +22,7 @@ import pytest
 from handrail.errors import DefinitionError
 from handrail.serve.oidc import OidcProvider
 from handrail.serve.people import People
+from support import PATIENCE
 from support.serving import Client, Said, serving, signed_in
 
 pytestmark = pytest.mark.once
@@ -53,7 +54,7 @@ def fetch(address: str, form: dict[str, str] | None = None) -> tuple[int, str]:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stay())
     data = None if form is None else urllib.parse.urlencode(form).encode()
     try:
-        with opener.open(address, data, timeout=60) as said:
+        with opener.open(address, data, timeout=PATIENCE) as said:
             return said.status, ""
     except urllib.error.HTTPError as error:
         with error:

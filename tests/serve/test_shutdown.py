@@ -18,7 +18,7 @@ from handrail.serve import Limits, asgi
 from handrail.serve.app import on_stop_signal
 from handrail.serve.feed import EventStream, Feed, Streams, follow
 from handrail.serve.metrics import EVENTS_SENT, PrometheusMetrics
-from support import warm_python
+from support import PATIENCE, warm_python
 from support.serving import BEARER, TOKEN, Client, serving, source
 
 APP = """
@@ -37,13 +37,12 @@ def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 async def _until_served(client: Client) -> None:
-    for _ in range(6000):
+    while True:
         try:
             assert (await client.ask("GET", "/health")).status == 200
             return
         except OSError:
             await asyncio.sleep(0.05)
-    raise AssertionError("the server did not start")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -65,7 +64,7 @@ async def test_another_server_stops_although_a_client_is_connected(tmp_path: Pat
         await client.idle("a")
         async with client.stream("GET", "/threads/a/events?follow=1") as stream:
             process.send_signal(number)
-            async with asyncio.timeout(120):
+            async with asyncio.timeout(PATIENCE):
                 await stream.all()  # reading to the end succeeds only if the response is complete
         _, log = await asyncio.to_thread(process.communicate, timeout=300)
     finally:
@@ -130,7 +129,7 @@ async def test_a_stream_that_opens_during_shutdown_is_ended_too():
     async def send(message: Any) -> None:
         sent.append(message)
 
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE):
         await stream({"type": "http"}, asyncio.Future, send)
     assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
     assert streams.count == 0

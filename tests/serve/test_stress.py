@@ -30,6 +30,7 @@ from handrail.serve import snapshots
 from handrail.serve.agui.wire_events import Event
 from handrail.serve.feed import Feed, follow
 from handrail.serve.sources import PromptSource
+from support import PATIENCE
 from support.recorded import write
 from support.served_threads import give, kinds, over, plan, served, settle
 from support.serving import Client, play, serving
@@ -159,7 +160,10 @@ async def test_a_stream_that_comes_back_after_the_end_gets_the_rest_and_ends(tmp
     async with serving(tmp_path) as client:
         await client.say("a", "hello")
         headers = {"Last-Event-ID": await first_id(client, "a")}
-        async with client.stream("GET", "/threads/a/events", headers=headers) as stream, asyncio.timeout(120):
+        async with (
+            client.stream("GET", "/threads/a/events", headers=headers) as stream,
+            asyncio.timeout(PATIENCE),
+        ):
             assert (await stream.all())[-1]["type"] == "RUN_FINISHED"
 
 
@@ -171,7 +175,7 @@ async def test_nothing_of_a_forgotten_thread_is_told_again(tmp_path: Path) -> No
             events = viewer.events()
             await anext(events)
             assert (await client.ask("DELETE", "/threads/a")).status == 200
-            async with asyncio.timeout(120):
+            async with asyncio.timeout(PATIENCE):
                 assert [event async for _, event in events]  # the stream ends after the thread is deleted
         again = await client.ask("GET", "/threads/a/events?follow=1", headers=headers)
         assert again.kind == "ThreadUnknown"

@@ -164,7 +164,7 @@ def test_identity_and_config_are_read_only():
 
 
 def test_reducers_from_the_mark_the_session_and_register_all_run():
-    """An event goes to every slice that has a reducer for it, and then not to its own slice."""
+    """An event goes to every slice that has a reducer for it, and to its own slice only if there is no such slice."""
     session = Session(
         slices={
             Note: SliceRules(reducers={Add: lambda slice_, event: slice_.append(Note(str(event.amount)))})

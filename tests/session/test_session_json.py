@@ -36,7 +36,7 @@ AT = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Plan:
-    """A dataclass of many types."""
+    """A dataclass with fields of many types."""
 
     text: str
     at: datetime = datetime(2024, 2, 29, 12, tzinfo=UTC)

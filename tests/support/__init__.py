@@ -7,6 +7,9 @@ SUPPORT = Path(__file__).parent
 TESTS = SUPPORT.parent
 ROOT = TESTS.parent
 
+PATIENCE = 300.0
+"""Seconds to wait for something that must happen: enough for a busy machine."""
+
 
 def importing_support() -> dict[str, str]:
     """Return environment variables that let a Python process import this package, as the tests do."""

@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import Browser, Playwright, expect, sync_playwright
 
 CHROMIUM = Path("/usr/bin/chromium")
-PATIENCE = 120_000
-"""Milliseconds to wait for an element before it counts as missing. The value is generous, since machines can be slow."""
+PATIENCE = 300_000
+"""Milliseconds to wait for an element before it counts as missing; generous, since machines can be slow."""
 
 expect.set_options(timeout=PATIENCE)
 
@@ -28,7 +28,7 @@ def launched(playwright: Playwright) -> Browser:
     """Launch the browser."""
     if not CHROMIUM.exists():
         raise AssertionError(f"the page's tests need {CHROMIUM}. Run scripts/components to install it.")
-    return playwright.chromium.launch(executable_path=CHROMIUM, args=arguments())
+    return playwright.chromium.launch(executable_path=CHROMIUM, args=arguments(), timeout=PATIENCE)
 
 
 class _Shared:

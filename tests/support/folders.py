@@ -15,6 +15,7 @@ import pytest
 from handrail.resources.mount import is_opaque
 from handrail.resources.shell import Allow, CommandResult, Layers, Shell
 from handrail.resources.shell.folder_copy import changes, members
+from support import PATIENCE
 
 Tree = dict[str, tuple[Any, ...]]
 
@@ -60,7 +61,7 @@ class Folder:
 
 def anything(backend: Any = "auto", **options: Any) -> Shell:
     """Make a shell that allows every command."""
-    return Shell([Allow(...)], backend=backend, **options)
+    return Shell([Allow(...)], backend=backend, **{"timeout": PATIENCE, **options})
 
 
 def tree(root: Path, *, exact: bool = False) -> Tree:

@@ -15,6 +15,7 @@ import pytest
 from handrail import Operation, gather
 from handrail.operation import Home
 from handrail.threads import run_in_thread
+from support import PATIENCE
 
 
 def value_of(value: object, home: Home | None = None) -> Operation[Any]:
@@ -106,6 +107,6 @@ def script(tmp_path: Any, text: str, *flags: str) -> list[str]:
     return [sys.executable, *flags, str(file)]
 
 
-def finished(command: list[str], seconds: float = 120) -> subprocess.CompletedProcess[str]:
+def finished(command: list[str], seconds: float = PATIENCE) -> subprocess.CompletedProcess[str]:
     """Run a script to its end, with a timeout."""
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds)

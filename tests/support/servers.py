@@ -72,10 +72,10 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from support import ROOT, SUPPORT
+from support import PATIENCE, ROOT, SUPPORT
 
 COMPONENTS = ROOT / ".components"
-START_SECONDS = 300.0
+START_SECONDS = PATIENCE
 END_SECONDS = 5.0
 
 CHAT, RESPONSES, MESSAGES = "chat", "responses", "messages"
@@ -147,7 +147,7 @@ class Server:
         """Send a request to one of the server's own control routes, and return its answer."""
         host = self.url.removeprefix("http://")
         headers = {"content-type": "application/json"}
-        with contextlib.closing(http.client.HTTPConnection(host, timeout=120)) as connection:
+        with contextlib.closing(http.client.HTTPConnection(host, timeout=PATIENCE)) as connection:
             connection.request(method, path, json.dumps(body), headers)
             response = connection.getresponse()
             text = response.read().decode()

@@ -18,10 +18,7 @@ from typing import Any, TextIO
 
 import pyte
 
-from support import warm_python
-
-PATIENCE = 120.0
-"""Seconds to wait for a text on the screen before it counts as missing."""
+from support import PATIENCE, warm_python
 
 
 class Window:

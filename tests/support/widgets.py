@@ -77,7 +77,7 @@ def served() -> Generator[str]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(120)
+        thread.join()
         listening.close()
 
 

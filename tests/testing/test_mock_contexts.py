@@ -79,14 +79,14 @@ def test_an_answer_that_does_not_fit_is_refused(answer: Any, words: str):
 
 
 def test_an_answer_may_be_a_function_of_the_payload():
-    """A function as the answer is called with the payload, for a person who reacts to what is shown."""
+    """An answer that is a function is called with the payload, for a person who reacts to what is shown."""
     context = user_context({"pick": lambda payload: {"selected": payload["choices"][-1]}})
     assert context.wait_for("pick", {"choices": ["a", "b"]}, Choice).wait().selected == "b"
 
 
 @pytest.mark.parametrize("error", [Declined("pick", "not today"), QuestionTimedOut("pick"), KeyError("odd")])
 def test_an_answer_may_be_an_error(error: Exception):
-    """An exception as the answer is raised, for a person who declines or does not answer."""
+    """An answer that is an exception is raised, for a person who declines or does not answer."""
     with pytest.raises(type(error)) as caught:
         user_context({"pick": error}).wait_for("pick", {}, Choice).wait()
     assert caught.value is error

@@ -86,13 +86,13 @@ def test_a_person_who_was_told_nothing_says_no():
     ],
 )
 def test_a_person_answers_by_kind(laid_out: Any, outcome: str, value: Any, reason: str):
-    """An answer for a kind may be a value, a function of what is shown, or a way of not answering."""
+    """An answer for a kind may be a value, a function of what is shown, or an exception for no answer."""
     answer = said(Person(answers={"pick": laid_out}), asking(payload=4))
     assert (answer.outcome, answer.value, answer.reason) == (outcome, value, reason)
 
 
 def test_another_exception_is_the_environments():
-    """An exception that is not a way of not answering is raised where the person was asked."""
+    """An exception that does not stand for a missing answer is raised where the person was asked."""
     with pytest.raises(OSError, match="line dead"):
         said(Person(answers={"pick": OSError("line dead")}), asking())
 

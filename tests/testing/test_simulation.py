@@ -59,7 +59,7 @@ def crashed(scenario: Scenario, **sampled: Any) -> Report:
 
 @pytest.mark.timeout(900)  # starts hundreds of processes, possibly on a busy machine
 def test_a_run_with_a_bit_of_everything_survives_a_crash_at_every_point():
-    """A run with an agent, a question, an approval, files, a payment, a mail and a handoff survives any crash."""
+    """A run with an agent, a question, an approval, files, a payment, an email and a handoff survives any crash."""
     every = 1 if ALL else 4
     report = crashed(SHOPPING, write_every=every, step_every=30, overtaken_every=30)
     report.assert_kept()
@@ -206,7 +206,9 @@ def test_secrets_that_somebody_answers_with_are_recorded_nowhere_either():
     every: dict[str, Any] = (
         {} if DEEP else {"write_every": 1 if ALL else 3, "step_every": 16, "overtaken_every": 16}
     )
-    report = simulate(VAULT, connected=True, **every)  # a secret is answered in the process that runs the run
+    report = simulate(
+        VAULT, connected=True, **every
+    )  # a secret answer reaches only a process in which the run is active
     report.assert_kept()
     assert report.tried["before write"] > 5
 
@@ -240,7 +242,7 @@ def paid_once(seen: Seen) -> str | None:
 def liar(stage: Stage) -> Play:
     @tool(effect="staged")
     async def pay() -> str:
-        """Declares that it can be rolled back, and pays."""
+        """Pay, although it is declared as something that can be rolled back."""
         stage.world.happened("paid")
         return "paid"
 
@@ -272,7 +274,7 @@ def test_the_command_says_where_a_law_was_broken(capsys: pytest.CaptureFixture[s
 def forgetful(stage: Stage) -> Play:
     @tool(effect="idempotent")
     async def guess(context: ToolContext) -> str:
-        """Returns another value in each process."""
+        """Return another value in each process."""
         assert context.wait_for is not None
         colour = await context.wait_for("colour", None, Colour)
         return f"{colour.name} {stage.process}"
@@ -289,7 +291,7 @@ def test_a_tool_that_says_something_else_after_a_crash_is_caught():
 def wandering(stage: Stage) -> Play:
     @tool(effect="idempotent")
     async def wander(context: ToolContext) -> str:
-        """Asks another question when it is rerun."""
+        """Ask another question on each rerun."""
         assert context.wait_for is not None
         kind = "colour" if stage.world.count("wandered") == 0 else "shade"
         stage.world.happened("wandered")
@@ -311,7 +313,7 @@ def careless(stage: Stage) -> Play:
 
     @tool(effect="staged")
     async def scribble(context: ToolContext) -> str:
-        """Writes outside its filesystem, half now and half later."""
+        """Write outside the call's filesystem, half now and half later."""
         (folder / "a.txt").write_text("half")
         context.filesystem.write("b.txt", "whole")
         return "written"
@@ -327,7 +329,7 @@ def test_files_written_past_the_transaction_are_caught():
 def talkative(stage: Stage) -> Play:
     @tool(effect="idempotent")
     async def tell(context: ToolContext) -> str:
-        """Reveals a secret."""
+        """Reveal a secret."""
         assert context.wait_for is not None
         await context.wait_for("colour", {"price": 'three "or so"'}, Colour)
         return "told"
@@ -348,7 +350,7 @@ def fickle(stage: Stage) -> Play:
 
     @tool(effect="pure")
     async def rest() -> str:
-        """Takes one step more each time."""
+        """Take one step more each time."""
         for _ in range(times):
             await asyncio.sleep(1)
         return "rested"
@@ -376,7 +378,7 @@ def deadly(stage: Stage) -> Play:
 
 
 class Unloadable:
-    """A value that can be sent to another process, but not be unpickled there."""
+    """A value that can be pickled for another process, but not unpickled there."""
 
     def __reduce__(self) -> Any:
         return (exec, ("raise ImportError('no such module there')",))

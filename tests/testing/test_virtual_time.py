@@ -12,6 +12,7 @@ from handrail.errors import DeadlineExceededError
 from handrail.operation import Home, Operation
 from handrail.testing import VirtualClock, VirtualTimeLoop, run_virtual
 from handrail.threads import run_in_thread
+from support import PATIENCE
 
 DAY = 86_400.0
 
@@ -118,8 +119,9 @@ def test_it_gives_the_same_every_time():
     assert run_virtual(main) == run_virtual(main)
 
 
-def test_a_thread_gets_a_moment_before_time_jumps():
+def test_a_thread_gets_a_moment_before_time_jumps(monkeypatch: pytest.MonkeyPatch):
     """While a handler's thread is busy, time does not jump, so a timeout does not fire just before it returns."""
+    monkeypatch.setattr("handrail.testing.virtual_time._THREAD_GRACE", PATIENCE)
 
     async def main() -> float:
         for number in range(50):

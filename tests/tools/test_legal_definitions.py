@@ -294,7 +294,7 @@ async def test_a_context_may_be_optional():
 
 
 def test_an_optional_context_can_require_a_person():
-    """An optional context can require a person, just as one that is not optional."""
+    """An optional `UserContext` requires a person, just like one that is not optional."""
 
     @tool
     def weather(context: UserContext | None) -> str:
@@ -384,6 +384,6 @@ async def test_any_keywords_get_the_session_too():
 
 
 def test_names_may_have_capitals():
-    """Names of prompts and sections may have capitals, unlike those of tools, which must suit every provider."""
+    """Names of prompts and sections may contain capitals, unlike those of tools, which must suit every provider."""
     prompt = Prompt("TravelGuide", [any_section("A", "HowTo", "Text.")])
     assert prompt.render().text == "## A\n\nText."

@@ -94,7 +94,7 @@ class LabelledNotes(Labelled[Write]):
     pass
 
 
-# As the `type` statement of Python 3.12 makes it.
+# An alias like those that Python 3.12's `type` statement makes.
 Named = TypeAliasType("Named", Read)
 Several = TypeAliasType("Several", list[T], type_params=(T,))
 

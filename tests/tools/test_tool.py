@@ -183,7 +183,7 @@ def test_types_are_named_where_the_handler_has_no_annotations():
 
 
 def test_a_handler_that_does_not_say_its_result():
-    """A handler without a return annotation, or with a bare one, may return any value."""
+    """A handler without a return annotation, or with a bare `ToolResult`, may return any value."""
 
     def bare(params: None, *, context: ToolContext) -> ToolResult:  # pyright: ignore[reportMissingTypeArgument]  # bare on purpose
         return ToolResult.ok(1)
@@ -370,7 +370,7 @@ def test_tool_of_a_plain_function(made: FunctionTool[..., Any], is_async: bool, 
 
 
 def test_the_function_stays_reachable():
-    """`function` returns the decorated function."""
+    """The tool's attribute `function` is the decorated function."""
     assert plain.function(4) == 8
 
 
@@ -871,7 +871,7 @@ def test_a_legacy_handler_without_annotations_takes_given_params():
 
 # --- effects -------------------------------------------------------------------------------------
 
-# SPEC part 1, row by row: whether retried, after a crash, previewed, and under CapabilityPolicy.
+# The table in SPEC part 1: retries, behaviour after a crash, preview, and the decision of CapabilityPolicy.
 EFFECT_TABLE: dict[str, tuple[bool, str, bool, str]] = {
     "pure": (True, "run again", False, "allow"),
     "read": (True, "run again", False, "allow"),
@@ -893,12 +893,12 @@ def test_effects_are_those_of_the_specification():
 
 
 def test_only_pure_and_read_may_not_write():
-    """Only `pure` and `read` tools may not change state and files."""
+    """Tools of every effect but `pure` and `read` may change state and files."""
     assert [effect for effect, rules in EFFECTS.items() if not rules.writes] == ["pure", "read"]
 
 
 def test_only_three_effects_are_all_inside_the_transaction():
-    """Only pure, read and staged tools may not use `once`."""
+    """Tools of every effect but `pure`, `read` and `staged` may use `once`."""
     assert [effect for effect, rules in EFFECTS.items() if rules.transactional] == ["pure", "read", "staged"]
 
 

@@ -88,7 +88,7 @@ async def test_a_created_worker_runs_with_what_its_maker_gave_it(
     adder = ScriptedModel([ToolCall("add", {"a": 1, "b": 2}), "three"])
     calls = [wanted(tools=["add"]), ToolCall("call_worker", {"name": "adder", "input": "1 and 2"}), "end"]
     main = await run(registry, calls, models={"adder": adder})
-    assert "The worker adder is there" in told(main)
+    assert "The worker adder was created" in told(main)
     assert told(main, 2) == "three"
     assert adder.requests[0].system == "Add 1 and 2."
     assert adder.requests[1].messages[-1].text == "3"
@@ -117,7 +117,7 @@ async def test_it_is_asked_about_with_all_that_it_is(registry: WorkerRegistry) -
         ({"tools": ["create_worker"]}, "not among your own tools"),
         ({"workers": ["other"]}, "which you may not call yourself"),
         ({"workers": ["*"]}, "which you may not call yourself"),
-        ({"model": "openai:gpt-5"}, "the model 'openai:gpt-5' is not one you may give it"),
+        ({"model": "openai:gpt-5"}, "the model 'openai:gpt-5' is not allowed for it"),
         ({"name": "fixed"}, "fixed is locked"),
         ({"name": "main"}, "taken by you"),
         ({"name": "add"}, "taken by you"),

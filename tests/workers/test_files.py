@@ -51,7 +51,7 @@ WRONG: list[tuple[str, str, list[tuple[int, str]]]] = [
     ("deep", f"---\noutput: {'[' * 30}{']' * 30}\n---\nGo.", [(2, "nested more than")]),
     ("a list", "---\n- a\n---\nGo.", [(1, "object")]),
     ("infinite", "---\nlimits: {money: .inf}\n---\nGo.", [(2, "not a finite number")]),
-    ("half a letter", '---\ndescription: "\\ud83d"\n"\\ud83d": 1\n---\nGo.', [(2, "half a letter"), (3, "half a letter")]),
+    ("half a character", '---\ndescription: "\\ud83d"\n"\\ud83d": 1\n---\nGo.', [(2, "half a character"), (3, "half a character")]),
     ("bad name", "---\nname: Main Worker\n---\nGo.", [(2, "'main_worker'")]),
     ("reserved name", "---\nname: create_worker\n---\nGo.", [(2, "the name of a built-in tool")]),
     ("no instructions", "---\n---\n\n", [(3, "no instructions")]),
@@ -63,9 +63,9 @@ WRONG: list[tuple[str, str, list[tuple[int, str]]]] = [
     ("shell", "---\ntools: [shell: [[sh, -c, '...']]]\n---\nGo.", [(2, "rule")]),
     ("policy", "---\npolicies: [capabilty]\n---\nGo.", [(2, "policies[0]")]),
     ("capability word", "---\npolicies: [capability: {allow: [FS.Write]}]\n---\nGo.", [(2, "fs.write")]),
-    ("two verdicts", "---\npolicies: [capability: {allow: [net], ask: [net]}]\n---\nGo.", [(2, "two verdicts")]),
+    ("two verdicts", "---\npolicies: [capability: {allow: [net], ask: [net]}]\n---\nGo.", [(2, "'net' is listed twice")]),
     ("two in one", "---\npolicies: [{capability: {}, sequential: {}}]\n---\nGo.", [(2, "exactly one")]),
-    ("output word", "---\noutput:\n  type: object\n  properties:\n    a: {$ref: '#/b'}\n---\nGo.", [(5, "`$ref` is not taken")]),
+    ("output word", "---\noutput:\n  type: object\n  properties:\n    a: {$ref: '#/b'}\n---\nGo.", [(5, "`$ref` is not supported")]),
     ("output type", "---\noutput: {type: text}\n---\nGo.", [(2, "no type 'text'")]),
     ("output required", "---\noutput:\n  type: object\n  properties: {a: {type: string}}\n  required: [b]\n---\nGo.", [(5, "'b' is required")]),
     ("template name", "---\n---\nHello\n{{ inputt }}\n{{ user }}", [(4, "'inputt'"), (5, "'user'")]),
@@ -135,9 +135,9 @@ def test_names_that_collide_are_refused_with_both_files(tmp_path: Path) -> None:
     said = [str(problem) for problem in registry.check()]
     assert len(said) == 3
     assert "hello.md:1" in said[0]
-    assert f"{tmp_path / 'tools.py'}:4 defines a function 'hello' as well" in said[0]
+    assert f"{tmp_path / 'tools.py'}:4 also defines a function 'hello'" in said[0]
     assert "one.md:2" in said[1]
-    assert f"{tmp_path / 'two.md'} is a worker called 'same'" in said[1]
+    assert f"{tmp_path / 'two.md'} is also a worker named 'same'" in said[1]
     assert str(tmp_path / "one.md") in said[2]
     for name in ("same", "hello"):
         with pytest.raises(WorkerError):
@@ -208,7 +208,7 @@ async def test_tools_py_is_loaded_once_and_is_a_module_of_its_own(tmp_path: Path
 
 
 def test_which_files_are_workers(tmp_path: Path) -> None:
-    """Hidden files, folders and a README without front matter are not workers, but one with front matter is."""
+    """Hidden files, folders and a README without front matter are not workers, but a README with front matter is."""
     (tmp_path / "folder.md").mkdir(parents=True)
     (tmp_path / ".hidden.md").write_text(PLAIN)
     (tmp_path / "README.md").write_text("# Read me\n")
@@ -284,30 +284,30 @@ def test_templates_say_what_they_are_given() -> None:
         ("{{ input.__class__ }}", "unsafe"),
         (
             "{% for a in range(200) %}{% for b in range(200) %}{% endfor %}{% endfor %}",
-            "more than 10000 rounds",
+            "more than 10000 iterations",
         ),
         ("{% for a in range(9000) %}{{ input }}{% endfor %}", "more than 200000 characters"),
         ("{{ input|join }}", "takes a list"),
         (
             f"{{% for a in [{'1,' * 120}] %}}{{% for b in [{'1,' * 120}] %}}{{% endfor %}}{{% endfor %}}x",
-            "more than 10000 rounds",
+            "more than 10000 iterations",
         ),
         ("{% for a in range(9000) %}{% if input|upper|lower == 'x' %}{% endif %}{% endfor %}x", "characters"),
-        ("{% for a in range(9000) %}{% if 'y' in input %}{% endif %}{% endfor %}x", "goes through more than"),
+        ("{% for a in range(9000) %}{% if 'y' in input %}{% endif %}{% endfor %}x", "processes more than"),
         (
             "{% for a in range(9000) %}{% if 'y' is in input %}{% endif %}{% endfor %}x",
-            "goes through more than",
+            "processes more than",
         ),
-        (f"{{{{ [{'1,' * 4000}]|join(input)|length }}}}", "goes through more than"),
-        ("{% for a in range(9000) if input|truncate(1) == 'x' %}{% endfor %}x", "goes through more than"),
+        (f"{{{{ [{'1,' * 4000}]|join(input)|length }}}}", "processes more than"),
+        ("{% for a in range(9000) if input|truncate(1) == 'x' %}{% endfor %}x", "processes more than"),
         (
             f"{{% for a in range(9000) if 'x' in [{'1,' * 2000}] %}}{{% endfor %}}x",
-            "goes through more than",
+            "processes more than",
         ),
-        ("{% for a in range(99999999999999) %}{% if loop.length %}{% endif %}{% endfor %}x", "rounds"),
-        ("{{ '%9999999999d' is odd }}", "test whole numbers"),
-        ("{{ '%9999999999d' is even }}", "test whole numbers"),
-        ("{{ 1 in 3 }}", "looks into a text or a list"),
+        ("{% for a in range(99999999999999) %}{% if loop.length %}{% endif %}{% endfor %}x", "iterations"),
+        ("{{ '%9999999999d' is odd }}", "need a whole number"),
+        ("{{ '%9999999999d' is even }}", "need a whole number"),
+        ("{{ 1 in 3 }}", "needs a text or a list"),
         (f"{{% for a in range(9000) %}}{'{% if worker %}{% endif %}' * 900}{{% endfor %}}x", "goes through"),
     ],
 )
@@ -320,7 +320,7 @@ def test_templates_fail_with_their_line_and_are_bounded(text: str, said: str) ->
 
 
 def test_only_listed_parts_of_the_template_language_are_taken() -> None:
-    """Every other filter and test of Jinja, and everything that calculates, is refused, with its name."""
+    """Jinja's other filters and tests, and all calculations, are refused by name."""
     for kind, names in (("filter", DEFAULT_FILTERS), ("test", DEFAULT_TESTS)):
         taken = FILTERS if kind == "filter" else TESTS
         for name in set(names) - taken:
@@ -335,12 +335,12 @@ def test_only_listed_parts_of_the_template_language_are_taken() -> None:
 
 @pytest.mark.parametrize("name", sorted(FILTERS))
 def test_every_filter_is_metered_or_takes_one_step(name: str) -> None:
-    """In a loop, a filter either counts the text it goes through or is as quick for a long one as for a short one."""
+    """In a loop, every filter either counts the text it processes or is as quick for a long text as for a short one."""
     text = f"{{% for a in range(9000) %}}{{% if input|{name} is none %}}{{% endif %}}{{% endfor %}}x"
     if name in ("length", "count", "first", "last", "default"):
         assert rendered(text, input="x" * 6000) == "x"
     else:
-        with pytest.raises(WorkerError, match=r"goes through more than|takes a list"):
+        with pytest.raises(WorkerError, match=r"processes more than|takes a list"):
             rendered(text, input="x" * 6000)
 
 
@@ -353,7 +353,7 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES, max_size=14).map("".join))
 @settings(max_examples=300, deadline=None)
 def test_any_template_is_rendered_or_refused_in_words(text: str) -> None:
-    """Any text gives a bounded result, problems, or `WorkerError`; never another error."""
+    """Any text as a template gives a bounded result, a list of problems or a `WorkerError`, never another error."""
     template = Instructions(text, "x.md", 1)
     find = Finder("x.md")
     template.check(find)
@@ -371,7 +371,7 @@ YAML = st.sampled_from(
 @given(st.lists(YAML, max_size=16).map("".join))
 @settings(max_examples=400, deadline=None)
 def test_any_front_matter_is_taken_or_refused_in_words(front: str) -> None:
-    """Any text gives front matter, or problems with line numbers; never another error."""
+    """Any text as a worker's file gives front matter, or problems with line numbers, never another error."""
     find = Finder("x.md")
     taken = parse_file(f"---\n{front}\n---\nGo.", find)
     assert (taken is None) == bool(find.problems)

@@ -27,7 +27,7 @@ from support.worker_folders import PLAIN, Watched, sound
 
 LEVELS = 5
 PRICED = Traits(Price(Decimal(1_000_000), Decimal(10_000_000)), native_output=True)
-"""One dollar per input token, ten per output token."""
+"""Traits of a model that costs one dollar per input token and ten per output token."""
 
 
 def tower(at: Path, **front: str) -> WorkerRegistry:
@@ -64,7 +64,7 @@ def requests(models: dict[str, ScriptedModel]) -> int:
 
 
 async def test_usage_and_cost_are_summed_exactly_at_every_level(tmp_path: Path) -> None:
-    """The run at each level reports its own usage and everything below it, in tokens and in dollars."""
+    """The run at each level reports its own usage and that of everything below it, in tokens and in dollars."""
     registry, models, watched = tower(tmp_path), scripts(), Watched()
     response = await registry.run("w0", "go", models=models, session=watched.session)
     assert response.text == "said by 0"

@@ -76,7 +76,7 @@ async def test_the_context_is_hidden_from_the_schema(tmp_path: Path) -> None:
 
 
 async def test_a_function_without_an_effect_asks(tmp_path: Path) -> None:
-    """A function without an effect needs approval by default, and `policies: []` removes that policy."""
+    """A function that declares no effect needs approval by default; `policies: []` removes that requirement."""
     for text, status in ((MAIN, "denied"), (MAIN.replace("---\ntools", "---\npolicies: []\ntools"), "ok")):
         registry = sound(tmp_path / status, S3, main=text, config_parser=PLAIN)
         watched = Watched()
@@ -251,7 +251,7 @@ async def test_call_worker_does_not_call_plain_tools(tmp_path: Path) -> None:
 
 
 async def test_a_journal_given_beside_an_adapter_records_the_run(tmp_path: Path) -> None:
-    """A journal given beside an adapter records the run."""
+    """A journal that is passed together with an adapter records the run."""
     registry, journal = sound(tmp_path, main=PLAIN), MemoryJournal()
     adapter = Adapter(ScriptedModel(["fine"]))
     response = await registry.run("main", "x", adapter=adapter, journal=journal)
@@ -409,7 +409,7 @@ async def test_a_files_depth_is_counted_from_the_worker(tmp_path: Path) -> None:
 
 
 async def test_a_worker_runs_out_of_its_seconds(tmp_path: Path) -> None:
-    """A nested worker that uses up its seconds fails by itself, and the caller continues."""
+    """A nested worker that exceeds its time limit fails by itself, and the caller continues."""
     registry = sound(
         tmp_path, main="---\nworkers: [slow]\n---\nGo.", slow="---\nlimits: {seconds: 0.05}\n---\nHelp."
     )
@@ -454,7 +454,7 @@ async def test_attachments_reach_the_worker(tmp_path: Path) -> None:
     assert script.requests[1].messages[-1].text == '{"note.txt":12,"x.bin":2}\nbuy ``` milk'
     told = script.requests[2].messages[-1].text
     assert "not text" in told
-    assert "There are: note.txt, x.bin" in told
+    assert "The attachments are: note.txt, x.bin" in told
 
 
 @pytest.mark.parametrize(
@@ -555,7 +555,7 @@ async def test_a_workers_tools_get_a_worker_context(tmp_path: Path) -> None:
 
 @tool(effect="read")
 def only_in_a_worker(context: WorkerContext) -> str:
-    """Needs a worker."""
+    """Do something that needs a worker."""
     return ",".join(each.name for each in context.attachments)
 
 
@@ -660,7 +660,7 @@ def test_a_path_stands_for_a_worker(tmp_path: Path):
         with pytest.raises(WorkerError, match=said.replace("?", r"\?")):
             WorkerRegistry.worker_at(tmp_path / path)
     (tmp_path / "main.md").rename(tmp_path / "third.md")
-    with pytest.raises(WorkerError, match="It has other, third: write"):
+    with pytest.raises(WorkerError, match="has several workers: other, third"):
         WorkerRegistry.worker_at(tmp_path)
     (tmp_path / "third.md").unlink()
     assert WorkerRegistry.worker_at(tmp_path).name == "other"

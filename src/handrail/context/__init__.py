@@ -280,7 +280,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def depth(self) -> int:
-        """How many calls and workers this call is nested in; 0 for a call made by the run's own model."""
+        """The number of calls and workers that this call is nested in; 0 for a call by the run's own model."""
         return self._source.depth
 
     # The provider.
@@ -321,12 +321,12 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def budget_tracker(self) -> BudgetTracker:
-        """What may still be spent. It is the same object as `resources.get(BudgetTracker)`."""
+        """The tracker of what may still be spent. It is the same object as `resources.get(BudgetTracker)`."""
         return self._source.budget_tracker
 
     @property
     def cost_tracker(self) -> CostTracker:
-        """What this run and the runs nested in it have spent."""
+        """The tracker of what this run and the runs nested in it have spent."""
         return self._source.cost_tracker
 
     # Resources.

@@ -264,7 +264,7 @@ class Acts:
         raise CapabilityMissing(
             name,
             "somebody to answer",
-            "A person (run_mode 'user') or a model ('agent') can: run it where one is there, or give it a "
+            "Run it where a person (run_mode 'user') or a model ('agent') can answer, or give it a "
             "`client` act that decides without them.",
         )
 
@@ -353,7 +353,8 @@ def fill(tool: Tool[Any, Any], field: str, value: Any) -> None:
 def _effect(effect: Effect, act: str) -> Effect:
     """Return the effect of an act.
 
-    It is that of the handoff, except that `client` has no effect of its own but may call whatever the handoff may.
+    Every act has the handoff's effect, except `client`. It has no effect of its own, but may call whatever the
+    handoff may call.
     """
     if EFFECTS[effect].transactional:
         return effect
@@ -454,4 +455,4 @@ def _recorded(what: str, schema: Schema[Any], value: Any) -> Any:
     except ToolValidationError as error:
         places = ", ".join(str(problem.where) for problem in error.problems if problem.where)
     at = f", at {places}" if places else ""
-    raise WrongResult(f"the {what} part it parked is not what it declares, {describe(schema.annotation)}{at}")
+    raise WrongResult(f"the {what} part it parked does not match its type, {describe(schema.annotation)}{at}")

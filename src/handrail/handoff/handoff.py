@@ -75,7 +75,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     - Without a `client`, the person or model of the environment answers; a person gets a form made from the
       answer's type. `client` and `after` may take `params` too.
     - The acts are inner calls of one call: when one fails, all are rolled back.
-    - It is a tool. Use it wherever a tool goes, once its acts are defined.
+    - A handoff is a tool. Once its acts are defined, use it wherever a tool is accepted.
     """
 
     _acts: Acts | None
@@ -132,7 +132,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
             raise ToolDefinitionError(
                 self.name,
                 f"its `client` returns {describe(act.returns)}",
-                "Return the answer itself; the ToolResult is `after`'s.",
+                "Return the answer itself. Only `after` returns a ToolResult.",
             )
         return self._define("client", act, function)
 
@@ -218,7 +218,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
                 raise ToolDefinitionError(
                     self.name,
                     f"it has no act `{name}`",
-                    f"Define it with `@{self.name}.{name}`, before the handoff is put to use: {_FORMS[name]}.",
+                    f"Define it with `@{self.name}.{name}`, before the handoff is used: {_FORMS[name]}.",
                 )
         before, client, after = self._defined["before"], self._defined.get("client"), self._defined["after"]
         private, public, early = parked_types(self.name, before)
@@ -226,7 +226,9 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         answer = next((each for each in said if each not in (MISSING, Any)), Any)
         if Any not in said and answer is Any:
             raise ToolDefinitionError(
-                self.name, "the type of the answer is not given", "Annotate the answer its `after` takes."
+                self.name,
+                "the type of the answer is not declared",
+                "Annotate the answer that its `after` takes.",
             )
         late = self._result_of(after)
         result = late if always_parks(before) or early == late else either(late, early)

@@ -1,4 +1,4 @@
-"""Heartbeats: extend the lease on a job while one of its calls runs."""
+"""Heartbeats, which extend the lease on a job while one of its calls runs."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ PROVIDERS = {
 
 
 def model_named(name: str) -> Model:
-    """Return the shared model of the name `provider:name`. It reads its API key from the environment."""
+    """Return the model named `provider:name`, which all callers share. It reads its API key from the environment."""
     provider, model = check_name(name)
     made = _made.get(name)
     if made is None:

@@ -47,7 +47,7 @@ _STOPS: dict[str, StopReason] = {
 
 
 class AnthropicModel:
-    """A model of Anthropic, with its key in `ANTHROPIC_API_KEY`, or of any server with the same API.
+    """An Anthropic model, or a model on any server with the same API. The key is in `ANTHROPIC_API_KEY`.
 
     The stable part of each request (tools, system prompt, conversation so far) is marked for the
     provider's cache; `cache=False` leaves the marks out, for a server that refuses them. Thinking blocks
@@ -105,7 +105,9 @@ class AnthropicModel:
                 "format": {"type": "json_schema", "schema": _held(request.output.json_schema)}
             }
         if self._cache:
-            more |= _CACHE  # the cache mark applies to the newest message without changing its bytes
+            more |= (
+                _CACHE  # a mark on the request caches up to the newest message, whose own bytes do not change
+            )
         written = {"messages": b"[%s]" % request.messages.encoded(_message)}
         if request.system:
             marked = b"," + encode(_CACHE)[1:-1] if self._cache else b""
@@ -215,7 +217,7 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
 
 
 def _kept(blocks: list[Any]) -> Kept | None:
-    """Return the blocks of an answer to be sent back, or None if it has no thinking blocks."""
+    """Return the blocks of an answer that must be sent back, or None if it has no thinking blocks."""
     if not any(block["type"] in ("thinking", "redacted_thinking") for block in blocks):
         return None
     return Kept(WIRE, encode([block for block in blocks if block["type"] != "text" or block["text"].strip()]))

@@ -58,7 +58,7 @@ _NEEDED = "models of other providers need pydantic-ai, which is not installed. R
 
 
 class BridgedModel:
-    """A model of any other provider: `BridgedModel("google:gemini-3-pro")`.
+    """A model from any other provider, as in `BridgedModel("google:gemini-3-pro")`.
 
     Each provider needs its own packages (`pip install 'pydantic-ai-slim[google]'`) and its key in the
     environment; pydantic-ai's documentation lists the names. A configured pydantic-ai model is accepted too;
@@ -191,7 +191,7 @@ async def _keep(make: Callable[[], Any]) -> AsyncGenerator[Any]:
 def _cut(model: Any, response: Any) -> bool:
     """Return whether a stream ended before its answer was complete.
 
-    If a chat completion ends without a finish reason, pydantic-ai treats it as complete and makes a reason up. The
+    If a chat completion ends without a finish reason, pydantic-ai treats it as complete and invents a reason. The
     provider's own reason is then missing from the response's details.
     """
     if response.state != "complete":
@@ -220,7 +220,7 @@ def _checked_profile(library: Any, name: str) -> Mapping[str, Any]:
         library.infer_provider_class(provider)
         return library.infer_model_profile(name)
     except ImportError as error:
-        raise DefinitionError(f"model {name!r} needs a package of its provider: {error}") from error
+        raise DefinitionError(f"model {name!r} needs its provider's package: {error}") from error
     except ValueError:
         raise DefinitionError(
             f"there is no provider {provider!r}. Write provider:name, with openai, anthropic, local, or a "
@@ -332,7 +332,7 @@ def _without_secrets(text: str) -> str:
 
 
 def tool_of(tool: Tool[Any, Any]) -> Any:
-    """Convert a tool to pydantic-ai's definition of one."""
+    """Convert a tool to a pydantic-ai tool definition."""
     tools: Any = import_module("pydantic_ai.tools")
     return tools.ToolDefinition(
         name=tool.name, description=tool.description, parameters_json_schema=tool.json_schema
@@ -340,7 +340,7 @@ def tool_of(tool: Tool[Any, Any]) -> Any:
 
 
 def output_of(schema: Schema[Any]) -> Any:
-    """Convert the schema of the required output to pydantic-ai's definition of one."""
+    """Convert the schema of the required output to a pydantic-ai output definition."""
     output: Any = import_module("pydantic_ai.output")
     return output.OutputObjectDefinition(json_schema=schema.json_schema, name="answer")
 

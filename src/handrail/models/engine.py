@@ -50,7 +50,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How a generation ended, if it was not stopped from outside."""
+    """The last item of a generation that was not stopped from outside. It says how the generation ended."""
 
     cut: bool
     """Whether the generation ran out of tokens."""
@@ -219,7 +219,7 @@ def checked_weights(model: str) -> Path:
 
 @lru_cache(maxsize=4)
 def _sha256(path: Path, changed: int) -> str:
-    """Compute a file's digest. It is cached until the file's time of change differs."""
+    """Compute a file's digest. The result is cached until the file is modified."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -46,10 +46,10 @@ class LocalModel:
     """The embedded SmolLM2: a **135M demo model**, about 28 tokens a second on one core.
 
     Given a few examples it extracts and classifies well. It can't choose among tools, it can't
-    calculate, and its facts are often wrong. So it never calls a tool by itself: name one in
-    `first_call`, and its answer to each user message is a call of that tool; once the results are there
-    it answers in text. For the call it sees the newest message, the tool's description and the tool's
-    `examples` (each `description` as a message, each `input` as the arguments): give two or three.
+    calculate, and its facts are often wrong. So it never calls a tool by itself. Name a tool in
+    `first_call`, and the model answers each user message with a call of that tool, and then in text.
+    For the call it sees the newest message, the tool's description and the tool's `examples`, each
+    `description` as a message and each `input` as the arguments. Give two or three examples.
 
     Arguments and structured answers are constrained by their JSON Schema while they are generated, and
     checked afterwards like those of any other model. Answers are repeatable: temperature 0 unless the
@@ -190,7 +190,7 @@ def _turns_for_call(request: ModelRequest, tool: Tool[Any, Any]) -> list[Turn]:
         params = tool.parse(params) if isinstance(params, Mapping) else params  # pyright: ignore[reportUnknownArgumentType]
         arguments = json.dumps(
             from_json(tool.dump(params)), ensure_ascii=False
-        )  # this layout is the grammar's too
+        )  # the grammar allows the same layout
         turns += [("user", example.description), ("assistant", arguments)]
     said = [message.text for message in request.messages if isinstance(message, UserMessage)]
     return [*turns, ("user", said[-1] if said else "")]

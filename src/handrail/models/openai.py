@@ -45,9 +45,9 @@ _OPENAI = "https://api.openai.com/v1"
 
 
 class OpenAIModel:
-    """A model of OpenAI, or of any server that implements one of OpenAI's APIs.
+    """An OpenAI model, or a model on any server that implements one of OpenAI's APIs.
 
-    `OpenAIModel("gpt-5")` is a model of OpenAI, with its key in `OPENAI_API_KEY`. For any other server (vLLM,
+    `OpenAIModel("gpt-5")` uses OpenAI itself, with the key in `OPENAI_API_KEY`. For any other server (vLLM,
     Ollama, llama.cpp, Azure) pass its `base_url`. `key_variable` names the environment variable with the
     server's key, if it needs one, and `key_header="api-key"` sends the key as Azure expects it. `options` are
     further fields of the request, such as `{"reasoning_effort": "low"}`.

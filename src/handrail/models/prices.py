@@ -1,4 +1,4 @@
-"""The cost of a request, by the price given with its model or by the table of `genai-prices`."""
+"""Costs of requests, from the price given with a model or from the price table of `genai-prices`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tariff = Callable[[Usage], Decimal | None]
 
 
 def tariff_of(model: str, traits: Traits) -> Tariff:
-    """Return the tariff of a model, which returns None for an unknown price, never zero."""
+    """Return the tariff of a model. The tariff returns None for an unknown price, never zero."""
     if traits.price is not None:
         price = traits.price
         return lambda usage: cost_at(price, usage)

@@ -1,7 +1,7 @@
 """`ScriptedModel`: a model that follows a script, for tests, examples and documentation.
 
-`DemoModel` follows a fixed script in the folder that `handrail new` creates, and tells the user so. It needs no
-key, network or weights. Its script shows streamed text, tool calls, a worker that calls another, an approval with
+`DemoModel`, the model of the folder that `handrail new` creates, follows a fixed script and tells the user so. It
+needs no key, network or weights. Its script shows streamed text, tool calls, a worker that calls another, an approval with
 a diff, and a form.
 """
 
@@ -43,7 +43,7 @@ _PIECE = 8
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """One scripted answer with more than text or calls, such as a delay or an error."""
+    """A scripted answer with details that text or calls alone can't express, such as a delay or an error."""
 
     text: str = ""
     calls: Sequence[ToolCall] = ()

@@ -252,9 +252,9 @@ class _Check:
         prompt, place = self.prompt, self.place
         sections: Any = prompt.sections
         if isinstance(sections, Section):
-            raise self.error("sections is one section", "Pass a list of sections, or a string.")
+            raise self.error("sections is a single section", "Pass a list of sections, or a string.")
         if not sections:
-            raise self.error("it says nothing", "Pass a string, or at least one section.")
+            raise self.error("it has no sections", "Pass a string, or at least one section.")
         parts = {
             "sections": check_sections(place, "sections", sections),
             "tools": check_tools(place, prompt.tools),
@@ -300,8 +300,8 @@ class _Check:
                 check_placeholders(self.at(one.path), "summary", one.summary, fields, params_type)
             if params_type is None and (one.enabled.takes_params or one.visibility.takes_params):
                 raise self.error(
-                    "a function takes the params, and no section says what they are",
-                    "Write MarkdownSection[Params](...), Params being a dataclass or a pydantic model.",
+                    "a function takes the params, and no section declares their type",
+                    "Write MarkdownSection[Params](...), where Params is a dataclass or a pydantic model.",
                     one.path,
                 )
         unused = _unused(plans, fields)
@@ -339,7 +339,7 @@ class _Check:
         if not is_record(output):
             raise self.error(
                 f"output is {describe(output) if isinstance(output, type) or get_args(output) else shown(output)}",
-                "Pass a dataclass or a pydantic model, the class itself; a plain value can be a field of one.",
+                "Pass a class: a dataclass or a pydantic model. A plain value can be a field of it.",
             )
         try:
             return Schema(output, self.namespace)

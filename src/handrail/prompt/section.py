@@ -25,7 +25,7 @@ from handrail.tools.checks import is_record
 from handrail.tools.signature import body_of
 
 _GIVEN = ("params", "session")
-"""The parameters that the function of a condition may have."""
+"""The parameters that a condition's function may have."""
 
 
 class Condition:
@@ -285,7 +285,7 @@ def _check(section: Section[Any]) -> None:
             raise PromptDefinitionError(place, f"{what} {error.problem}", error.hint) from None
     if section.visibility != "full" and section.summary is None:
         raise PromptDefinitionError(
-            place, "it may be shown as a summary and has none", "Pass `summary=`, one or two sentences."
+            place, "it may be shown as a summary, but has none", "Pass `summary=`, one or two sentences."
         )
     parts = {
         "tools": check_tools(place, section.tools),
@@ -307,7 +307,7 @@ def read_template(place: str, what: str, text: str) -> Template:
     """Parse the template or summary of a section. An error names the section."""
     if what == "summary" and not text.strip():
         raise PromptDefinitionError(
-            place, "the summary is empty", "Say in a sentence what the section holds."
+            place, "the summary is empty", "Say in a sentence what the section contains."
         )
     try:
         text.encode()
@@ -315,7 +315,7 @@ def read_template(place: str, what: str, text: str) -> Template:
     except PromptDefinitionError as error:
         raise PromptDefinitionError(place, f"{error.problem} of its {what}", error.hint) from None
     except UnicodeEncodeError:
-        problem = f"its {what} holds half a character (a lone surrogate), which can't be sent"
+        problem = f"its {what} contains half a character (a lone surrogate), which can't be sent"
         raise PromptDefinitionError(place, problem, "Correct how the text was decoded.") from None
 
 
@@ -325,19 +325,19 @@ def check_placeholders(
     """Raise `PromptDefinitionError` for a placeholder without a field. `fields` is None if they are not known yet."""
     for name in sorted(template.names - (template.names if fields is None else fields)):
         if params is None:
-            problem = f"its {what} uses ${name}, and no section says what the params are"
-            hint = "Write MarkdownSection[Params](...), Params being a dataclass with that field; a dollar is `$$`."
+            problem = f"its {what} uses ${name}, and no section declares the type of the params"
+            hint = "Write MarkdownSection[Params](...), where Params is a dataclass with that field. A dollar sign is `$$`."
         else:
             problem = f"its {what} uses ${name}, and {describe(params)} has no field {name!r}"
             known = ", ".join(f"${field}" for field in sorted(fields or ())) or "none"
-            hint = f"Its fields are {known}; a dollar sign is `$$`."
+            hint = f"Its fields are {known}. A dollar sign is `$$`."
         raise PromptDefinitionError(place, problem, hint)
 
 
 def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
     """Check that all items are tools, and return them as a tuple. The error points out a function without `@tool`."""
     if isinstance(given, Tool):
-        raise PromptDefinitionError(place, "tools is one tool", f"Pass a list of tools: [{given.name}].")
+        raise PromptDefinitionError(place, "tools is a single tool", f"Pass a list of tools: [{given.name}].")
     found: tuple[Any, ...] = _listed(place, "tools", given)
     for index, one in enumerate(found):
         if isinstance(one, Tool):

@@ -25,7 +25,7 @@ _RULES = "__handrail_slice__"
 
 @dataclass(frozen=True, slots=True)
 class SliceRules:
-    """How a session stores the items of one type."""
+    """Rules for how a session stores the items of one type."""
 
     kind: SliceKind = "state"
     key: Callable[[Any], Hashable] | None = None

@@ -39,7 +39,7 @@ class Person(Environment):
 
     - `approve` decides approvals; by default everything is denied.
     - `answers` has the answers by the kind of a `wait_for`: a value, an exception to raise, or a function of
-      the payload. `Declined`, `QuestionCancelled` and `QuestionTimedOut` become such outcomes; any other
+      the payload. `Declined`, `QuestionCancelled` and `QuestionTimedOut` become those outcomes; any other
       exception means that the environment failed. A question without an answer is declined.
     - `after` delays each answer until an event is set, or by a number of seconds.
     - `wrong_first` is the answer to a question the first time it is asked.

@@ -1,6 +1,6 @@
 """Checks of a tool's definition, made when the tool is created. Each error says how to correct the definition.
 
-They include which types can be params. How instances of these types are copied for policies is defined here too.
+This module also defines which types can be params, and how their instances are copied for policies.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ class _Check:
         if isinstance(params_type, type) and not isinstance(example.input, params_type | Mapping):
             raise self.error(
                 f"the input of {place} is {example.input!r}",
-                f"Pass a {describe(tool.params)}, or a mapping with its fields.",
+                f"Pass an instance of {describe(tool.params)}, or a mapping with its fields.",
             )
         for part, schema in (("input", tool._schema), ("output", tool._result_schema)):  # pyright: ignore[reportPrivateUsage]  # our own tool
             value: Any = getattr(example, part)

@@ -94,7 +94,7 @@ class Tool(Generic[ParamsT, ResultT]):
     )
     """Returns the part of a result that may be seen outside the call; None if all of it may be seen."""
     reach: str = dataclasses.field(init=False, repr=False, compare=False, default="")
-    """What a call can reach that no transaction covers, in words for whoever approves it."""
+    """What a call can reach outside the transaction, described for the person who approves it."""
     is_async: bool = dataclasses.field(init=False, repr=False, compare=False)
     context_type: type[ToolContext] = dataclasses.field(init=False, repr=False, compare=False)
     needs: frozenset[Need] = dataclasses.field(init=False, repr=False, compare=False)

@@ -1,4 +1,4 @@
-"""`@tool`: turns a plain function into a tool.
+"""`@tool`, which turns a plain function into a tool.
 
 The function's parameters become the params, and its docstring the description.
 """

@@ -1,4 +1,4 @@
-"""Signatures and docstrings: reads the parameters, result, context and descriptions of a function."""
+"""Signatures and docstrings, from which a tool gets its parameters, result, context and descriptions."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def positional(tool: str, signature: Signature, count: int, what: str, form: str
     if len(names) != count:
         raise ToolDefinitionError(
             tool,
-            f"its {what} takes {len(names)} arguments beside `context`, but is called with {count}",
+            f"its {what} takes {len(names)} arguments besides `context`, but is called with {count}",
             "Pass the bound method: `thing.method`." if names[:1] == ["self"] else f"Write it as `{form}`.",
         )
     return names
@@ -230,7 +230,7 @@ def parameter_descriptions(docstring: str) -> dict[str, str]:
     """Return a docstring's description of each parameter, in the Google, NumPy or Sphinx style."""
     found = _PARAMETERS.search(docstring)
     if found is None:
-        return {}  # as for most docstrings; the parser is not even imported
+        return {}  # true of most docstrings, so the parser is rarely imported
     import logging
 
     from griffe import Docstring, DocstringSectionParameters, Parser

@@ -21,7 +21,7 @@ from handrail.workers.front_matter import AttachmentRule
 
 NO_ATTACHMENTS = AttachmentRule(count=0)
 _SHOWN = 16 * 1024
-"""Maximum bytes of an attachment that are put into the message. The model reads longer ones with a tool."""
+"""Maximum size in bytes of an attachment that is included in the message. The model reads larger ones with a tool."""
 _PAGE = 400
 
 
@@ -77,7 +77,7 @@ def from_disk(path: Path) -> Attachment:
         return Attachment(path.name, path.read_bytes())
     except OSError as error:
         raise DefinitionError(
-            f"the attachment {path} can't be read: {error.strerror}. Give another."
+            f"the attachment {path} can't be read: {error.strerror}. Pass another file."
         ) from None
 
 
@@ -88,7 +88,7 @@ def accept(
     if not given:
         return ()
     if rule.count == 0:
-        raise ToolValidationError(f"{worker} takes no attachments. Say what matters in the input.")
+        raise ToolValidationError(f"{worker} takes no attachments. Put what matters into the input.")
     if len(given) > rule.count:
         raise ToolValidationError(f"{worker} takes at most {rule.count} attachments, not {len(given)}.")
     problems: list[str] = []
@@ -112,7 +112,7 @@ def _accept_one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem
     if not name or len(name) > 255 or not name.isprintable():
         raise ToolValidationError(f"{name[:40]!r} is not a file name")
     if rule.suffixes is not None and not any(name.lower().endswith(end.lower()) for end in rule.suffixes):
-        raise ToolValidationError(f"{name}: only {', '.join(rule.suffixes)} are taken")
+        raise ToolValidationError(f"{name}: only {', '.join(rule.suffixes)} are allowed")
     if isinstance(given, Attachment):
         _check_size(rule, name, given.size)
         return given
@@ -184,7 +184,7 @@ def read_attachment(name: str, from_line: Annotated[int, Field(ge=1)] = 1, *, co
     found = next((each for each in context.attachments if each.name == name), None)
     if found is None:
         there = ", ".join(each.name for each in context.attachments) or "none"
-        raise ToolValidationError(f"there is no attachment {name!r}. There are: {there}.")
+        raise ToolValidationError(f"there is no attachment {name!r}. The attachments are: {there}.")
     lines = found.text().split("\n")
     shown = lines[from_line - 1 : from_line - 1 + _PAGE]
     if from_line - 1 + _PAGE < len(lines):

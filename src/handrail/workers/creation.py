@@ -66,15 +66,15 @@ def creation_tools(registry: WorkerFolder, creator: str, effect: Effect) -> tupl
     ) -> ToolResult[str]:
         """Create a worker for this session: an agent of its own, with at most the tools you have.
 
-        Somebody is asked first.
+        It must be approved first.
 
         Args:
-            name: What it is called by; small letters, digits, _ and -.
-            description: In one sentence what it does.
-            instructions: What it is told; {{ input }} stands for its input.
-            tools: The names of those of your tools that it gets.
-            workers: The names of those of your workers that it may call.
-            model: Which model runs it, provider:name.
+            name: Its name, in lower-case letters, digits, _ and -.
+            description: What it does, in one sentence.
+            instructions: Its instructions; {{ input }} stands for its input.
+            tools: The names of the tools it gets, from among your own.
+            workers: The names of the workers it may call, from among those you may call.
+            model: The model that runs it, as provider:name.
         """
         maker = registry[creator]
         text = text_for(
@@ -87,7 +87,7 @@ def creation_tools(registry: WorkerFolder, creator: str, effect: Effect) -> tupl
             why = f": {approval.reason}" if approval.reason else ""
             return ToolResult.error(f"{name} was not created: it was not approved ({approval.outcome}){why}.")
         context.session.dispatch(WorkerCreated(creator, name, text))
-        return ToolResult.ok(f"The worker {name} is there, for this session. Run it with {CALL}.")
+        return ToolResult.ok(f"The worker {name} was created for this session. Run it with {CALL}.")
 
     assert create_worker.name == CREATE, "the name is kept free for it"
     return (create_worker, _call_tool(effect))
@@ -127,8 +127,8 @@ def text_for(registry: WorkerFolder, maker: Worker, wanted: CreationRequest) -> 
     unknown = [name for name in tools if name not in own]
     if unknown:
         raise ToolValidationError(
-            f"{', '.join(unknown)}: not among your own tools, so a worker of yours can't have it. "
-            f"There are: {', '.join(own) or 'none'}."
+            f"{', '.join(unknown)}: not among your own tools, so your worker can't have it. "
+            f"Your tools are: {', '.join(own) or 'none'}."
         )
     front: dict[str, Any] = {
         "name": wanted.name,
@@ -162,21 +162,21 @@ def check_rights(maker: Worker, front: FrontMatter) -> None:
     if strangers:
         there = ", ".join(maker.workers) or "none"
         raise ToolValidationError(
-            f"it would call {', '.join(strangers)}, which you may not call yourself. There are: {there}."
+            f"it would call {', '.join(strangers)}, which you may not call yourself. You may call: {there}."
         )
     if front.policies != maker.front.policies:
-        raise ToolValidationError(f"its policies are not those of {maker.name}.")
+        raise ToolValidationError(f"its policies differ from those of {maker.name}.")
     if front.create or front.locked:
         raise ToolValidationError("a created worker can't create workers or be locked.")
     if front.model not in (None, maker.model, maker.creation_defaults.model):
         known = [each for each in (maker.model, maker.creation_defaults.model) if each]
         raise ToolValidationError(
-            f"the model {front.model!r} is not one you may give it. There are: {', '.join(known) or 'your own'}."
+            f"the model {front.model!r} is not allowed for it. Allowed: {', '.join(known) or 'your own'}."
         )
     for name in Limits.model_fields:
         most, wanted = getattr(maker.limits, name), getattr(front.limits, name)
         if most is not None and (wanted is None or wanted > most):
-            raise ToolValidationError(f"its limit of {name} is above that of {maker.name}.")
+            raise ToolValidationError(f"its limit on {name} is higher than that of {maker.name}.")
 
 
 def _check_name(registry: WorkerFolder, maker: Worker, name: str) -> None:

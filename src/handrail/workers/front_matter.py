@@ -84,34 +84,36 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class Part(BaseModel):
-    """A mapping in the front matter. What is not named here is refused."""
+    """Base class of the mappings in the front matter. Unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True)
 
 
 class Limits(Part):
-    """At most this much for one run of the worker, with everything below it."""
+    """Limits on one run of the worker, including everything that it calls."""
 
     requests: Annotated[Count | None, Field(description="Requests to models.")] = None
-    tokens: Annotated[Count | None, Field(description="Tokens, sent and received.")] = None
+    tokens: Annotated[Count | None, Field(description="Tokens sent and received.")] = None
     money: Annotated[float | None, Field(ge=0, description="US dollars.")] = None
     tool_calls: Annotated[Count | None, Field(description="Calls of tools and workers.")] = None
     seconds: Annotated[float | None, Field(gt=0, description="Time for one run.")] = None
-    depth: Annotated[Count | None, Field(description="How deep calls may nest below this worker.")] = None
+    depth: Annotated[Count | None, Field(description="Maximum depth of calls below this worker.")] = None
 
 
 class AttachmentRule(Part):
-    """Which files the worker may be given. Without a rule: none."""
+    """The files that the worker may be given. Without this rule, it may be given none."""
 
-    count: Annotated[int, Field(ge=0, le=1000, description="How many at most.")] = 1
-    max_bytes: Annotated[int, Field(ge=1, le=100_000_000, description="How large each may be.")] = 1_000_000
+    count: Annotated[int, Field(ge=0, le=1000, description="Maximum number of files.")] = 1
+    max_bytes: Annotated[
+        int, Field(ge=1, le=100_000_000, description="Maximum size of each file in bytes.")
+    ] = 1_000_000
     suffixes: Annotated[
-        list[str] | None, Field(description="Which endings of a name, as in `.md`; left out, any.")
+        list[str] | None, Field(description="Allowed suffixes, such as `.md`. By default, all are allowed.")
     ] = None
 
 
 class CapabilityRules(Part):
-    """Verdicts on what tools may touch: `fs.write`, `fs.*`, `*`."""
+    """Decisions on capabilities of tools, such as `fs.write`, `fs.*` or `*`."""
 
     allow: Annotated[list[str], Field(description="Runs without asking.")] = []
     ask: Annotated[list[str], Field(description="Runs if somebody approves.")] = []
@@ -120,20 +122,21 @@ class CapabilityRules(Part):
 
 
 class RateRule(Part):
-    """A rate: at most this many calls in this many seconds."""
+    """A rate limit: at most `most` calls in `per_seconds` seconds."""
 
     most: Annotated[int, Field(ge=1)]
     per_seconds: Annotated[float, Field(gt=0)]
-    tools: Annotated[list[str] | None, Field(description="Of these tools only.")] = None
+    tools: Annotated[list[str] | None, Field(description="The tools to which the limit applies.")] = None
 
 
 class PolicyEntry(Part):
-    """One policy with its settings: exactly one of these."""
+    """One policy with its settings. Exactly one key must be set."""
 
     capability: CapabilityRules | None = None
     rate_limit: RateRule | None = None
     sequential: Annotated[
-        dict[str, list[str]] | None, Field(description="A tool, and those that must have succeeded before.")
+        dict[str, list[str]] | None,
+        Field(description="For each tool, the tools that must have succeeded before it."),
     ] = None
 
 
@@ -159,13 +162,15 @@ class FrontMatter(Part):
     """The settings between the two `---` lines of a worker's file."""
 
     name: Annotated[
-        Name | None, Field(description="What it is called by; left out, the file's name without `.md`.")
+        Name | None, Field(description="The worker's name. By default, the file's name without `.md`.")
     ] = None
     description: Annotated[
         str | None,
-        Field(min_length=1, max_length=200, description="What it does, for whoever may call it."),
+        Field(min_length=1, max_length=200, description="What the worker does, for those who may call it."),
     ] = None
-    model: Annotated[str | None, Field(description="`provider:name`; left out, the caller's.")] = None
+    model: Annotated[
+        str | None, Field(description="The model, `provider:name`. By default, the caller's.")
+    ] = None
     tools: Annotated[
         list[str | ShellEntry],
         Field(
@@ -174,22 +179,23 @@ class FrontMatter(Part):
     ] = []
     policies: Annotated[
         list[Literal["capability", "read_before_write"] | PolicyEntry] | None,
-        Field(description="In the place of `capability`, which a worker carries otherwise; [] for none."),
+        Field(description="Policies in place of the default, `capability`; [] for none."),
     ] = None
     output: Annotated[
-        dict[str, Any] | None, Field(description="A JSON Schema that the answer is held to.")
+        dict[str, Any] | None, Field(description="A JSON Schema that the answer must match.")
     ] = None
     attachments: AttachmentRule | None = None
     limits: Limits = Limits()
     workers: Annotated[
-        list[str] | Literal["*"], Field(description='The workers it may call; "*" for all of the folder.')
+        list[str] | Literal["*"],
+        Field(description='The workers that this one may call; "*" for all in the folder.'),
     ] = []
     locked: Annotated[
-        bool, Field(description="No worker that a model creates may take its name, in any session.")
+        bool, Field(description="Whether its name is reserved, so that no created worker may use it.")
     ] = False
-    create: Annotated[bool, Field(description="May its model create workers? Each one is asked about.")] = (
-        False
-    )
+    create: Annotated[
+        bool, Field(description="Whether its model may create workers. Each must be approved.")
+    ] = False
     creation_defaults: CreationDefaults | None = None
 
 
@@ -318,7 +324,7 @@ def _whole(text: str) -> str:
     try:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
-        raise ValueError("half a letter") from None
+        raise ValueError("half a character (a lone surrogate)") from None
 
 
 class _Yaml:
@@ -357,7 +363,7 @@ class _Yaml:
         for event in yaml.parse(self._text, Loader=yaml.SafeLoader):
             line, column = event.start_mark.line + 2, event.start_mark.column + 1
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-                self._find.add(line, "an anchor or alias is not taken here", "Write the value out.", column)
+                self._find.add(line, "an anchor or alias is not allowed here", "Write the value out.", column)
                 return False
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
@@ -415,5 +421,5 @@ class _Yaml:
 
     def _tagged(self, node: Any) -> None:
         self._find.add(
-            node.start_mark.line + 2, f"the tag {node.tag!r} is not taken here", "Write a plain value."
+            node.start_mark.line + 2, f"the tag {node.tag!r} is not allowed here", "Write a plain value."
         )

@@ -122,7 +122,7 @@ class Instructions:
             for piece in self._compiled().generate({**values, "range": range, _METER: _Meter()}):
                 size += len(piece)
                 if size > MOST_OUTPUT:
-                    raise ValueError(f"it comes to more than {MOST_OUTPUT} characters")
+                    raise ValueError(f"its output has more than {MOST_OUTPUT} characters")
                 pieces.append(piece)
         except Exception as error:
             hint = "Correct the template."
@@ -149,12 +149,12 @@ class Instructions:
 
 
 def _is_large(source: str) -> bool:
-    """Return whether a template has more words in braces than may be parsed, reading no further than that."""
+    """Return whether a template has more than `MOST_WORDS` words in braces. Reads no further than necessary."""
     words = (1 for _, kind, _ in _environment().lex(source) if kind not in ("data", "whitespace"))
     return sum(islice(words, MOST_WORDS + 1)) > MOST_WORDS
 
 
-_BRACES = "Values stand in {{ }}, blocks in {% %}; write {{ '{{' }} for the braces themselves."
+_BRACES = "Write values in {{ }} and blocks in {% %}. For literal braces, write {{ '{{' }}."
 
 
 class _Meter:
@@ -169,14 +169,14 @@ class _Meter:
         for value in values:
             self._rounds -= 1
             if self._rounds < 0:
-                raise ValueError(f"its loops take more than {MOST_ROUNDS} rounds")
+                raise ValueError(f"its loops take more than {MOST_ROUNDS} iterations")
             self.take(steps * _A_STEP)
             yield value
 
     def take(self, work: int) -> None:
         self._work -= work
         if self._work < 0:
-            raise ValueError(f"it goes through more than {MOST_WORK} characters")
+            raise ValueError(f"it processes more than {MOST_WORK} characters")
 
 
 def _metered(tree: Any) -> Any:
@@ -207,7 +207,7 @@ class _Check:
         if kind not in ALLOWED:
             yield (
                 line,
-                f"the template uses {kind!r}, which is not taken here",
+                f"the template uses {kind!r}, which is not allowed here",
                 "Write it with text, if and for.",
             )
             return
@@ -217,11 +217,15 @@ class _Check:
         elif kind == "Filter" and node.name not in FILTERS:
             yield (
                 line,
-                f"the filter {node.name!r} is not taken here",
+                f"the filter {node.name!r} is not allowed here",
                 f"There are {', '.join(sorted(FILTERS))}.",
             )
         elif kind == "Test" and node.name not in TESTS:
-            yield line, f"the test {node.name!r} is not taken here", f"There are {', '.join(sorted(TESTS))}."
+            yield (
+                line,
+                f"the test {node.name!r} is not allowed here",
+                f"There are {', '.join(sorted(TESTS))}.",
+            )
         elif kind == "Call":
             yield line, "the template calls something", "Only `range(...)` can be called, in a `for`."
             return
@@ -244,7 +248,8 @@ class _Check:
             yield line, "a loop goes over something large", "Loop over `attachments`, `range(...)` or a list."
         if loops >= _DEEPEST_LOOPS or node.recursive:
             yield line, f"loops are nested more than {_DEEPEST_LOOPS} deep", "Make it flatter."
-        # A range has a length but no items until a loop asks for them, so only a loop, which counts, may have one.
+        # A range has a length but no items until a loop asks for them. Only a loop, which counts its
+        # iterations, may have one.
         yield from self._each(node.iter.args, names, loops) if counts else self._walk(node.iter, names, loops)
         targets = [node.target] if type(node.target).__name__ == "Name" else list(node.target.items)
         named = {target.name for target in targets if type(target).__name__ == "Name"}
@@ -290,9 +295,9 @@ def _each(context: Any, values: Iterable[Any], steps: int) -> Iterator[Any]:
 
 
 def _within(context: Any, value: Any) -> Any:
-    """Count what `in` goes through. Only texts and lists have a known length and no surprises."""
+    """Count the work of an `in` test. Only texts and lists are allowed, because their length is known."""
     if not isinstance(value, str | list | tuple):
-        raise ValueError("`in` looks into a text or a list")
+        raise ValueError("`in` needs a text or a list")
     context[_METER].take(len(cast("str | list[Any]", value)))
     return cast("Any", value)
 
@@ -327,9 +332,12 @@ def _tojson(context: Any, value: Any) -> str:
 
 
 def _is_odd(value: Any) -> bool:
-    """Jinja's own test takes any value modulo 2, which for a text means to format it, to any width."""
+    """Return whether an integer is odd.
+
+    Jinja's own test also computes `text % 2`, which formats the text, to any width that it asks for.
+    """
     if not isinstance(value, int):
-        raise ValueError("`odd` and `even` test whole numbers")
+        raise ValueError("`odd` and `even` need a whole number")
     return value % 2 == 1
 
 
@@ -373,6 +381,6 @@ def rendered(instructions: Instructions, name: str, input: str, attachments: Ite
     text = instructions.render({"input": input, "attachments": tuple(attachments), "worker": name})
     if not text.strip():
         raise WorkerError(
-            f"the instructions of the worker {name!r} come to nothing. Write some below its front matter."
+            f"the instructions of the worker {name!r} are empty. Write some below its front matter."
         )
     return text

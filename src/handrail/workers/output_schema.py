@@ -117,8 +117,8 @@ class _Builder:
         if unknown:
             return self.refuse(
                 f"{where}.{unknown[0]}",
-                f"`{unknown[0]}` is not taken here and would not be checked",
-                f"Leave it out. Taken are {', '.join(sorted(_WORDS))}.",
+                f"`{unknown[0]}` is not supported here and would not be checked",
+                f"Leave it out. Supported are {', '.join(sorted(_WORDS))}.",
             )
         if "const" in schema or "enum" in schema:
             return self._choice(schema, where)
@@ -132,7 +132,7 @@ class _Builder:
         if isinstance(kind, list) and kind:
             return _union(self._of_kind(each, schema, where) for each in cast("list[Any]", kind))
         if kind is None:
-            return self.refuse(where, "it does not say its type", "Write `type: string`, for example.")
+            return self.refuse(where, "it has no type", "Write `type: string`, for example.")
         return self._of_kind(kind, schema, where)
 
     def _of_kind(self, kind: Any, schema: Mapping[str, Any], where: str) -> Any:
@@ -144,7 +144,7 @@ class _Builder:
             made = _PLAIN[kind]
         else:
             near = ", ".join([*_PLAIN, "object", "array"])
-            return self.refuse(f"{where}.type", f"there is no type {kind!r}", f"There are {near}.")
+            return self.refuse(f"{where}.type", f"there is no type {kind!r}", f"The types are {near}.")
         bounds = {_BOUNDS[word]: schema[word] for word in _FOR.get(kind, ()) if word in schema}
         return Annotated[made, Field(**bounds)] if bounds else made
 
@@ -155,7 +155,7 @@ class _Builder:
         plain = cast("list[Any]", values)
         if not all(each is None or isinstance(each, str | int | bool) for each in plain):
             return self.refuse(
-                f"{where}.enum", "a value is no text, whole number or truth value", "Change it."
+                f"{where}.enum", "a value is not a string, integer, boolean or null", "Change it."
             )
         return Literal[tuple(plain)]
 
@@ -172,15 +172,19 @@ class _Builder:
         if schema.get("additionalProperties") not in (None, False):
             return self.refuse(
                 f"{where}.additionalProperties",
-                "an object with named fields has no others",
-                "Drop it, or leave `properties` out.",
+                "an object with named fields can't have other fields",
+                "Remove it, or leave out `properties`.",
             )
         if not isinstance(properties, Mapping) or not isinstance(required, list):
-            return self.refuse(where, "`properties` is a mapping and `required` a list", "Write them so.")
+            return self.refuse(
+                where, "`properties` is not a mapping, or `required` not a list", "Correct it."
+            )
         named = cast("Mapping[str, Any]", properties)
         for name in cast("list[Any]", required):
             if name not in named:
-                self.refuse(f"{where}.required", f"{name!r} is required and is no property", "Describe it.")
+                self.refuse(
+                    f"{where}.required", f"{name!r} is required, but not a property", "Describe it there."
+                )
         fields: dict[str, Any] = {}
         for number, (name, each) in enumerate(named.items()):
             kind = self.type_of(each, f"{where}.properties.{name}")

@@ -77,7 +77,9 @@ class WorkerRegistry:
     ) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir():
-            raise WorkerError(f"there is no folder {str(folder)!r}. Give one that has workers (*.md) in it.")
+            raise WorkerError(
+                f"there is no folder {str(folder)!r}. Pass a folder that contains workers (*.md)."
+            )
         given = creation_defaults or {}
         self._defaults = (
             given if isinstance(given, CreationDefaults) else CreationDefaults.model_validate(dict(given))
@@ -129,10 +131,10 @@ class WorkerRegistry:
         if not self.names:
             raise WorkerError(
                 f"there is no worker (NAME.md) in {here!r}. Name another folder, or, to serve a module, its "
-                f"file: {self.folder / 'app.py'}; `handrail new demo` makes a folder with workers."
+                f"file: {self.folder / 'app.py'}. `handrail new demo` makes a folder with workers."
             )
         raise WorkerError(
-            f"{here} does not say which worker. It has {', '.join(self.names)}: write "
+            f"{here} has several workers: {', '.join(self.names)}. Name one of them, for example "
             f"{self.folder / self.names[0]}."
         )
 
@@ -269,8 +271,8 @@ class WorkerRegistry:
         for tool in offered:
             if tool.name in self.names and not tool.delegates:
                 raise DefinitionError(
-                    f"a prompt has a tool {tool.name!r}, and so is a worker of {str(self.folder)!r} "
-                    "called. Rename one of them."
+                    f"the prompt has a tool {tool.name!r}, and {str(self.folder)!r} has a worker of the same "
+                    "name. Rename one of them."
                 )
         frame.workers = Reach(self, None, WorkerSettings())
         yield
@@ -299,7 +301,9 @@ class WorkerRegistry:
         if draft.text is not None:
             check_rights(maker, draft.text.front)
             if draft.name != name:
-                raise ToolValidationError(f"the worker created as {name!r} calls itself {draft.name!r}.")
+                raise ToolValidationError(
+                    f"the worker created as {name!r} is named {draft.name!r} in its text."
+                )
         made = None if draft.find.problems else self._finish(draft, self._effect_of(draft))
         if made is None:
             raise ToolValidationError("; ".join(map(str, draft.find.problems)))

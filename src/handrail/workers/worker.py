@@ -183,7 +183,7 @@ BUILT_IN: frozenset[str] = frozenset(
         OPENER,
     ]
 )
-"""Names of the built-in tools, which no worker may have."""
+"""Names of the built-in tools. No worker may be named like one of them."""
 
 
 class Draft:
@@ -241,7 +241,7 @@ class Draft:
                 self.refuse(where, f"{called!r} is listed twice", "Keep one of them.")
                 continue
             seen.add(called)
-            # With a list of policies, the file tools add none of their own.
+            # If the file lists policies, the file tools add none of their own.
             policies: Any = None if front.policies is None else ()
             if isinstance(entry, ShellEntry):
                 self._add_shell(entry, where)
@@ -253,7 +253,7 @@ class Draft:
             else:
                 self._missing(entry, where, functions)
         if {"files", "files.read"} <= seen:
-            self.refuse("tools", "`files` has what `files.read` has", "Keep one of them.")
+            self.refuse("tools", "`files` already includes `files.read`", "Keep one of them.")
 
     def _add_shell(self, entry: ShellEntry, where: str) -> None:
         try:
@@ -268,17 +268,19 @@ class Draft:
         there = [*functions.names, *FILES]
         hint = suggest(name, there)
         if not functions.path.is_file():
-            hint = f"Define it in {functions.path}, which is not there; or use one of {', '.join(FILES)}."
+            hint = (
+                f"Define it in {functions.path}, which does not exist yet, or use one of {', '.join(FILES)}."
+            )
         self.refuse(where, f"there is no function {name!r} defined in {functions.path.name}", hint)
 
     def check_against(self, drafts: Sequence[Draft], functions: Functions) -> None:
         """Report ambiguous names, and names of workers that do not exist."""
         for other in drafts:
             if other is not self and other.name == self.name:
-                self.refuse("name", f"{other.path} is a worker called {self.name!r} as well", "Rename one.")
+                self.refuse("name", f"{other.path} is also a worker named {self.name!r}", "Rename one.")
         if self.name in functions.names:
             place = f"{functions.path}:{functions.line_of(self.name)}"
-            self.refuse("name", f"{place} defines a function {self.name!r} as well", "Rename one.")
+            self.refuse("name", f"{place} also defines a function {self.name!r}", "Rename one.")
         if self.text is None or self.text.front.workers == "*":
             return
         names = [each.name for each in drafts]
@@ -369,7 +371,7 @@ def policies_of(worker: str, given: list[Any] | None, refuse: Refuse) -> tuple[T
             refuse(where, *error.parts)
             continue
         if policy is not None and any(each.name == policy.name for each in made):
-            refuse(where, f"there are two policies {policy.name!r}", "Make one of them.")
+            refuse(where, f"there are two policies {policy.name!r}", "Merge them into one.")
         elif policy is not None:
             made.append(policy)
     return tuple(made)
@@ -383,7 +385,7 @@ def _policy(worker: str, entry: Any, where: str, refuse: Refuse) -> ToolPolicy |
     rules: PolicyEntry = entry
     given = [rules.capability, rules.rate_limit, rules.sequential]
     if sum(each is not None for each in given) != 1:
-        refuse(where, "a policy is one of `capability`, `rate_limit` and `sequential`", "Pass exactly one.")
+        refuse(where, "a policy has one of `capability`, `rate_limit` and `sequential`", "Set exactly one.")
         return None
     if rules.rate_limit is not None:
         rate = rules.rate_limit
@@ -396,7 +398,7 @@ def _policy(worker: str, entry: Any, where: str, refuse: Refuse) -> ToolPolicy |
     for verdict in ("allow", "ask", "deny"):
         for word in getattr(words, verdict):
             if word in verdicts:
-                refuse(where, f"{word!r} is given two verdicts", "Keep one of them.")
+                refuse(where, f"{word!r} is listed twice", "Keep one of them.")
             verdicts[word] = verdict
     scope = (".",) if words.scope is None else words.scope
     return CapabilityPolicy(verdicts, scope=scope, name=f"{worker}.capability")

@@ -42,7 +42,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
 
 
 class Reach:
-    """The workers that the calls of one run can call by name. This is the `Workers` of the run's frame."""
+    """The workers that the calls of one run can call by name. The run's frame has it as its `workers`."""
 
     def __init__(self, registry: WorkerFolder, worker: Worker | None, given: WorkerSettings) -> None:
         self.registry = registry

@@ -17,6 +17,7 @@ from handrail.resources.shell import Allow, CommandResult, Layers, Support, comm
 from handrail.resources.shell import execution as shell_module
 from handrail.resources.shell.shell_errors import CommandMissing, CommandRefused, ShellError
 from handrail.testing import FakeShell, run_virtual
+from support import PATIENCE
 from support.folders import PYTHON, Folder, anything, processes_with
 
 pytestmark = (
@@ -48,14 +49,14 @@ class Line:
 
     def __init__(self) -> None:
         self.server = socket.create_server(("127.0.0.1", 0))
-        self.server.settimeout(30)
+        self.server.settimeout(PATIENCE)
         self.connections: list[socket.socket] = []
         self.port = str(self.server.getsockname()[1])
 
     def accept(self) -> socket.socket:
         connection, _ = self.server.accept()
         self.connections.append(connection)
-        connection.settimeout(30)
+        connection.settimeout(PATIENCE)
         return connection
 
     def close(self) -> None:
@@ -104,9 +105,11 @@ def assert_gone(line: Line, connection: socket.socket) -> None:
 
 
 def test_a_command_out_of_time_is_gone_with_all_it_started(folder: Folder, shells: str, line: Line):
-    """After a timeout, every process of the command is dead, even a daemon that ignores signals. Output is kept."""
-    shell = anything(shells, network=True, contained=False, timeout=3)
-    finished = folder.run(shell, PYTHON, "-c", STUBBORN, line.port, "stubborn")
+    """After a timeout every process of the command is dead, even a daemon that ignores signals; its output is kept."""
+    shell, seconds = anything(shells, network=True, contained=False), 3
+    command = [PYTHON, "-c", STUBBORN, line.port, "stubborn"]
+    while not (finished := folder.run(shell, *command, timeout=seconds)).output:
+        seconds *= 10  # on a busy machine, a short timeout may pass before the command has begun
     assert (finished.timed_out, finished.exit_code, finished.signal) == (True, None, 9)
     assert finished.output == "begun\n"
     assert finished.ending.startswith("stopped after ")
@@ -124,16 +127,16 @@ def test_daemons_end_with_their_command(folder: Folder, shells: str, line: Line)
             exec(sys.argv[3])
         os.read(reader, 1)  # it is there
     """
-    shell = anything(shells, network=True, contained=False, timeout=50)
+    shell = anything(shells, network=True, contained=False, timeout=PATIENCE)
     finished = folder.run(shell, PYTHON, "-c", textwrap.dedent(code), line.port, "stubborn", STUBBORN)
     assert (finished.exit_code, finished.timed_out) == (0, False)
     assert_gone(line, line.accept())
 
 
 def test_a_timeout_of_one_run_counts_for_it(folder: Folder):
-    """A timeout that is passed to `run` replaces the shell's default timeout."""
-    assert folder.run(anything(timeout=50), "sleep", "40", timeout=0.1).timed_out
-    assert not folder.run(anything(timeout=0.1), "sleep", "0.2", timeout=50).timed_out
+    """A timeout given for one run replaces the shell's default timeout."""
+    assert folder.run(anything(timeout=PATIENCE), "sleep", "40", timeout=0.1).timed_out
+    assert not folder.run(anything(timeout=0.1), "sleep", "0.2", timeout=PATIENCE).timed_out
 
 
 def test_cancelling_ends_the_command_first(folder: Folder, shells: str, line: Line):
@@ -175,7 +178,7 @@ def test_a_cancelled_copy_is_not_made_to_its_end(folder: Folder, monkeypatch: py
             copied.append(path)
             if len(copied) == 5:
                 loop.call_soon_threadsafe(reached.set)
-                run_stops.wait(30)
+                run_stops.wait(PATIENCE)
             real(self, stack, target, path)  # pyright: ignore[reportArgumentType]
 
         run_stops = threading.Event()
@@ -245,7 +248,7 @@ def test_shells_on_one_layer_take_turns(tmp_path: Path, line: Line):
     async def main() -> None:
         async def begin(name: str) -> asyncio.Task[CommandResult]:
             script = f'{PYTHON} -c "{WAIT}" {line.port} {name} && cat trace; echo {name} >> trace'
-            return asyncio.create_task(shell.run(["sh", "-c", script], folder.layers, timeout=40))
+            return asyncio.create_task(shell.run(["sh", "-c", script], folder.layers, timeout=PATIENCE))
 
         first = await begin("a")
         connection = await asyncio.to_thread(line.accept)
@@ -261,7 +264,7 @@ def test_shells_on_one_layer_take_turns(tmp_path: Path, line: Line):
         line.server.setblocking(False)
         with pytest.raises(BlockingIOError):
             line.server.accept()
-        line.server.settimeout(30)
+        line.server.settimeout(PATIENCE)
         connection.sendall(b".")
         assert (await first).ok
         connection = await asyncio.to_thread(line.accept)
@@ -302,7 +305,7 @@ def test_a_command_ends_with_us(folder: Folder, line: Line, how: signal.Signals,
         connection = line.accept()
         read_until(connection, 4)
         us.send_signal(how)
-        us.wait(30)
+        us.wait()
         # The connection ends when every process that holds it has died, so nothing else needs to be awaited.
         assert connection.recv(1000) == b""
     finally:
@@ -356,7 +359,7 @@ def test_a_forked_process_has_a_keeper_of_its_own(folder: Folder):
         capture_output=True,
         text=True,
         check=True,
-        timeout=50,
+        timeout=PATIENCE,
     )
     assert done.stdout == "parent\nchild\nparent again\n"
 
@@ -366,7 +369,7 @@ def test_commands_run_in_virtual_time_too(folder: Folder):
     shell = anything()
 
     async def main() -> CommandResult:
-        return await shell.run(["sh", "-c", "sleep 0.3; echo done"], folder.layers, timeout=20)
+        return await shell.run(["sh", "-c", "sleep 0.3; echo done"], folder.layers, timeout=PATIENCE)
 
     assert run_virtual(main).output == "done\n"
 

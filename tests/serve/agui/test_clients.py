@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from support import ROOT, SUPPORT, importing_support, warm_python
+from support import PATIENCE, ROOT, SUPPORT, importing_support, warm_python
 from support.agui_app import source_of
 from support.agui_grammar import Checker
 from support.served import GATES, serving
@@ -202,14 +202,14 @@ class Place:
 
     def get(self, path: str) -> Any:
         made = urllib.request.Request(f"{self.url}{path}", headers=BEARER)
-        with urllib.request.urlopen(made, timeout=120) as answer:
+        with urllib.request.urlopen(made, timeout=PATIENCE) as answer:
             return json.loads(answer.read())
 
     def post(self, path: str, body: Any) -> Any:
         made = urllib.request.Request(
             f"{self.url}{path}", json.dumps(body).encode(), {"content-type": "application/json", **BEARER}
         )
-        with urllib.request.urlopen(made, timeout=120) as answer:
+        with urllib.request.urlopen(made, timeout=PATIENCE) as answer:
             return json.loads(answer.read() or b"null")
 
 

@@ -13,13 +13,12 @@ from playwright.sync_api import Browser, Page, expect
 
 from handrail import SqliteJournal
 from handrail.records import RunCopy, RunRecord, RunRow
-from support.browsers import browser
+from support.browsers import PATIENCE, browser
 from support.served import serving
 from support.served_threads import begin
 
 pytestmark = pytest.mark.once
 __all__ = ["browser"]
-expect.set_options(timeout=8000)
 
 MANY = 230
 BEGAN = 1_760_000_000.0
@@ -50,6 +49,7 @@ def page(browser: Browser, tmp_path: Path) -> Iterator[Page]:
         apart.submit(lambda: asyncio.run(fill(tmp_path))).result()
     with serving(tmp_path) as server:
         context = browser.new_context(viewport={"width": 1100, "height": 760}, reduced_motion="reduce")
+        context.set_default_timeout(PATIENCE)
         server.sign_in(context)
         page = context.new_page()
         wrong: list[str] = []

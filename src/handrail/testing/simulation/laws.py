@@ -1,4 +1,4 @@
-"""The laws that hold for every run, whatever the point at which its process died. Each yields its violations as text."""
+"""The laws that hold for every run, wherever its process died. Each yields its violations as text."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class History:
         return found
 
     def said(self) -> dict[tuple[int, int, str], list[Any]]:
-        """Return the messages by process, attempt to replay the run, and conversation."""
+        """Return the messages, grouped by process, replay attempt and conversation."""
         found: dict[tuple[int, int, str], list[Any]] = {}
         for what, process, details in self.happened:
             if what == "said":

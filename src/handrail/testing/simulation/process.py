@@ -33,7 +33,7 @@ from handrail.testing.virtual_time import VirtualClock
 FILES, JOURNAL, WORLD, REST = "files", "journal.db", "world", "rest"
 
 _PARKS = 40
-"""Maximum number of times that one process lets a run park before it reports that this does not end."""
+"""Maximum number of times that a run may park in one process before the process reports that it does not end."""
 
 
 def live(
@@ -342,7 +342,7 @@ def _answers(journal: Path) -> dict[str, Answer]:
 
 
 def _seen_in(session: Session) -> dict[str, Any]:
-    """Return the contents of a session at the end."""
+    """Return the contents of a session at the end of its run."""
     calls = [[call.call_id, call.run_context.run_id] for call in session[ToolInvoked].all()]
     state = {
         kind.__name__: [encode_item(item, session.id).decode() for item in contents.all()]

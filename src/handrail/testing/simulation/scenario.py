@@ -1,6 +1,6 @@
 """Scenarios: a run, its tools, who answers, and the laws that must hold whatever happens.
 
-A `World` records what happens outside a process. It can't be undone.
+A `World` records what happens outside a process and so can't be undone.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class World:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def happened(self, what: str, /, **details: Any) -> None:
-        """Record an event that no rollback can undo, such as a payment, a mail, or something shown to a person."""
+        """Record an event that no rollback can undo, such as a payment, an email, or something shown to a person."""
         os.write(self._file, json.dumps([what, self.process, details], default=str).encode() + b"\n")
 
     def all(self, what: str | None = None, /, **details: Any) -> list[Happening]:
@@ -79,7 +79,7 @@ Said = Mapping[str, Sequence[Scripted]]
 
 @dataclass(eq=False)
 class Stage:
-    """What one process of a simulation is given, and from which a scenario creates its adapter and tools."""
+    """Everything that one process of a simulation gets, to create the scenario's adapter and tools from."""
 
     world: World
     """The record of events outside the process. It survives the process."""
@@ -148,7 +148,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     secrets: Sequence[str] = ()
     """Texts that no person may be shown."""
     unrecorded: Sequence[str] = ()
-    """Texts that no journal may contain either, such as secrets in a model's arguments or a person's answers."""
+    """Texts that neither a person nor a journal may get, such as secrets in a model's arguments or in answers."""
 
 
 class SimulatedModel:

@@ -77,7 +77,7 @@ class Report(NamedTuple):
 
 _LATER = 3600.0
 """Virtual seconds between a crash and the restart. This is longer than any lease."""
-_MOST_SECONDS = 30
+_MOST_SECONDS = 300
 """Maximum real seconds that a process may take before it counts as hung."""
 
 
