@@ -570,7 +570,7 @@ def test_an_undo_cut_by_a_crash_is_finished_and_can_not_be_undone(folders: Folde
     assert sorted(tree(other).values(), key=str) == ["1", "2"]
     other.write("c", "1")
     assert tree(other) == {"a": "1", "b": "1", "c": "1"}
-    with pytest.raises(UndoRefused, match="nothing is kept"):
+    with pytest.raises(UndoRefused, match="no commit of it is kept"):
         other.undo("call")
     other.close()
 

@@ -449,7 +449,7 @@ def test_a_hidden_program_says_what_to_expose(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("~", "Give a list"),
+        ("~", "Pass a list"),
         (["x"], "which is relative"),
         (["/"], "commands have their own"),
         (["/tmp"], "commands have their own"),

@@ -156,7 +156,7 @@ def test_a_refusal_says_what_may_run():
 
 def test_one_text_is_refused_with_the_list_it_should_be():
     """A command given as one string is refused, with the equivalent list as a hint."""
-    with pytest.raises(CommandRefused, match=r"write \['git', 'commit', '-m', 'two words'\]"):
+    with pytest.raises(CommandRefused, match=r"Write \['git', 'commit', '-m', 'two words'\]"):
         Rules([Allow(...)]).check("git commit -m 'two words'")
     with pytest.raises(CommandRefused, match="not one string"):
         Rules([Allow(...)]).check("echo 'open")

@@ -482,7 +482,7 @@ def test_an_overlay_that_fails_after_all_becomes_a_copy(tmp_path: Path):
 def test_without_namespaces_nothing_runs(folder: Folder, monkeypatch: pytest.MonkeyPatch, backend: str):
     """Without namespaces, no command runs, and the error says what is missing and what to do."""
     support_is(monkeypatch, Support("none", False, ("namespaces of its own: no",)))
-    with pytest.raises(ShellUnavailable, match=r"lacks namespaces of its own: no\. Allow the process"):
+    with pytest.raises(ShellUnavailable, match=r"lacks namespaces of its own: no\. Allow this process"):
         folder.run(anything(backend), "touch", "x")
     assert folder.caught() == []
 

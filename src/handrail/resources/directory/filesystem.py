@@ -49,7 +49,7 @@ class DirectoryFilesystem(Linked):
     - `staging`: the folder for pending changes and displaced files, on the same disk. The default is
       `.<name>.handrail` beside the root. A folder directly in the root works too and is then hidden, but a
       command's overlay can't be mounted over such a root.
-    - `limits`: how much one call may change, and how large a file may be to be read.
+    - `limits`: how much one call may change, and the maximum size of a file that can be read.
     - `startup_files`: patterns of the startup files that calls may change without a separate approval, such as
       `conftest.py` or `.github/workflows/*`.
     - `keep_calls`, `keep_bytes`: how many commits can be undone, and the maximum bytes to keep for them.

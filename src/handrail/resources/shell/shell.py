@@ -71,7 +71,7 @@ class Shell:
             if not name or "=" in name or "\0" in name + value:
                 raise DefinitionError(
                     f"a shell's environment has {name!r}, whose name or value is invalid. "
-                    "Use a name without '=', and no NUL in either."
+                    "Pass a name without '=', and no NUL in either."
                 )
         self.rules = Rules(rules)
         self.timeout = _checked_timeout(timeout)
