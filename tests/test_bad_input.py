@@ -772,7 +772,7 @@ TOLD: dict[str, Told] = {
         ("choose", {}),
         "error",
         "'pick'",
-        "no answer that fits",
+        "no valid answer",
     ),
     "not approved": (
         [doing(print)],

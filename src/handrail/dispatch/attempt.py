@@ -72,7 +72,7 @@ class Attempt(msgspec.Struct, eq=False):
     """The params as policies see them."""
     transaction: Transaction | None = None
     token: object = None
-    """Issued by the gate in step 7. A handler does not start without it."""
+    """The token that the gate issues in step 7. A handler does not start without it."""
     finished: Any = None
     """The handler's return value, even if the call failed afterwards."""
     decision: str = ""
