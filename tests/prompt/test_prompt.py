@@ -247,7 +247,7 @@ SECTIONS: Rows = {
     "params-plain": (
         lambda: any_section[int],
         "MarkdownSection[int]: int has no named fields for placeholders. "
-        "Pass a dataclass or a pydantic model, the class itself.",
+        "Pass a class: a dataclass or a pydantic model.",
     ),
     "params-text": (lambda: any_section["Params"], "MarkdownSection['Params']: 'Params' has no named fields"),
     "params-list": (lambda: any_section[[1]], "MarkdownSection[[1]]: [1] has no named fields"),
@@ -268,10 +268,10 @@ PROMPTS: Rows = {
     ),
     "text-empty": (
         lambda: prompt(sections=" \n"),
-        "prompt 'guide': it has no sections. Pass a string, or at least one section.",
+        "prompt 'guide': it is empty. Pass a string, or at least one section.",
     ),
-    "sections-empty": (lambda: prompt(sections=[]), "prompt 'guide': it has no sections. Pass a string"),
-    "sections-none": (lambda: prompt(sections=None), "prompt 'guide': it has no sections. Pass a string"),
+    "sections-empty": (lambda: prompt(sections=[]), "prompt 'guide': it is empty. Pass a string"),
+    "sections-none": (lambda: prompt(sections=None), "prompt 'guide': it is empty. Pass a string"),
     "sections-one": (
         lambda: prompt(sections=section()),
         "prompt 'guide': sections is a single section. Pass a list of sections, or a string.",
@@ -318,18 +318,21 @@ PROMPTS: Rows = {
     ),
     "output-plain": (
         lambda: prompt(output=int),
-        "prompt 'guide': output is int. Pass a dataclass or a pydantic model, the class itself; "
-        "a plain value can be a field of one.",
+        "prompt 'guide': output is int. Pass a class: a dataclass or a pydantic model. "
+        "A plain value can be a field of it.",
     ),
     "output-list": (
         lambda: prompt(output=list[Params]),
-        "prompt 'guide': output is list[Params]. Pass a dataclass",
+        "prompt 'guide': output is list[Params]. Pass a class: a dataclass",
     ),
     "output-instance": (
         lambda: prompt(output=Params("Rome")),
-        "prompt 'guide': output is a Params. Pass a dataclass or a pydantic model, the class itself;",
+        "prompt 'guide': output is a Params. Pass a class: a dataclass or a pydantic model.",
     ),
-    "output-root-model": (lambda: prompt(output=Root), "prompt 'guide': output is Root. Pass a dataclass"),
+    "output-root-model": (
+        lambda: prompt(output=Root),
+        "prompt 'guide': output is Root. Pass a class: a dataclass",
+    ),
     "output-indescribable": (
         lambda: prompt(output=Holds),
         "prompt 'guide': its output: Holds can't be described to a model: ",
@@ -342,7 +345,7 @@ PROMPTS: Rows = {
     ),
     "placeholder-in-the-short-form": (
         lambda: prompt(sections="In $city."),
-        "prompt 'guide', section 'instructions': its template uses $city, and no section says",
+        "prompt 'guide', section 'instructions': its template uses $city, and no section declares",
     ),
     "placeholder-without-a-field": (
         lambda: prompt(MarkdownSection[Params]("A", "a", "$city"), section(template="$town")),

@@ -59,9 +59,9 @@ class Folder:
         return found
 
 
-def anything(backend: Any = "auto", **options: Any) -> Shell:
+def anything(backend: Any = "auto", timeout: float = PATIENCE, **options: Any) -> Shell:
     """Make a shell that allows every command."""
-    return Shell([Allow(...)], backend=backend, **{"timeout": PATIENCE, **options})
+    return Shell([Allow(...)], backend=backend, timeout=timeout, **options)
 
 
 def tree(root: Path, *, exact: bool = False) -> Tree:

@@ -254,7 +254,7 @@ class _Check:
         if isinstance(sections, Section):
             raise self.error("sections is a single section", "Pass a list of sections, or a string.")
         if not sections:
-            raise self.error("it has no sections", "Pass a string, or at least one section.")
+            raise self.error("it is empty", "Pass a string, or at least one section.")
         parts = {
             "sections": check_sections(place, "sections", sections),
             "tools": check_tools(place, prompt.tools),

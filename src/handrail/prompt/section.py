@@ -182,7 +182,7 @@ class Section(Generic[ParamsT], abc.ABC):
             raise PromptDefinitionError(
                 f"{cls.__name__}[{describe(params)}]",
                 f"{describe(params)} has no named fields for placeholders",
-                "Pass a dataclass or a pydantic model, the class itself.",
+                "Pass a class: a dataclass or a pydantic model.",
             )
         made = _TYPED.get((cls, params))
         if made is None:
