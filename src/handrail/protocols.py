@@ -321,6 +321,8 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     tool: str
     arguments: Any
     diff: str = ""
+    startup_files: tuple[str, ...] = ()
+    """Changed files that run later by themselves. Only a person's answer approves them, no mode and nothing remembered."""
     scopes: tuple[str, ...] = ()
     """Descriptions of the wider scopes to which the decision can apply, narrowest first."""
     recall: ApprovalRecall | None = None
@@ -353,11 +355,9 @@ class DecisionBook(Protocol):
 
     def write(self, decision: ApprovalRemembered | ApprovalRevoked, /) -> None:
         """Record a decision before it takes effect. May be called from any thread."""
-        ...
 
     async def read(self) -> None:
         """Add the decisions that any process has recorded since the last read to the session."""
-        ...
 
 
 class ApprovalController(Protocol):

@@ -8,7 +8,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -44,6 +44,15 @@ FilesFolder = Annotated[
         help="The folder tools may change. Default: `files` beside the worker, if any.",
     ),
 ]
+StartupFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--startup-files",
+        metavar="PATH",
+        help="Files that run later by themselves, such as .github/workflows/*, that tools may change without an "
+        "approval of its own; repeatable.",
+    ),
+]
 JournalFile = Annotated[
     Path | None,
     typer.Option(
@@ -75,6 +84,7 @@ class WorkerOptions:
         ),
     ] = "ask"
     files: FilesFolder = None
+    startup_files: StartupFiles = None
     deadline: Annotated[
         str | None,
         typer.Option(
@@ -192,6 +202,7 @@ class ServeOptions:
             "beside the worker, if any.",
         ),
     ] = None
+    startup_files: StartupFiles = None
     journal: JournalFile = None
     approve: Annotated[
         str,
@@ -321,8 +332,10 @@ def _own_model(named: str) -> Any:
     return found if hasattr(found, "stream") else None
 
 
-def open_files(files: Path | None, folder: Path | None) -> DirectoryFilesystem | None:
-    """Open the folder that tools may change: the given one, or else `files` beside the worker if it exists."""
+def open_files(
+    files: Path | None, folder: Path | None, startup_files: Sequence[str] | None = None
+) -> DirectoryFilesystem | None:
+    """Open the folder that tools may change: the one given, else `files` beside the worker, if it exists."""
     if files is not None and not files.is_dir():
         raise UsageError(f"--files {files}: no such folder. Create it first, or give another one.")
     if files is None and folder is not None:
@@ -331,7 +344,7 @@ def open_files(files: Path | None, folder: Path | None) -> DirectoryFilesystem |
         return None
     from handrail.resources.directory import DirectoryFilesystem
 
-    return DirectoryFilesystem(files)
+    return DirectoryFilesystem(files, startup_files=startup_files or ())
 
 
 def open_journal(given: Path | None, files: object = None) -> SqliteJournal:

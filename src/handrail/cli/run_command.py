@@ -143,7 +143,7 @@ class Conversation:
         self.subject = subject
         self.options = options
         self.session = Session()
-        self.files = open_files(options.files, subject.folder)
+        self.files = open_files(options.files, subject.folder, options.startup_files)
         self._attachments = tuple(_check_attachment(path) for path in attachments or ())
         # With --json a program reads the answer, so no questions are asked.
         self.is_attended = not as_json and is_terminal(sys.stdin) and is_terminal(sys.stdout)

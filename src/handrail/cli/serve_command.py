@@ -161,16 +161,17 @@ def _load(options: ServeOptions) -> Loaded:
         str(path) if is_worker else options.app,
         model=find_model(options.model),
         approvals=parse_approvals(options.approve),
-        files=_open_files(options.files, folder) if is_worker or options.files is not None else None,
+        files=_open_files(options, folder) if is_worker or options.files is not None else None,
     )
 
 
-def _open_files(files: Path | None, folder: Path) -> DirectoryFilesystem | PrincipalFiles | None:
+def _open_files(options: ServeOptions, folder: Path) -> DirectoryFilesystem | PrincipalFiles | None:
     from handrail.serve.principal_files import PLACEHOLDER, PrincipalFiles
 
+    files, startup_files = options.files, options.startup_files
     if files is not None and PLACEHOLDER in str(files):
-        return PrincipalFiles(str(files))
-    return open_files(files, folder)
+        return PrincipalFiles(str(files), startup_files or ())
+    return open_files(files, folder, startup_files)
 
 
 def _listen(options: ServeOptions) -> socket.socket:

@@ -26,8 +26,8 @@ from handrail.protocols import ApprovalRequest, Filesystem
 from handrail.question import DecisionKeys
 from handrail.rendering import exact, visible
 from handrail.replay.log import RunLog
-from handrail.resources import startup_files
 from handrail.resources.paths import HasLinks, parse_path
+from handrail.resources.startup_files import reason_to_ask
 from handrail.schema import to_json
 from handrail.tools import EFFECTS
 
@@ -63,7 +63,8 @@ async def ask_approval(
     quorums = attempt.quorums if asks == "call" else ()
     attempt.has_asked = attempt.has_asked or asks == "call"
     kept = attempt.tool.capabilities.isdisjoint(NEVER_REMEMBERED) and not quorums
-    kept = kept and not (diff and attempt.open_transaction.startup_files())
+    startup = attempt.open_transaction.startup_files() if diff else []
+    kept = kept and not startup
     scopes = {scope.words: scope.key for scope in keys.scopes} if kept else {}
     payload = {"tool": attempt.name, "arguments": arguments, "reason": exact(reason)}
     if kept:
@@ -96,6 +97,7 @@ async def ask_approval(
         tool=attempt.name,
         arguments=arguments,
         diff=diff,
+        startup_files=tuple(path for path, _ in startup),
         scopes=tuple(scopes),
         recall=recall if kept else None,
         through=lambda environment: CallAsker(attempt, environment),
@@ -246,8 +248,11 @@ def runs_first(attempt: Attempt) -> bool:
     """Return whether a call runs before it is approved: it can be undone completely, and a preview can be shown.
 
     If no preview can be shown, because nobody is there or the mode is *strict*, a call that needs approval does
-    not run before it is approved. Neither does a call that asks questions itself.
+    not run before it is approved. Neither does a call that asks questions itself, nor one that runs commands, unless
+    they are known to reach nothing but the folder.
     """
+    if "proc.exec" in attempt.tool.capabilities and attempt.tool.reach != "":
+        return False
     undoable = EFFECTS[attempt.tool.effect].previewed and not attempt.tool.reenters
     return undoable and attempt.frame.people.shows_previews and _can_be_decided(attempt)
 
@@ -263,11 +268,13 @@ def _can_be_decided(attempt: Attempt) -> bool:
 
 def why_ask(attempt: Attempt) -> str | None:
     """Return why the changes that a call made in its fork need approval, or None if they do not."""
-    files = attempt.open_transaction.startup_files()
+    files, why = attempt.open_transaction.startup_files(), attempt.preview
     if files:
-        reason = startup_files.reason_to_ask(files)
-        attempt.preview = reason if attempt.preview is None else f"{attempt.preview}; {reason}"
-    return attempt.preview
+        reason = reason_to_ask(files)
+        why = reason if why is None else f"{why}; {reason}"
+        if EFFECTS[attempt.tool.effect].previewed and not attempt.tool.reenters:
+            attempt.preview = why  # if the folder changes meanwhile, the call runs again, for another diff
+    return why
 
 
 def diff_of(transaction: Transaction) -> str:

@@ -193,11 +193,13 @@ async def _check_waiting(
 
 
 _ASK = "ask: "
+_UNKNOWN = "It has not run yet, because it runs commands, and what they can reach is not known"
 
 
 def reason_to_ask(attempt: Attempt) -> str:
     """Return why the call needs approval, if the policies neither allow nor deny it."""
-    reason, reach = attempt.decision.removeprefix(_ASK), attempt.tool.reach
+    reason, tool = attempt.decision.removeprefix(_ASK), attempt.tool
+    reach = _UNKNOWN if tool.reach is None and "proc.exec" in tool.capabilities else tool.reach
     return f"{reason}. {reach}" if reach else reason
 
 

@@ -15,6 +15,7 @@ from handrail.errors import ContextExpired
 from handrail.place import RUN, Place
 from handrail.protocols import DurableFork, Fork, Forkable
 from handrail.records import CallKey
+from handrail.resources.startup_files import HasStartupFiles
 from handrail.session import Session, SessionFork
 from handrail.threads import forget_closed
 from handrail.tools import EFFECTS, Tool
@@ -121,11 +122,12 @@ class Transaction(msgspec.Struct, eq=False):
         """Return the names of the slices and paths that the call changed."""
         return [place for fork in self.touched for place in fork.written_places()]
 
-    def startup_files(self) -> list[str]:
-        """Return the changed startup files, which other programs run by themselves. They need separate approval."""
+    def startup_files(self) -> list[tuple[str, str]]:
+        """Return the changed files that run later by themselves, each with what runs it, unless allowed by name."""
         if self.parent is not None:
-            return []  # the outermost call asks, since only its files reach the folder
-        return [path for fork in self.durable or () for path in getattr(fork, "startup_files", list[str])()]
+            return []  # the outer call is asked, once it is known what becomes part of the folder
+        forks = self.durable or ()
+        return [file for fork in forks if isinstance(fork, HasStartupFiles) for file in fork.startup_files()]
 
     def file_diff(self) -> str:
         """Return the call's changes to files as text."""

@@ -188,6 +188,8 @@ def diff_style(line: str) -> tuple[Style, ...]:
         return ("bold",)
     if line.startswith("@@"):
         return ("cyan",)
+    if line.startswith("runs later: "):
+        return ("yellow", "bold")
     if line.startswith("+"):
         return ("green",)
     return ("red",) if line.startswith("-") else ()

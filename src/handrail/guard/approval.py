@@ -15,6 +15,7 @@ from handrail.journal.local import LocalQuestions
 from handrail.journals import Questions
 from handrail.protocols import ApprovalRecall, ApprovalRequest, Asker, Environment
 from handrail.question import Answer
+from handrail.resources.startup_files import why_not_covered
 from handrail.schema import Schema
 
 ApprovalMode = Literal["interactive", "approve_all", "strict"]
@@ -57,7 +58,8 @@ class Broker:
 
     - *interactive*: the person in the environment is asked. A model in a person's place never approves on
       their behalf.
-    - *approve_all*: everything is approved except what a remembered denial covers. Never a default.
+    - *approve_all*: everything is approved except what a remembered denial covers, and changes to files that run
+      later by themselves. Never a default.
     - *strict*: everything is denied, even what was approved before.
 
     Without a mode, a person is asked if one is there; otherwise the request is denied. A decision remembered
@@ -107,10 +109,13 @@ class Broker:
                     recall.used = remembered
                     return _repeat(remembered)
             if self._mode == "approve_all":
+                if request.startup_files:
+                    return Approval(False, why_not_covered(request.startup_files), "approve_all", "denied")
                 return Approval(True, "", "approve_all", "approved")
             environment = self._environment
             if environment is None or environment.run_mode != "user":
-                return Approval(False, "", "", "nobody there")
+                why = why_not_covered(request.startup_files) if request.startup_files else ""
+                return Approval(False, why, "", "nobody there")
             answer = await self._ask(request, environment)
             if answer is not None:
                 return decision(answer, request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from handrail.errors import FileError
@@ -10,7 +10,6 @@ from handrail.rendering import exact, exact_line
 from handrail.resources.layer import Content, Node, loaded
 from handrail.resources.line_diff import unified_diff
 from handrail.resources.paths import ancestors
-from handrail.resources.startup_files import run_by
 
 MAX_SIZE, MAX_LINES = 1024 * 1024, 20_000
 """Maximum bytes and lines of a file whose content is shown. For a larger file, only the size is shown."""
@@ -19,8 +18,11 @@ Mode = Callable[[Node], int | None]
 Data = bytes | Content | None
 
 
-def diff(changes: Iterable[tuple[str, Node, Node]], mode_of: Mode) -> str:
-    """Format changes as a unified diff. Each change is a path, its new node and its old node."""
+def diff(changes: Iterable[tuple[str, Node, Node]], mode_of: Mode, run_by: Mapping[str, str]) -> str:
+    """Format changes as text. Each change is a path, its new node and its old node.
+
+    `run_by` has the changed files that run later by themselves, each with what runs it. They are marked.
+    """
     found = sorted(((path, node, base) for path, node, base in changes), key=lambda change: change[0])
     went = {id(base.data): path for path, node, base in found if base.data is not None and not node.version}
     moved = {
@@ -33,8 +35,8 @@ def diff(changes: Iterable[tuple[str, Node, Node]], mode_of: Mode) -> str:
     lines: list[str] = []
     for path, node, base in found:
         if path in moved or (path in around and _is_said_inside(node, base, mode_of)):
-            continue  # the change is shown at the new path, or by the folder's content
-        lines += _change(path, node, base, origins.get(path), mode_of)
+            continue  # the change is shown at its new path, or by its content
+        lines += _change(path, node, base, origins.get(path), mode_of, run_by.get(path))
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -51,11 +53,13 @@ def _is_said_inside(node: Node, base: Node, mode_of: Mode) -> bool:
     return after is None or not after & ~0o755
 
 
-def _change(path: str, node: Node, base: Node, origin: str | None, mode_of: Mode) -> Iterator[str]:
+def _change(
+    path: str, node: Node, base: Node, origin: str | None, mode_of: Mode, program: str | None
+) -> Iterator[str]:
     old, new = f"a/{_said(origin or path)}", f"b/{_said(path)}"
     yield f"diff --git {old} {new}"
-    if node.version and not node.is_folder and (who := run_by(path)):
-        yield f"runs later: {who} runs this file automatically, outside the sandbox"
+    if program:
+        yield f"runs later: by {_said(program)}, by itself and outside the sandbox"
     if origin is not None:
         yield f"rename from {_said(origin)}"
         yield f"rename to {_said(path)}"

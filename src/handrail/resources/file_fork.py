@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import msgspec
@@ -12,6 +12,7 @@ from handrail.resources.diff import diff
 from handrail.resources.layer import ABSENT, Node, Over, clashes, loaded
 from handrail.resources.overlay import OVER, PREPARED, Overlay, shown
 from handrail.resources.paths import ancestors, join, split
+from handrail.resources.startup_files import run_by
 
 
 class FileChange(msgspec.Struct, frozen=True):
@@ -212,7 +213,12 @@ class FileFork(Overlay):
     def diff(self) -> str:
         """Return the changes as a unified diff. For binary and very large files it shows no content."""
         with self._shared.lock:
-            return diff(self._changes(), self._mode_of)
+            return diff(self._changes(), self._mode_of, self._run_later())
+
+    def _run_later(self) -> Mapping[str, str]:
+        """Return the changed files that run later by themselves, each with what runs it."""
+        changed = (path for path, node, _ in self._changes() if node.version and not node.is_folder)
+        return {path: program for path in changed if (program := run_by(path))}
 
     def _mode_of(self, node: Node) -> int | None:
         """Return the mode of a file or folder, or None if it has none."""

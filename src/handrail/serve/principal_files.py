@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ def folder_name(principal: str) -> str:
 class PrincipalFiles:
     """The folders that match a pattern such as `work/{principal}`. A folder is created when it is first used."""
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, startup_files: Collection[str] = ()) -> None:
         path = Path(pattern)
         name = path.name
         if name.count(PLACEHOLDER) != 1 or PLACEHOLDER in str(path.parent):
@@ -53,6 +54,7 @@ class PrincipalFiles:
         """The folder that contains the principals' folders."""
         self._before, _, self._after = name.partition(PLACEHOLDER)
         self._open: dict[Path, DirectoryFilesystem] = {}
+        self._startup_files = startup_files
 
     def of(self, principal: str) -> DirectoryFilesystem:
         """Return the filesystem of one principal. Creates the folder if it does not exist."""
@@ -74,5 +76,5 @@ class PrincipalFiles:
             raise DefinitionError(f"{str(path)!r} is a symbolic link. Replace it with a folder.")
         found = self._open.get(path)
         if found is None:
-            found = self._open[path] = DirectoryFilesystem(path)
+            found = self._open[path] = DirectoryFilesystem(path, startup_files=self._startup_files)
         return found

@@ -93,8 +93,8 @@ class Tool(Generic[ParamsT, ResultT]):
         init=False, repr=False, compare=False, default=None
     )
     """Returns the part of a result that may be seen outside the call; None if all of it may be seen."""
-    reach: str = dataclasses.field(init=False, repr=False, compare=False, default="")
-    """What a call can reach outside the transaction, described for the person who approves it."""
+    reach: str | None = dataclasses.field(init=False, repr=False, compare=False, default=None)
+    """What commands of the tool can reach beside its folder, as text for an approval; "" if nothing, None if unknown."""
     is_async: bool = dataclasses.field(init=False, repr=False, compare=False)
     context_type: type[ToolContext] = dataclasses.field(init=False, repr=False, compare=False)
     needs: frozenset[Need] = dataclasses.field(init=False, repr=False, compare=False)

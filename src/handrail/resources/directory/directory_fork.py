@@ -21,6 +21,7 @@ from handrail.resources.directory.content import (
     Link,
     OnDisk,
     identity,
+    is_link,
     is_unseen,
     like_of,
     mode_of,
@@ -116,17 +117,23 @@ class DirectoryFork(Linked, FileFork):
             return Node(tick, None, now) if mode is None else Folder(tick, None, now, mode)
         return Node(tick, Held(change.data, _like(like_of(old), mode)), now)
 
-    def startup_files(self) -> list[str]:
-        """Return the changed startup files, except those that the filesystem's `startup_files` allows."""
+    def startup_files(self) -> list[tuple[str, str]]:
+        """Return the changed files that run later by themselves, each with what runs it, unless allowed by name."""
+        if not self._over:
+            return []
         with self._shared.lock:
-            return sorted(
-                path
-                for path, node, _ in self._changes()
-                if node.version
-                and not node.is_folder
-                and run_by(path)
-                and not is_allowed(path, self._ground.startup_files)
-            )
+            found, allowed = self._run_later(), self._ground.startup_files
+            return sorted((path, program) for path, program in found.items() if not is_allowed(path, allowed))
+
+    def _run_later(self) -> Mapping[str, str]:
+        # A file that a link of the folder makes a startup file counts too: `.git/hooks/pre-commit` may lead to it.
+        changed = {path: node for path, node, _ in self._changes() if node.version and not node.is_folder}
+        found = {path: run_by(path, is_link=is_link(node)) for path, node in changed.items()}
+        for link, target in self._ground.startup_links() if found else ():
+            for path in changed:
+                if not found[path] and (path == target or path.startswith(f"{target}/")):
+                    found[path] = f"{run_by(link, is_link=True)}, as {link}"
+        return {path: program for path, program in found.items() if program}
 
     # --- the end of a call ------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ read. Matches are always found by Handrail's own code, so results do not depend 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -28,6 +29,7 @@ from handrail.resources.directory.jail import Jail
 from handrail.resources.layer import TOP, Layer, Node, Shared
 from handrail.resources.paths import join, parse_file_path, parse_path, reserved_in, split
 from handrail.resources.search import line_pattern, sorted_matches
+from handrail.resources.startup_files import HOOKS, PLACES
 
 _FOLLOWED = 40
 """Maximum number of links in one path, as in Linux."""
@@ -58,6 +60,22 @@ class Ground(Shared):
         hidden = self.hidden
         if hidden and (path == hidden or path.startswith(f"{hidden}/")):
             raise PathRefused(path, "uncommitted changes are staged there. Choose another path")
+
+    def startup_links(self) -> Iterator[tuple[str, str]]:
+        """Yield the links in the places of startup files, each with the path in the folder that it leads to."""
+        root = os.path.realpath(self.jail.root)
+        there = PLACES.keys() & os.listdir(root)
+        places = [place for name in there for place in PLACES[name]]
+        for folder in HOOKS:
+            if folder in places:
+                with contextlib.suppress(OSError):
+                    places += [f"{folder}/{name}" for name in os.listdir(os.path.join(root, folder))]
+        for place in places:
+            at = os.path.join(root, place)
+            if os.path.islink(at) or ("/" in place and os.path.islink(os.path.dirname(at))):
+                target = os.path.realpath(at)
+                if target.startswith(f"{root}/"):
+                    yield place, target[len(root) + 1 :]
 
     def refuse_around(self, path: str) -> None:
         """Raise `FileError` if a folder to be moved or deleted contains a reserved name, at any depth."""

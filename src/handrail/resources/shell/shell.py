@@ -149,6 +149,11 @@ class Shell:
         return self._settings.network
 
     @property
+    def exposed(self) -> tuple[str, ...]:
+        """What commands see of this machine beside the system and their folder, read-only."""
+        return self._settings.exposed
+
+    @property
     def reach(self) -> str:
         """What commands can reach outside their folder, as text for an approval, or "" if they reach nothing.
 

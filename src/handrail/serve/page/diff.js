@@ -113,6 +113,7 @@ function FileView({ file, mode, openFirst }) {
         <span class="chevron" aria-hidden="true"></span>
         <span class="diff-path">${file.change === "renamed" && html`<span class="diff-from">${file.from}</span>${" → "}`}${file.path}</span>
         ${file.change !== "changed" && html`<span class=${`diff-word is-${file.change}`}>${file.change}</span>`}
+        ${file.runsLater && html`<span class="diff-word is-later">runs later</span>`}
         <span class="diff-count">${count("added", "+", file.added)}${count("removed", "−", file.removed)}</span>
       </button>
     </h4>

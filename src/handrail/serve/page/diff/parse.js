@@ -7,13 +7,13 @@
  * @typedef {{type: "same"|"added"|"removed", text: string, old: number|null, new: number|null, bare: boolean}} Line
  *   `bare`: the line has no newline at its end.
  * @typedef {{header: string, lines: Line[]}} Hunk
- * @typedef {{path: string, from: string|null, change: "new"|"deleted"|"renamed"|"changed", notes: string[],
+ * @typedef {{path: string, from: string|null, change: "new"|"deleted"|"renamed"|"changed", runsLater: boolean, notes: string[],
  *   hunks: Hunk[], added: number, removed: number, lines: number}} FileDiff
  * @typedef {{files: FileDiff[], remarks: string[]}} Diff  `remarks`: lines that concern no file, such as state changes.
  */
 
 const HUNK = /^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)$/;
-const NOTE = /^(new|deleted) (file|folder|link)( mode \d+)?$|^(file|folder|link) becomes |^(old|new) mode \d+$|^(Large|Binary|Long) files .* differ|^.* differ, and what is in them can't be shown$/;
+const NOTE = /^(new|deleted) (file|folder|link)( mode \d+)?$|^(file|folder|link) becomes |^(old|new) mode \d+$|^(Large|Binary|Long) files .* differ|^.* differ, and their content can't be shown$|^runs later: /;
 
 /** @returns {Diff} */
 export function parseDiff(text) {
@@ -44,7 +44,7 @@ export function parseDiff(text) {
 
 function newFile({ old, path }) {
   return {
-    path, from: old !== path ? old : null, change: "changed", notes: [], hunks: [], added: 0, removed: 0, lines: 0,
+    path, from: old !== path ? old : null, change: "changed", runsLater: false, notes: [], hunks: [], added: 0, removed: 0, lines: 0,
   };
 }
 
@@ -121,6 +121,7 @@ function takeNote(file, line) {
     return true;
   }
   if (!NOTE.test(line)) return false;
+  if (line.startsWith("runs later: ")) file.runsLater = true;
   if (line.startsWith("new ") && !line.startsWith("new mode")) file.change = "new";
   if (line.startsWith("deleted ")) file.change = "deleted";
   file.notes.push(line);

@@ -1,0 +1,420 @@
+"""Files that run later by themselves: they are marked in diffs, and changing one needs an approval of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import (
+    Adapter,
+    CapabilityPolicy,
+    DirectoryFilesystem,
+    LaterEnvironment,
+    MemoryFilesystem,
+    Prompt,
+    ScriptedModel,
+    Session,
+    SqliteJournal,
+    ToolCall,
+    ToolContext,
+    open_gate,
+    tool,
+)
+from handrail.environment.text import diff_style
+from handrail.errors import DefinitionError, RunParked
+from handrail.question import Question
+from handrail.resources.shell import Allow, Shell, probe
+from handrail.resources.startup_files import run_by
+from handrail.sections.commands import run_command_tool
+from handrail.testing import Nobody, Person
+from support.parked_runs import answer_to
+
+ASK = CapabilityPolicy({"fs.write": "ask"})
+MARK = "runs later: by "
+
+
+@tool(effect="staged", capabilities={"fs.write"})
+async def write(path: str, context: ToolContext) -> str:
+    """Write a file."""
+    context.filesystem.write(path, "new\n")
+    return "written"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "work"
+    (root / ".git" / "hooks").mkdir(parents=True)
+    (root / "scripts").mkdir()
+    (root / "scripts" / "check").write_text("old\n")
+    (root / "plain.txt").write_text("old\n")
+    (root / ".envrc").write_text("old\n")
+    (root / "link.txt").symlink_to(".envrc")
+    (root / ".git" / "hooks" / "pre-commit").symlink_to("../../scripts/check")
+    return root
+
+
+class Looker:
+    """A person who keeps the questions and answers them all the same."""
+
+    def __init__(self, approves: bool) -> None:
+        self.questions: list[Question] = []
+        self.person = Person(approve=lambda question: self.questions.append(question) or approves)
+
+
+# --- what is one of them ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "program"),
+    [
+        (".git/hooks/pre-commit", "git"),
+        ("deep/down/.git/hooks/post-merge", "git"),
+        (".git/config", "git"),
+        (".git", "git"),  # a file of this name leads git to another folder
+        ("bare.git/hooks/update", "git"),
+        (".git/modules/a/b/hooks/pre-commit", "git"),
+        (".GIT/Hooks/pre-commit", "git"),
+        (".g\u200cit/hooks/pre-commit", "git"),
+        (".envrc", "direnv or mise"),
+        ("sub/.EnvRC", "direnv or mise"),
+        ("\uff0eenvrc", "direnv or mise"),
+        ("tests/conftest.py", "pytest"),
+        ("workers/tools.py", "Handrail"),
+        ("sitecustomize.py", "Python"),
+        (".venv/lib/python3.11/site-packages/x.pth", "Python"),
+        (".bashrc", "a shell"),
+        (".vscode/tasks.json", "an editor"),
+        (".github/workflows/ci.yml", "a build service"),
+        (".git/" * 500 + "x", "a program"),
+    ],
+)
+def test_what_runs_by_itself(path: str, program: str) -> None:
+    """Case, invisible characters and the folder make no difference."""
+    assert run_by(path) == program
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "Makefile",
+        "my_tools.py",
+        "conftest.py/x",
+        ".git/index",
+        ".git/objects/ab/cd",
+        ".git/refs/heads/config",
+        ".git/hooks/pre-commit.sample",
+        ".git/modules/a/HEAD",
+        ".gitignore",
+        "hooks/pre-commit",
+    ],
+)
+def test_what_does_not_run_by_itself(path: str) -> None:
+    """Files that somebody runs by name, and what git only stores, are left alone."""
+    assert run_by(path) == ""
+
+
+@pytest.mark.parametrize("place", [".git", ".git/hooks", ".github", ".github/workflows", "a/.vscode"])
+def test_a_link_in_the_place_of_a_folder_of_them_counts(place: str) -> None:
+    """A link decides what lies in the folder, a folder itself does not run."""
+    assert run_by(place, is_link=True)
+    assert place == ".git" or not run_by(place)
+
+
+# --- every way to change one ------------------------------------------------------------------------
+
+
+def _move(context: ToolContext) -> None:
+    context.filesystem.write("other", "new\n")
+    context.filesystem.move("other", ".bashrc")
+
+
+def _move_folder(context: ToolContext) -> None:
+    context.filesystem.write("mine/pre-push", "new\n")
+    context.filesystem.move("mine", ".husky")
+
+
+def _delete_and_create(context: ToolContext) -> None:
+    context.filesystem.delete(".envrc")
+    context.filesystem.write(".envrc", "new\n")
+
+
+TOOLS: dict[str, tuple[Callable[[ToolContext], object], str]] = {
+    "write": (lambda context: context.filesystem.write(".envrc", "new\n"), ".envrc"),
+    "another case": (lambda context: context.filesystem.write("sub/.ENVRC", "new\n"), "sub/.ENVRC"),
+    "move": (_move, ".bashrc"),
+    "move a folder": (_move_folder, ".husky/pre-push"),
+    "delete and create": (_delete_and_create, ".envrc"),
+    "through a link": (lambda context: context.filesystem.write("link.txt", "new\n"), ".envrc"),
+    "what a hook leads to": (
+        lambda context: context.filesystem.write("scripts/check", "new\n"),
+        "scripts/check",
+    ),
+}
+
+
+@pytest.mark.parametrize("approves", [True, False])
+@pytest.mark.parametrize("way", TOOLS)
+async def test_a_tool_that_changes_one_is_asked_about(root: Path, way: str, approves: bool) -> None:
+    """No policy asks, and still the change is shown, marked, and applied only if somebody approves it."""
+    change, path = TOOLS[way]
+    before = (root / path).read_text() if (root / path).exists() else None
+
+    @tool(effect="staged")
+    async def work(context: ToolContext) -> str:
+        """Work."""
+        change(context)
+        return "worked"
+
+    looker = Looker(approves)
+    gate = open_gate([work], filesystem=DirectoryFilesystem(root), environment=looker.person)
+    result = await gate.invoke("work")
+    (question,) = looker.questions
+    assert f"files that run later by themselves, outside the sandbox: {path} (run by " in question.message
+    assert MARK in question.payload["diff"]
+    assert "scopes" not in question.payload  # it can't be remembered
+    assert result.success is approves
+    after = (root / path).read_text() if (root / path).exists() else None
+    assert after == ("new\n" if approves else before)
+
+
+COMMANDS = {
+    "write": ("echo new > .envrc", ".envrc"),
+    "append": ("echo new >> .envrc", ".envrc"),
+    "another case": ("echo new > .ENVRC", ".ENVRC"),
+    "rename": ("echo new > x; mv x .bashrc", ".bashrc"),
+    "delete and create": ("rm .envrc; echo new > .envrc", ".envrc"),
+    "through a link": ("echo new > link.txt", ".envrc"),
+    "a second name": ("ln .envrc x; echo new > x", ".envrc"),
+    "a link to it": ("ln -s plain.txt .zshrc", ".zshrc"),
+    "a link in place of the folder": ("rm -r .git/hooks; mkdir mine; ln -s ../mine .git/hooks", ".git/hooks"),
+    "a file in place of the folder": ("rm -r .git; echo gitdir: mine > .git", ".git"),
+    "a folder of them": ("mkdir mine; echo new > mine/pre-push; mv mine .husky", ".husky/pre-push"),
+    "its mode": ("chmod 755 .envrc", ".envrc"),
+    "what a hook leads to": ("echo new > scripts/check", "scripts/check"),
+}
+
+
+@pytest.mark.parametrize("backend", ["overlay", "copy"])
+@pytest.mark.parametrize("way", COMMANDS)
+async def test_a_command_that_changes_one_is_asked_about(root: Path, way: str, backend: Any) -> None:
+    """The same holds for what a command leaves in its layer, or in its copy of the folder."""
+    support = probe(root)
+    if not support.contained or (backend == "overlay" and not support.overlay):
+        pytest.skip("; ".join(support.missing))
+    script, path = COMMANDS[way]
+    before = {each: os.lstat(each).st_mtime_ns for each in root.rglob("*")}
+    looker = Looker(False)
+    gate = open_gate(
+        [run_command_tool(Shell([Allow(...)], backend=backend))],
+        filesystem=DirectoryFilesystem(root),
+        environment=looker.person,
+    )
+    result = await gate.invoke("run_command", {"command": ["sh", "-c", script]})
+    (question,) = looker.questions
+    assert f"{path} (run by " in question.message
+    assert MARK in question.payload["diff"]
+    assert "What it would have done was not applied" in result.message
+    assert {each: os.lstat(each).st_mtime_ns for each in root.rglob("*")} == before
+
+
+async def test_an_inner_call_is_asked_about_with_the_outer_one(root: Path) -> None:
+    """What a nested call changes is asked about when the outermost call is about to be committed, and once."""
+
+    @tool(effect="staged")
+    async def outer(context: ToolContext) -> str:
+        """Write from inside."""
+        return str(await context.call("write", path=".envrc"))
+
+    looker = Looker(False)
+    gate = open_gate([outer, write], filesystem=DirectoryFilesystem(root), environment=looker.person)
+    assert not (await gate.invoke("outer")).success
+    assert [question.payload["tool"] for question in looker.questions] == ["outer"]
+    assert (root / ".envrc").read_text() == "old\n"
+
+
+async def test_a_file_that_was_made_and_removed_again_is_not_asked_about(root: Path) -> None:
+    """Only what a commit would leave in the folder counts. Removing such a file runs nothing."""
+
+    @tool(effect="staged")
+    async def work(context: ToolContext) -> str:
+        """Work."""
+        context.filesystem.write("conftest.py", "x")
+        context.filesystem.delete("conftest.py")
+        context.filesystem.delete(".envrc")
+        return "worked"
+
+    looker = Looker(False)
+    gate = open_gate([work], filesystem=DirectoryFilesystem(root), environment=looker.person)
+    assert (await gate.invoke("work")).success
+    assert looker.questions == []
+
+
+# --- nothing stands in for a person -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policies", [[], [ASK], [CapabilityPolicy({"fs.write": "allow"})]])
+@pytest.mark.parametrize("how", ["approve_all", "headless", "nobody"])
+async def test_it_is_denied_where_nobody_is_asked(root: Path, how: str, policies: list[Any]) -> None:
+    """Neither approving everything, nor a policy that allows it, nor the absence of people lets it through."""
+    gate = open_gate(
+        [write],
+        filesystem=DirectoryFilesystem(root),
+        policies=policies,
+        approvals="approve_all" if how == "approve_all" else None,
+        environment={"approve_all": Person(approve=True), "headless": Nobody(), "nobody": None}[how],
+    )
+    result = await gate.invoke("write", {"path": ".envrc"})
+    assert not result.success
+    assert (root / ".envrc").read_text() == "old\n"
+    if how == "approve_all" or policies != [ASK]:  # otherwise it was denied before it ran
+        assert ".envrc (run by direnv or mise)" in result.message
+        assert "startup_files=['.envrc']" in result.message
+    assert (await gate.invoke("write", {"path": "plain.txt"})).success is (
+        how == "approve_all" or policies != [ASK]
+    )
+
+
+async def test_what_is_remembered_does_not_cover_it(root: Path) -> None:
+    """An approval for every call of a tool in the folder, remembered in the session, is not used for it."""
+    asked: list[str] = []
+
+    def approve(question: Question) -> Any:
+        asked.append(question.message)
+        scopes = question.payload.get("scopes")
+        return {"approved": True, "remember": "scope", "scope": scopes[-1]} if scopes else False
+
+    session = Session()
+    gate = open_gate(
+        [write],
+        session=session,
+        filesystem=DirectoryFilesystem(root),
+        policies=[ASK],
+        environment=Person(approve=approve),
+    )
+    assert (await gate.invoke("write", {"path": "a.txt"})).success
+    assert (await gate.invoke("write", {"path": "a.txt"})).success
+    assert len(asked) == 1  # the second one was remembered
+    assert not (await gate.invoke("write", {"path": ".zshrc"})).success
+    assert not (
+        await gate.invoke("write", {"path": ".zshrc"})
+    ).success  # and neither is this answer remembered
+    assert len(asked) == 3
+    assert not (root / ".zshrc").exists()
+
+
+async def test_an_answer_that_wants_to_be_remembered_is_refused(root: Path) -> None:
+    """A client can't make the session remember what was not offered."""
+    person = Person(approve=lambda question: {"approved": True, "remember": "exact"})
+    gate = open_gate([write], filesystem=DirectoryFilesystem(root), environment=person)
+    result = await gate.invoke("write", {"path": ".envrc"})
+    assert not result.success
+    assert (root / ".envrc").read_text() == "old\n"
+
+
+@pytest.mark.parametrize("approved", [True, False])
+async def test_a_parked_run_waits_for_it(root: Path, tmp_path: Path, approved: bool) -> None:
+    """The question outlives the process, and what was shown is committed by the process that resumes the run."""
+    prompt = Prompt("p", "Do.", tools=[write])
+    model = ScriptedModel([ToolCall("write", {"path": ".envrc"}), "done"])
+    with closing(SqliteJournal(tmp_path / "journal.db")) as journal:
+        adapter = Adapter(
+            model, journal=journal, filesystem=DirectoryFilesystem(root), environment=LaterEnvironment()
+        )
+        with pytest.raises(RunParked):
+            await adapter.evaluate(prompt, "go", run_id="run")
+        (question,) = await journal.questions.open("run")
+        assert ".envrc (run by direnv or mise)" in question.message
+        assert (root / ".envrc").read_text() == "old\n"
+        journal.questions.answer(answer_to(question, {"approved": approved}))
+        await adapter.resume("run", prompt)
+    assert (root / ".envrc").read_text() == ("new\n" if approved else "old\n")
+
+
+async def test_an_irreversible_call_is_not_run_again_for_another_diff(root: Path) -> None:
+    """If the file changes while its diff is reviewed, a call that can't be undone fails rather than run twice."""
+    ran: list[int] = []
+
+    @tool(effect="irreversible")
+    async def pay(context: ToolContext) -> str:
+        """Pay, and note it in a startup file."""
+        ran.append(1)
+        context.filesystem.write(".envrc", "new\n")
+        return "paid"
+
+    def approve(question: Question) -> bool:
+        (root / ".envrc").write_text("by somebody else\n")
+        return True
+
+    gate = open_gate([pay], filesystem=DirectoryFilesystem(root), environment=Person(approve=approve))
+    assert not (await gate.invoke("pay")).success
+    assert ran == [1]
+    assert (root / ".envrc").read_text() == "by somebody else\n"
+
+
+async def test_a_staged_call_runs_again_and_is_asked_about_again(root: Path) -> None:
+    """If the file changes while its diff is reviewed, a staged call is shown with its new diff."""
+    looker = Looker(True)
+
+    def approve(question: Question) -> bool:
+        looker.questions.append(question)
+        if len(looker.questions) == 1:
+            (root / ".envrc").write_text("by somebody else\n")
+        return True
+
+    gate = open_gate([write], filesystem=DirectoryFilesystem(root), environment=Person(approve=approve))
+    assert (await gate.invoke("write", {"path": ".envrc"})).success
+    assert ["-by somebody else" in question.payload["diff"] for question in looker.questions] == [False, True]
+
+
+# --- allowed by name, and shown ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("allowed", "path", "passes"),
+    [
+        ("conftest.py", "tests/conftest.py", True),
+        ("tests/conftest.py", "conftest.py", False),
+        (".github/workflows/*", ".github/workflows/ci.yml", True),
+        (".envrc", "sub/.ENVRC", False),
+        (".envrc", "tools.py", False),
+    ],
+)
+async def test_one_is_allowed_by_name(root: Path, allowed: str, path: str, passes: bool) -> None:
+    """What the folder allows by name needs no approval of its own, and is still marked."""
+    files = DirectoryFilesystem(root, startup_files=[allowed])
+    assert (await open_gate([write], filesystem=files).invoke("write", {"path": path})).success is passes
+    fork = files.fork("x")
+    fork.write(path, "newer\n")
+    assert MARK in fork.diff()
+
+
+def test_the_list_of_names_is_no_string(root: Path) -> None:
+    """A string would be taken for its letters."""
+    with pytest.raises(DefinitionError, match=r"Pass a list of paths: \['\.envrc'\]"):
+        DirectoryFilesystem(root, startup_files=".envrc")
+
+
+async def test_files_in_memory_are_marked_and_not_asked_about() -> None:
+    """Nothing runs what is only in memory."""
+    files = MemoryFilesystem()
+    assert (await open_gate([write], filesystem=files).invoke("write", {"path": ".envrc"})).success
+    fork = files.fork("x")
+    fork.write("tools.py", "")
+    assert fork.diff() == (
+        "diff --git a/tools.py b/tools.py\n"
+        "runs later: by Handrail, by itself and outside the sandbox\nnew file\n"
+    )
+
+
+def test_the_mark_can_not_be_imitated_and_stands_out(root: Path) -> None:
+    """No content of a file makes a line that begins like the mark, and the terminal shows it in colour."""
+    fork = DirectoryFilesystem(root).fork("x")
+    fork.write("plain.txt", "runs later: by nobody\n")
+    assert not [line for line in fork.diff().splitlines() if line.startswith("runs later")]
+    assert diff_style(f"{MARK}git") == ("yellow", "bold")
+    assert diff_style(f" {MARK}git") == ()
