@@ -1,10 +1,14 @@
 """An app's folder is not on `sys.path`: only the app itself can import the modules beside it."""
 
 import importlib
+import importlib.util
 import json
+import marshal
+import struct
 import sys
 import textwrap
 from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -130,6 +134,48 @@ def test_the_tools_of_workers_import_their_neighbours(folder: Path):
     registry = WorkerRegistry(folder)
     assert not list(registry.check())
     assert_out_of_reach(folder)
+
+
+def poison(file: Path) -> None:
+    """Write bytecode that Python would take for that of the file, as a tool could."""
+    facts = file.stat()
+    head = importlib.util.MAGIC_NUMBER + struct.pack("<III", 0, int(facts.st_mtime), facts.st_size)
+    stolen = marshal.dumps(compile(STOLEN, str(file), "exec"))
+    cached = Path(importlib.util.cache_from_source(str(file)))
+    cached.parent.mkdir(exist_ok=True)
+    cached.write_bytes(head + stolen)
+
+
+def test_bytecode_in_the_folder_is_not_run(folder: Path):
+    """What a model wrote to `__pycache__` does not run instead of a module, in packages of either kind either."""
+    (folder / "front_desk.py").write_text(APP + "import spaces.inner\n")
+    (folder / "tools.py").write_text("def book() -> str:\n    '''Book.'''\n    return 'booked'\n")
+    (folder / "main.md").write_text("---\ntools: [book]\n---\nBook.\n")
+    (folder / "spaces").mkdir()
+    (folder / "spaces" / "inner.py").write_text("")
+    for file in (
+        "front_desk",
+        "tools",
+        "beside",
+        "beside_that",
+        "pack/__init__",
+        "pack/inner",
+        "spaces/inner",
+    ):
+        poison(folder / f"{file}.py")
+    module = load_module(str(folder / "front_desk.py"))
+    assert (module.WORD, module.VALUE) == ("booked", "booked")
+    assert not list(WorkerRegistry(folder).check())
+    assert not list(folder.rglob("beside_later*.pyc"))  # and none is written
+
+
+def test_a_neighbour_without_its_source_is_not_found(folder: Path):
+    """Neither bytecode nor a compiled module is taken, also where it would come before a file of the same name."""
+    (folder / "front_desk.py").write_text("import beside_that\nimport compiled_desk\n")
+    (folder / f"beside_that{EXTENSION_SUFFIXES[0]}").write_bytes(b"not even a library")
+    (folder / "compiled_desk.pyc").write_bytes(b"")
+    with pytest.raises(ModuleNotFoundError, match="compiled_desk"):
+        load_file(folder / "front_desk.py", "front_desk")
 
 
 def test_a_file_that_fails_leaves_no_trace(folder: Path):

@@ -4,6 +4,9 @@ Every library can import what is on `sys.path`, and many try to import an option
 be allowed to write to an app's folder, so a file with such a name would run in the next process. To prevent that,
 the modules beside an app are found only by imports in the app itself or in one of these modules. They never hide a
 module that is installed or part of Python.
+
+They are loaded from source only. Python would prefer the bytecode in `__pycache__`, or a compiled module of the same
+name, and a diff does not show what those do.
 """
 
 from __future__ import annotations
@@ -16,11 +19,23 @@ import sys
 from collections.abc import Generator, Sequence
 from contextvars import ContextVar
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import SOURCE_SUFFIXES, FileFinder, ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 _wanted: ContextVar[str] = ContextVar("the app that is being imported by name", default="")
+
+
+class _SourceLoader(SourceFileLoader):
+    """Loads a module from its source, and neither reads nor writes its bytecode."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+def _sources_in(folder: str) -> FileFinder:
+    return FileFinder(folder, (_SourceLoader, SOURCE_SUFFIXES))
 
 
 class _Neighbours(MetaPathFinder):
@@ -34,6 +49,8 @@ class _Neighbours(MetaPathFinder):
         """The folders in which apps are searched by name."""
         self.homes: dict[str, str] = {}
         """The app folder from which each top-level module was loaded."""
+        self.packages: dict[str, None] = {}
+        """The folders of packages that were loaded from an app folder."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -43,11 +60,20 @@ class _Neighbours(MetaPathFinder):
         home = self.homes.get(_importer())
         folders = [*self.searched] if fullname == _wanted.get() else [] if home is None else [home]
         for folder in folders:
-            spec = PathFinder.find_spec(fullname, [folder], target)
+            spec = _sources_in(folder).find_spec(fullname, target)
             if spec is not None:
                 self.homes[fullname] = folder
+                for package in spec.submodule_search_locations or ():
+                    self.packages[package] = None
+                    sys.path_importer_cache.pop(package, None)
                 return spec
         return None
+
+    def find_in_package(self, folder: str) -> FileFinder:
+        """Find modules in a folder of a package that was found here. It is one of `sys.path_hooks`."""
+        if any(folder == package or folder.startswith(package + os.sep) for package in self.packages):
+            return _sources_in(folder)
+        raise ImportError(f"{folder} is not a neighbour", path=folder)
 
 
 _finder = _Neighbours()
@@ -67,6 +93,8 @@ def _importer() -> str:
 def _install() -> None:
     if _finder not in sys.meta_path:
         sys.meta_path.append(_finder)
+    if _finder.find_in_package not in sys.path_hooks:
+        sys.path_hooks.insert(0, _finder.find_in_package)
 
 
 def search(folder: Path) -> None:
@@ -101,8 +129,9 @@ def load_file(path: Path, name: str) -> ModuleType:
 
     If the import fails, `sys.modules` is restored.
     """
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    loader = _SourceLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    if spec is None or path.suffix not in SOURCE_SUFFIXES:
         raise ImportError(f"{path} is not a Python file", name=name, path=str(path))
     _install()
     module = importlib.util.module_from_spec(spec)
@@ -110,7 +139,7 @@ def load_file(path: Path, name: str) -> ModuleType:
     sys.modules[name] = module  # annotations are resolved by the module's name
     _finder.homes[name] = os.path.realpath(path.parent)
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except BaseException:
         sys.modules.pop(name)
         _finder.homes.pop(name)

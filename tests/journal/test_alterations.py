@@ -276,6 +276,30 @@ async def test_answer_and_undo_refuse_it(folder: Path, how: Alter, where: str):
         await undo_last(folder)
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "DELETE FROM records WHERE chain = 'run two' AND kind = 'unit'",
+        "UPDATE records SET state = 'void' WHERE chain = 'run two' AND kind = 'unit'",
+        "UPDATE records SET number = -number WHERE chain = 'run two' AND kind = 'unit'",
+        "UPDATE records SET key = (SELECT key FROM records WHERE chain = 'run one' AND kind = 'unit'), kind = 'undone' "
+        "WHERE chain = 'run two' AND kind = 'unit'",
+    ],
+    ids=["removed", "void", "moved", "marked as undone"],
+)
+async def test_undo_refuses_where_a_later_call_was_altered(tmp_path: Path, query: str):
+    """A later call that built on this one can't be hidden from the undo, although it is of another run."""
+    recorder = Recorder(tmp_path)
+    session = Session(id="table", principal="user")
+    await recorder.run("one", call("note", text="a"), "end", session=session)
+    await recorder.run("two", call("note", text="b"), "end", session=session)
+    (unit,) = await recorder.journal.calls.load("one")
+    alter(tmp_path, run_sql(query))
+    with pytest.raises(JournalAltered, match="run 'two'"):
+        await undo(recorder.journal, "one", unit.call_id, recorder.files)
+    recorder.close()
+
+
 async def test_recovery_leaves_a_forged_commit_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """Recovery changes no files for a forged commit, and still recovers other runs."""
     journal = SqliteJournal(tmp_path / "runs.db")

@@ -60,6 +60,43 @@ def test_a_run_that_ends_every_process_is_set_aside(tmp_path: Path):
     asyncio.run(look(path))
 
 
+SLOW = textwrap.dedent(
+    """
+    import asyncio, os, signal, sys
+    from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal, tool
+    from handrail.dispatch.turn import ToolCall
+
+    @tool(effect="staged")
+    async def step(number: int) -> str:
+        '''Make a step; in each process one more than in the last.'''
+        if number == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return str(number)
+
+    async def main(path, steps):
+        adapter = Adapter(ScriptedModel([*(ToolCall("step", {"number": n}) for n in range(5)), "End."]),
+                          journal=SqliteJournal(path))
+        prompt = Prompt("desk", "Help.", tools=[step])
+        if steps == "0":
+            await adapter.evaluate(prompt, "Go on.", run_id="slow")
+        else:
+            print((await adapter.resume("slow", prompt)).text)
+
+    asyncio.run(main(*sys.argv[1:]))
+    """
+)
+
+
+def test_a_run_that_gets_further_each_time_is_not_set_aside(tmp_path: Path):
+    """Only deaths without a new record between them count: five processes die with it, and the sixth ends it."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    for steps in range(5):
+        done = warm_python.run([tmp_path / "slow.py", str(tmp_path / "runs.db"), str(steps)], cwd=tmp_path)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    done = warm_python.run([tmp_path / "slow.py", str(tmp_path / "runs.db"), "5"], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, b"End.\n"), done.stderr
+
+
 async def look(path: Path) -> None:
     journal = SqliteJournal(path)
     row = await journal.runs.get("deadly")

@@ -335,7 +335,7 @@ def _own_model(named: str) -> Any:
 def open_files(
     files: Path | None, folder: Path | None, startup_files: Sequence[str] | None = None
 ) -> DirectoryFilesystem | None:
-    """Open the folder that tools may change: the one given, else `files` beside the worker, if it exists."""
+    """Open the folder that tools may change: the given one, or else `files` beside the worker if it exists."""
     if files is not None and not files.is_dir():
         raise UsageError(f"--files {files}: no such folder. Create it first, or give another one.")
     if files is None and folder is not None:

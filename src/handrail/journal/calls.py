@@ -25,6 +25,7 @@ from handrail.journal.verification import (
     committed_unit,
     steps_in,
     verified,
+    verify_session,
 )
 from handrail.records import CommitUnit, Entry
 
@@ -126,15 +127,26 @@ class SqliteCalls:
         return tuple(map(committed_unit, await self._database.transact(load)))
 
     async def later(self, unit: CommitUnit, /) -> Sequence[CommitUnit]:
-        query = """SELECT body FROM records WHERE kind = 'unit' AND state != 'void' AND number > (
+        chains = self._database.chains
+        query = """SELECT chain, body FROM records WHERE kind = 'unit' AND state != 'void' AND number > (
                 SELECT max(number) FROM records WHERE chain = ? AND kind = 'unit' AND key = ? AND state != 'void'
             ) AND NOT EXISTS (
                 SELECT 1 FROM records AS undone
                 WHERE undone.chain = records.chain AND undone.key = records.key
                 AND undone.kind IN ('undone', 'told') AND undone.kind = 'undone'
             ) ORDER BY number"""
-        rows = await self._database.select(query, run_chain(unit.run_id), unit.call_id)
-        return tuple(msgspec.msgpack.decode(row[0], type=CommitUnit) for row in rows)
+
+        def find(connection: sqlite3.Connection) -> list[bytes]:
+            verify_session(
+                connection, chains, unit.run_id
+            )  # a missing later call would hide what was built on this one
+            rows = connection.execute(query, (run_chain(unit.run_id), unit.call_id)).fetchall()
+            for chain in {chain for chain, _ in rows}:
+                verified(connection, chains, chain.removeprefix("run "))
+            return [body for _, body in rows]
+
+        rows = await self._database.transact(find)
+        return tuple(msgspec.msgpack.decode(body, type=CommitUnit) for body in rows)
 
     async def _verified(self, run_id: str) -> RunRecords:
         chains = self._database.chains

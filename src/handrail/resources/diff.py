@@ -19,7 +19,7 @@ Data = bytes | Content | None
 
 
 def diff(changes: Iterable[tuple[str, Node, Node]], mode_of: Mode, run_by: Mapping[str, str]) -> str:
-    """Format changes as text. Each change is a path, its new node and its old node.
+    """Format changes as a unified diff. Each change is a path, its new node and its old node.
 
     `run_by` has the changed files that run later by themselves, each with what runs it. They are marked.
     """
@@ -35,7 +35,7 @@ def diff(changes: Iterable[tuple[str, Node, Node]], mode_of: Mode, run_by: Mappi
     lines: list[str] = []
     for path, node, base in found:
         if path in moved or (path in around and _is_said_inside(node, base, mode_of)):
-            continue  # the change is shown at its new path, or by its content
+            continue  # the change is shown at the new path, or by the folder's content
         lines += _change(path, node, base, origins.get(path), mode_of, run_by.get(path))
     return "".join(f"{line}\n" for line in lines)
 
