@@ -37,6 +37,9 @@ _IGNORABLE = re.compile(f"[{_INVISIBLE}\ufe0f]")
 _BLANK = frozenset("\u2800\U00013441\U00013442\U00016fe4\U0001d159")
 """Characters that are drawn as nothing, although their category is visible."""
 
+_RETURN = "↵"
+"""Marks a line break in a value. Without it, a break would look like a line that an environment has wrapped."""
+
 _UNCLEAR_ASCII = re.compile("[\x00-\x09\x0b-\x1f\x7f]")
 _UNCLEAR_ASCII_BUT_TABS = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 _IMITATED = re.compile(r"\\(?=x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})")
@@ -110,7 +113,10 @@ def _written(value: Any) -> str:
         text = exact(value)
         first = _number(text[0]) if text[0] in " \n" else text[0]  # blanks at the ends would be invisible
         last = _number(text[-1]) if text[-1] in " \n" else text[-1]
-        return f"{first}{text[1:-1]}{last}" if len(text) > 1 else first
+        if len(text) == 1:
+            return first
+        whole = f"{first}{text[1:-1]}{last}"
+        return whole.replace(_RETURN, _number(_RETURN)).replace("\n", f"{_RETURN}\n")
     return exact("".join(_json(value, "\n")))
 
 

@@ -29,6 +29,7 @@ from handrail.replay.log import RunLog
 from handrail.resources.paths import HasLinks, parse_path
 from handrail.resources.startup_files import reason_to_ask
 from handrail.schema import to_json
+from handrail.schema.coverage import first_hidden
 from handrail.tools import EFFECTS
 
 if TYPE_CHECKING:
@@ -50,6 +51,12 @@ def approval_verb(
     return Operation(ask, operation, attempt.home)
 
 
+_HIDDEN = (
+    "it can't be shown to a person as the tool would get it, so nobody was asked. The JSON of its type leaves something "
+    "out: a field that is excluded or has another's alias, a serializer, or keys that are written alike."
+)
+
+
 async def ask_approval(
     attempt: Attempt, asks: Asks, name: str, reason: str, diff: str = "", question_id: str | None = None
 ) -> tuple[Approval, DecidedBy]:
@@ -58,6 +65,9 @@ async def ask_approval(
     session = frame.session
     params = _params_that_came(attempt)
     arguments = pydantic_core.from_json(attempt.tool.dump(params))  # secrets masked
+    hidden = None if params is None else first_hidden(params, arguments, masked=attempt.tool.secret)
+    if hidden is not None:
+        raise ToolValidationError(f"{hidden}: {_HIDDEN}")
     cover = _covering(attempt, asks, name, params, arguments, diff)
     keys = cover(session.id)
     quorums = attempt.quorums if asks == "call" else ()

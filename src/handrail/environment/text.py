@@ -21,6 +21,9 @@ NAME_CELLS = 20
 
 Style = Literal["bold", "dim", "red", "green", "yellow", "cyan"]
 
+_FIRST_WIDE = "\u1100"
+"""The first character that any terminal draws in two cells."""
+
 _CODES: dict[Style, str] = {
     "bold": "1",
     "dim": "2",
@@ -56,10 +59,13 @@ def clip(text: str, width: int) -> str:
 
 
 def _cells(character: str) -> int:
-    """Return the greatest number of cells in which any terminal draws a character."""
+    """Return the greatest number of cells in which any terminal draws a character.
+
+    Newer versions of Unicode have made characters wide that were narrow, but none of the alphabets at its beginning.
+    """
     if character.isascii():
         return 1
-    narrow = unicodedata.east_asian_width(character) in ("Na", "N", "H")
+    narrow = unicodedata.east_asian_width(character) in ("Na", "N", "H") and character < _FIRST_WIDE
     return 1 if narrow and unicodedata.category(character) != "So" else 2
 
 

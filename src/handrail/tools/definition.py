@@ -14,6 +14,7 @@ from handrail.errors import ToolValidationError
 from handrail.protocols import RunMode
 from handrail.schema import JsonSchema, Schema, Validate, clear_json, refuse_masks
 from handrail.schema.secrets import WITHHELD
+from handrail.schema.size import LONG, check_size
 from handrail.tools.checks import Copy, check, check_words
 from handrail.tools.effect import EFFECTS, Effect
 from handrail.tools.path_arguments import Access, NamedPath, PathFinder
@@ -134,6 +135,8 @@ class Tool(Generic[ParamsT, ResultT]):
         """Parse a call's arguments. Raises `ToolValidationError` with all problems."""
         quick = self._quick
         if quick is not None and (type(arguments) is str or type(arguments) is bytes):
+            if len(arguments) > LONG:
+                check_size(arguments)
             try:
                 return quick(arguments, strict=True, extra="forbid")
             except Exception:
@@ -146,6 +149,8 @@ class Tool(Generic[ParamsT, ResultT]):
 
     def _parse_slowly(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
         data = arguments if isinstance(arguments, str | bytes) else None
+        if data is not None and len(data) > LONG:
+            check_size(data)
         if data is not None and data.strip() in _NOTHING[type(data)]:
             data = "{}"  # models send these for no arguments
         if self._schema is None:

@@ -1,0 +1,105 @@
+"""Whether JSON text shows everything that a value contains.
+
+People are shown the JSON of a call's arguments. Pydantic can be told to write something else than what it parsed: a
+field can be excluded, written under another field's name, or changed by a serializer, and keys of a dict that differ
+can be written alike. A person would then approve less than the tool gets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence, Set
+from enum import Enum
+from typing import Any, cast
+
+import pydantic_core
+from pydantic import BaseModel, RootModel, SecretBytes, SecretStr
+
+from handrail.schema.secrets import MASK
+
+_MISSING = object()
+
+
+def first_hidden(value: object, shown: object, where: str = "", *, masked: bool = False) -> str | None:
+    """Return the place of the first part of a value that its JSON does not show as it is, or None.
+
+    With `masked`, secrets in the JSON are masked, and a mask shows any value.
+    """
+    if masked and shown == MASK:
+        return None
+    for place, part, written in _parts(value, shown, where, masked):
+        hidden = place if written is _MISSING else first_hidden(part, written, place, masked=masked)
+        if hidden is not None:
+            return hidden
+    return None
+
+
+def _parts(value: Any, shown: Any, where: str, masked: bool) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the parts of a value, each with its place and its JSON. A part that is not shown has no JSON."""
+    if isinstance(value, SecretStr | SecretBytes):
+        return  # masked on purpose
+    if isinstance(value, RootModel):
+        value = cast("RootModel[Any]", value).root
+    fields = _fields(value)
+    if fields is not None:
+        known = cast("dict[str, Any]", shown) if isinstance(shown, dict) else {}
+        written = [key for _, key, _ in fields]
+        for name, key, part in fields:
+            alone = written.count(key) == 1
+            yield _inside(where, name), part, known.get(key, _MISSING) if alone else _MISSING
+    elif isinstance(value, Mapping):
+        items = list(cast("Mapping[Any, Any]", value).items())
+        known = list(cast("dict[str, Any]", shown).items()) if isinstance(shown, dict) else []
+        if len(items) != len(known):
+            yield where, value, _MISSING
+            return
+        for (key, part), (name, written) in zip(items, known, strict=True):
+            same = not isinstance(key, str) or key == name or (masked and name == MASK)
+            yield _inside(where, name), part, written if same else _MISSING
+    elif isinstance(value, Sequence | Set) and not isinstance(value, str | bytes | bytearray):
+        listed = list(cast("Sequence[Any]", value))
+        known = cast("list[Any]", shown) if isinstance(shown, list) else []
+        if len(listed) != len(known):
+            yield where, cast(object, value), _MISSING
+            return
+        for number, (part, written) in enumerate(zip(listed, known, strict=True)):
+            yield _inside(where, str(number)), part, written
+    elif not _is_shown(value, shown):
+        yield where, value, _MISSING
+
+
+def _fields(value: object) -> list[tuple[str, str, Any]] | None:
+    """Return the fields of a model or dataclass: name, name in the JSON, and value. None for other values."""
+    if isinstance(value, BaseModel):
+        kinds = type(value).model_fields
+        found = [
+            (name, kind.serialization_alias or kind.alias or name, getattr(value, name))
+            for name, kind in kinds.items()
+        ]
+        return found + [(name, name, part) for name, part in (value.model_extra or {}).items()]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kinds = getattr(type(value), "__pydantic_fields__", {})
+        return [
+            (each.name, _alias(kinds.get(each.name), each.name), getattr(value, each.name))
+            for each in dataclasses.fields(value)
+        ]
+    return None
+
+
+def _alias(field: Any, name: str) -> str:
+    return name if field is None else field.serialization_alias or field.alias or name
+
+
+def _is_shown(value: Any, shown: Any) -> bool:
+    """Return whether the JSON of a single value is the usual one. A type of the user's own decides on its JSON."""
+    if isinstance(value, Enum):
+        value = value.value
+    try:
+        usual = pydantic_core.to_jsonable_python(value, inf_nan_mode="constants")
+    except (pydantic_core.PydanticSerializationError, ValueError):
+        return True
+    return type(usual) is type(shown) and (usual == shown or usual != usual)
+
+
+def _inside(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name

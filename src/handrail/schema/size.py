@@ -1,0 +1,58 @@
+"""Limits on what the arguments of a call contain, so that parsing them never takes long.
+
+Arguments are parsed on the event loop. The time for a long text is short, but a value that does not fit takes fifty
+times as long as one that does, and integers beyond 64 bits can be chosen so that a set of them takes quadratic time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pydantic_core
+
+from handrail.errors import ToolValidationError
+
+LONG = 10_000
+"""Arguments of up to this many characters are not counted. They can't contain enough to matter."""
+MOST_VALUES = 20_000
+"""Maximum number of values in the arguments of one call, including those inside lists and objects."""
+MOST_BIG_INTEGERS = 1_000
+"""Maximum number of integers beyond 64 bits among them."""
+
+_BEYOND = 1 << 63
+
+
+def check_size(data: str | bytes) -> None:
+    """Raise `ToolValidationError` if JSON text contains too many values."""
+    commas = data.count(",") if isinstance(data, str) else data.count(b",")
+    if commas < MOST_BIG_INTEGERS:
+        return
+    try:
+        given = pydantic_core.from_json(data)
+    except ValueError:
+        return  # parsing says what is wrong
+    values = big = 0
+    for value in _values_in(given):
+        values += 1
+        big += isinstance(value, int) and not -_BEYOND <= value < _BEYOND
+    for number, most, what in (
+        (values, MOST_VALUES, "values"),
+        (big, MOST_BIG_INTEGERS, "integers beyond 64 bits"),
+    ):
+        if number > most:
+            raise ToolValidationError(
+                f"the arguments contain {number:,} {what}, and the limit is {most:,}. Send fewer, or write them to "
+                "a file and pass its path."
+            )
+
+
+def _values_in(value: Any) -> Iterator[Any]:
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        yield each
+        if isinstance(each, dict):
+            waiting.extend(cast("dict[str, Any]", each).values())
+        elif isinstance(each, list):
+            waiting.extend(cast("list[Any]", each))

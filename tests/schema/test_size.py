@@ -1,0 +1,42 @@
+"""One call's arguments never keep the loop busy: what they may contain is limited."""
+
+import json
+
+import pytest
+
+from handrail import open_gate, tool
+from handrail.errors import ToolValidationError
+from handrail.schema.size import MOST_BIG_INTEGERS, MOST_VALUES, check_size
+
+
+@tool(effect="read")
+async def add(numbers: list[int] | set[int], note: str = "") -> str:
+    """Add numbers."""
+    return str(len(numbers))
+
+
+def test_too_many_values_are_refused_in_words():
+    """A model is told how many it sent, the limit, and what to do."""
+    given = json.dumps({"numbers": [1] * (MOST_VALUES + 1)})
+    said = open_gate([add]).invoke("add", given).wait().render()
+    assert "contain 20,003 values, and the limit is 20,000" in said
+    assert "pass its path" in said
+
+
+def test_integers_that_could_collide_are_refused():
+    """Integers beyond 64 bits may have equal hashes, and then a set of them takes quadratic time."""
+    given = json.dumps({"numbers": [((1 << 61) - 1) * number for number in range(8, MOST_BIG_INTEGERS + 10)]})
+    with pytest.raises(ToolValidationError, match="1,002 integers beyond 64 bits, and the limit is 1,000"):
+        check_size(given)
+    assert "integers beyond 64 bits" in open_gate([add]).invoke("add", given).wait().render()
+
+
+def test_long_text_is_no_list():
+    """A long text counts as one value, whatever is in it."""
+    given = json.dumps({"numbers": [1], "note": "1,2,[3]," * 200_000})
+    assert open_gate([add]).invoke("add", given).wait().value == "1"
+
+
+def test_as_many_values_as_allowed_are_parsed():
+    given = json.dumps({"numbers": [1] * (MOST_VALUES - 2)})
+    assert open_gate([add]).invoke("add", given).wait().value == str(MOST_VALUES - 2)
