@@ -114,10 +114,15 @@ class CommandResult:
 
     def render(self) -> str:
         """Return the result as a model reads it: how the command ended, then its output."""
-        lines = [f"`{shown(self.argv)}`: {self.ending}", *self.notes]
+        command = shown(self.argv)
+        if len(command) > _COMMAND:  # so that a line that is cut still says how it ended
+            command = f"{command[: _COMMAND - 1]}…"
+        lines = [f"`{command}`: {self.ending}", *self.notes]
         return "\n".join([*lines, self.output] if self.output else [*lines, "(no output)"])
 
 
+_COMMAND = 80
+"""Maximum characters of the command in a rendered result."""
 _NOT_FOUND = 127
 """Exit code by which shells and build tools report a missing program."""
 _NOT_FILES = ("/dev/", "/proc/", "/sys/")
