@@ -222,6 +222,10 @@ class Execution:
         if not outcome.reply.failed:
             try:
                 copy.write_back()
+            except PermissionError as error:
+                where = os.path.relpath(error.filename or target, target)
+                problem = "a command removed the read permission of this folder. Keep its mode"
+                raise FileError(where, problem) from None
             except OSError as error:
                 if error.errno != errno.ENAMETOOLONG:
                     raise
