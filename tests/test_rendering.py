@@ -86,9 +86,10 @@ def test_no_character_of_unicode_is_hidden():
         ("", '""'),
         (" x", r"\x20x"),
         (" ", r"\x20"),
-        ("a file\nof lines\n\n", "a file\nof lines\n\\x0a"),
+        ("a file\nof lines\n\n", "a file↵\nof lines↵\n\\x0a"),
         (" 5", '" 5"'),
-        ("two\nlines", "two\nlines"),
+        ("two\nlines", "two↵\nlines"),
+        ("two↵ lines", r"two\u21b5 lines"),
         ("a\u202eb", r"a\u202eb"),
         (r"a\u202eb", r"a\x5cu202eb"),
         (r"a\u202Eb", r"a\x5cu202Eb"),
@@ -132,7 +133,7 @@ def test_many_lines_are_folded_with_a_count():
     text = "\n".join(["line"] * 100)
     (row,) = rows_of({"text": text})
     assert row.text.count("\n") == FOLD_LINES - 1
-    assert (row.whole, row.folded) == (text, len(row.rest))
+    assert (row.whole, row.folded) == (text.replace("\n", "↵\n"), len(row.rest))
 
 
 def test_a_little_more_than_fits_is_not_folded():

@@ -61,6 +61,33 @@ def run(folder: Path, worker: str, *more: str, **options: str) -> subprocess.Com
 # --- exit codes and errors ---
 
 
+_HOOK = """
+from handrail import Agent, ScriptedModel, ToolCall, ToolContext, tool
+
+@tool(effect="staged", capabilities={"fs.write"})
+async def write(context: ToolContext) -> str:
+    \"""Write a file that runs later.\"""
+    context.filesystem.write(".envrc", "new")
+    return "written"
+
+agent = Agent(ScriptedModel([ToolCall("write"), "The end."]), "Write.", tools=[write])
+"""
+
+
+def test_approving_everything_does_not_cover_files_that_run_later(folder: Path, here: Here):
+    """With `--approve all`, and with nobody there, such a change is denied with its reason and the option to give."""
+    (folder.parent / "hooks.py").write_text(_HOOK)
+    (folder.parent / "work").mkdir()
+    for mode in ("all", "ask"):
+        code, _, said = here("run", "hooks.py", "x", "--files", "work", "--no-journal", "--approve", mode)
+        assert code == 3
+        assert "need a person's approval, which nothing else stands in for" in said
+        assert not (folder.parent / "work" / ".envrc").exists()
+    options = ("--files", "work", "--no-journal", "--startup-files", "x", "--startup-files", ".envrc")
+    assert here("run", "hooks.py", "x", *options)[0] == 0
+    assert (folder.parent / "work" / ".envrc").read_text() == "new"
+
+
 @pytest.mark.parametrize(
     ("worker", "more", "code", "said"),
     [

@@ -72,7 +72,9 @@ def test_a_command_that_nests_does_not_lock_the_folder(folders: Folders, backend
     files = folders({"a": "1"})
     fork = files.fork("call")
     code = NEST.replace("PLACE", repr(str(files.root)))
-    with pytest.raises(FileError, match="too deeply"):
+    # Root reads the folder without a mode, and goes on to the deep ones.
+    said = "too deeply" if os.geteuid() == 0 else "removed the read permission"
+    with pytest.raises(FileError, match=said):
         asyncio.run(anything(backend).run_on(fork, [PYTHON, "-c", code]))
     fork.drop()
     files.write("a", "2")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -106,19 +106,20 @@ class RecordedRun:
             ) from error
 
     @contextlib.asynccontextmanager
-    async def open_folder(self, files: Path | None) -> AsyncGenerator[Any]:
+    async def open_folder(self, files: Path | None, startup_files: Sequence[str] = ()) -> AsyncGenerator[Any]:
         """Open the given folder, or else the folder the run was recorded with."""
         from handrail.resources.directory import DirectoryFilesystem
 
         if files is not None:
-            folder = open_files(files, None)
+            folder = open_files(files, None, startup_files)
         else:
             record = self.row.record
             recorded = decode_begin(record).folder if record.begin else ""
             root = recorded or next(
                 (unit.root for unit in await self.journal.calls.load(record.id) if unit.root), ""
             )
-            folder = DirectoryFilesystem(root) if root and Path(root).is_dir() else None
+            is_there = root and Path(root).is_dir()
+            folder = DirectoryFilesystem(root, startup_files=startup_files) if is_there else None
         try:
             yield folder
         finally:

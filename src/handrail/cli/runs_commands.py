@@ -14,7 +14,7 @@ from handrail import runs
 from handrail.adapter.run_record import decode_begin
 from handrail.cli import runs_view as view
 from handrail.cli.activity import answer_text
-from handrail.cli.command_options import ModelName, find_model, parse_approvals
+from handrail.cli.command_options import ModelName, StartupFiles, find_model, parse_approvals
 from handrail.cli.outcome import DONE, FAILED, PARKED, UsageError, classify_stop
 from handrail.cli.recorded_run import Program, RecordedRun
 from handrail.cli.runs_app import Json, Report, RunId, command
@@ -124,6 +124,7 @@ async def resume(
     ] = "ask",
     app_: App = None,
     files: Files = None,
+    startup_files: StartupFiles = None,
     as_json: Json = False,
 ) -> Report:
     """Continue a parked or interrupted run. If its question is still unanswered, it is parked again."""
@@ -136,7 +137,7 @@ async def resume(
     attended = not as_json and terminal.run_mode == "user"
     environment: Any = terminal if attended else LaterEnvironment()
     try:
-        async with recorded.open_folder(files) as folder:
+        async with recorded.open_folder(files, startup_files or ()) as folder:
             given: Any = {"environment": environment, "filesystem": folder, "approvals": mode}
             if program.worker is not None:
                 registry, name = program.worker.registry, program.worker.name

@@ -69,6 +69,7 @@ def test_memory_does_not_grow_with_the_output():
             ),
             "`a`: stopped after 60 s, with everything it had started\nNote.\n(no output)",
         ),
+        (CommandResult(argv=("x" * 500,)), f"`{'x' * 79}…`: exit code 0\n(no output)"),
     ],
 )
 def test_an_ending_is_worded_for_a_model(finished: CommandResult, words: str):

@@ -24,7 +24,14 @@ test("names may contain blanks, and renames are recognised", () => {
   ]);
 });
 
-test("the pieces of a line add up to the line", () => {
+test("files that run later are marked, and no other is", () => {
+  const { files, remarks } = parseDiff("diff --git a/.envrc b/.envrc\nruns later: by direnv or mise, by itself and outside the sandbox\nnew file\n--- /dev/null\n+++ b/.envrc\n@@ -0,0 +1 @@\n+runs later: by nobody\ndiff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+runs later: by git\n");
+  assert.deepEqual(files.map((file) => [file.path, file.runsLater]), [[".envrc", true], ["x", false]]);
+  assert.equal(files[0].notes[0], "runs later: by direnv or mise, by itself and outside the sandbox");
+  assert.deepEqual(remarks, []);
+});
+
+test("words are put together to the lines they came from", () => {
   const [before, after] = wordDiff("Call it with a path.", "Call it with a relative path!");
   assert.equal(before.map((piece) => piece.text).join(""), "Call it with a path.");
   assert.equal(after.map((piece) => piece.text).join(""), "Call it with a relative path!");

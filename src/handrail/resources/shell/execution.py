@@ -114,10 +114,15 @@ class CommandResult:
 
     def render(self) -> str:
         """Format the result for a model: how the command ended, the notes, and the output."""
-        lines = [f"`{shown(self.argv)}`: {self.ending}", *self.notes]
+        command = shown(self.argv)
+        if len(command) > _COMMAND:  # so that a line that is cut still says how it ended
+            command = f"{command[: _COMMAND - 1]}…"
+        lines = [f"`{command}`: {self.ending}", *self.notes]
         return "\n".join([*lines, self.output] if self.output else [*lines, "(no output)"])
 
 
+_COMMAND = 80
+"""Maximum characters of the command in a rendered result."""
 _NOT_FOUND = 127
 """The exit code with which shells and build tools report a missing program."""
 _NOT_FILES = ("/dev/", "/proc/", "/sys/")
@@ -217,6 +222,10 @@ class Execution:
         if not outcome.reply.failed:
             try:
                 copy.write_back()
+            except PermissionError as error:
+                where = os.path.relpath(error.filename or target, target)
+                problem = "a command removed the read permission of this folder. Keep its mode"
+                raise FileError(where, problem) from None
             except OSError as error:
                 if error.errno != errno.ENAMETOOLONG:
                     raise
