@@ -168,6 +168,14 @@ def test_a_wrong_command_line_is_refused_with_advice(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("provider", ["mistral", "groq", "google", "openai"])
+def test_a_planted_module_is_no_provider(folder: Path, here: Here, provider: str):
+    """A module that has a provider's name is never imported in its place: a tool may have written it."""
+    (folder.parent / f"{provider}.py").write_text("raise SystemExit('what a model wrote has run')\n")
+    found = here("run", "team/hello.md", "x", "--model", f"{provider}:model")
+    assert "what a model wrote" not in "".join(map(str, found))
+
+
 def test_your_own_model_is_found_in_the_current_folder(folder: Path):
     """`--model module:name` finds a module in the current folder, even if Python itself would not."""
     (folder.parent / "mine.py").write_text(

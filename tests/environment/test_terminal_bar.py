@@ -148,6 +148,7 @@ def test_a_long_argument_cannot_draw_a_second_question():
     asyncio.run(fill_in_approval(question, terminal.dialog("n"), terminal.style, terminal.size))
     lines = terminal.lines()
     assert [line for line in lines if line.startswith(("?", "  y "))] == ["? Allow pay?", "  y  yes, once"]
+    assert not [line for line in terminal.unbarred() if "read_notes" in line]
     assert "  ├ amount  50" in lines
 
 

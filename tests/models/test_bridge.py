@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic_ai.exceptions import (
@@ -16,6 +16,7 @@ from pydantic_ai.exceptions import (
     UnexpectedModelBehavior,
 )
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ThinkingPart, ToolCallPart
+from pydantic_ai.models import KnownModelName
 from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.usage import RequestUsage
@@ -39,6 +40,8 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models import (
+    BRIDGED,
+    PROVIDERS,
     ModelAnswerBroken,
     ModelRateLimited,
     ModelRequestRefused,
@@ -68,6 +71,13 @@ def asking(*messages: Any, **more: Any) -> ModelRequest:
 
 async def parts_of(model: BridgedModel, request: ModelRequest) -> list[ModelPart]:
     return [part async for part in model.stream(request)]
+
+
+def test_every_provider_of_the_bridge_is_known_by_name():
+    """A new provider must be added to `BRIDGED`, or a module in a folder could take its name."""
+    names = get_args(KnownModelName.__value__)
+    providers = {name.partition(":")[0].partition("/")[0] for name in names}
+    assert providers <= BRIDGED | PROVIDERS.keys()
 
 
 async def test_a_run_over_the_bridge():

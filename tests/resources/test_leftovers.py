@@ -35,17 +35,17 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return request.param
 
 
-def nest(folder: Path) -> None:
+def nest(folder: Path, name: str = "n" * 100, depth: int = 400) -> None:
     """Create a tree whose paths are ten times as long as the system allows."""
     here = os.open(folder, os.O_RDONLY)
-    for _ in range(400):
-        os.mkdir("n" * 100, dir_fd=here)
-        inner = os.open("n" * 100, os.O_RDONLY, dir_fd=here)
+    for _ in range(depth):
+        os.mkdir(name, dir_fd=here)
+        inner = os.open(name, os.O_RDONLY, dir_fd=here)
         os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=inner))
         os.close(here)
         here = inner
     os.close(here)
-    (folder / ("n" * 100)).chmod(0)
+    (folder / name).chmod(0)
 
 
 # --- depth ---------------------------------------------------------------------------------------------
@@ -61,6 +61,7 @@ def test_a_tree_past_the_longest_path_is_removed(tmp_path: Path):
     (tree / "2" / "1" / "1").mkdir(parents=True)
     (tree / "2" / "link").symlink_to(kept)
     nest(tree / "1" / "2")
+    nest(tree / "1", "n", 3000)  # deeper than functions can call themselves
     remove_tree(tree)
     assert not tree.exists()
     assert (kept / "file").exists()

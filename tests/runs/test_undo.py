@@ -17,6 +17,8 @@ from handrail.events import MessageAdded
 from handrail.journal.sqlite import SqliteJournal
 from handrail.messages import UserMessage
 from handrail.models.scripted import ScriptedModel
+from handrail.records import CallKey
+from handrail.resources.directory import DirectoryFilesystem
 from handrail.runs import fork, show, undo
 from support.recorded import PROMPT, TOOLS, Counted, Noted, Recorder, call
 
@@ -284,3 +286,22 @@ async def test_the_same_run_and_call_in_another_journal_are_not_touched(recorder
     with pytest.raises(UndoRefused, match="no commit of it is kept"):
         recorder.files.undo("call_1")
     other.close()
+
+
+def test_the_same_call_id_at_another_place_of_a_run_is_another_call(tmp_path: Path):
+    """A model may repeat an id within a run, too. What is kept of each call has its place."""
+    (tmp_path / "folder").mkdir()
+    files = DirectoryFilesystem(tmp_path / "folder")
+    for place in (".1", ".2"):
+        fork = files.fork("call_1")
+        fork.write(f"at{place}", "x")
+        fork.prepare()
+        fork.stage(CallKey("call_1", run_id="r", place=place, journal="j"))
+        fork.apply()
+        fork.applied()
+    assert files.undo("call_1", run_id="r", place=".1", journal="j") == ("at.1",)
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["at.2"]
+    for wrong in ({"run_id": "s"}, {"journal": "k"}, {"place": ".3"}):
+        with pytest.raises(UndoRefused, match="nothing is kept of it"):
+            files.undo("call_1", **{"run_id": "r", "place": ".2", "journal": "j", **wrong})
+    files.close()

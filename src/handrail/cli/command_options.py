@@ -315,10 +315,14 @@ def find_model(named: str | None) -> Any:
 
 def _own_model(named: str) -> Any:
     """Return the model that `module:name` names in the user's own code, or None if there is no such model."""
-    from handrail.models import PROVIDERS
+    from handrail.models import BRIDGED, PROVIDERS
 
     module, _, name = named.partition(":")
-    if module in PROVIDERS or not all(part.isidentifier() for part in (*module.split("."), name)):
+    if (
+        module in PROVIDERS
+        or module in BRIDGED
+        or not all(part.isidentifier() for part in (*module.split("."), name))
+    ):
         return None
     search_here()
     try:

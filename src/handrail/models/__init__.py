@@ -25,6 +25,51 @@ PROVIDERS = {
 }
 """Module and class of each provider whose API Handrail implements itself. Other providers use `BridgedModel`."""
 
+BRIDGED = frozenset(
+    [
+        "alibaba",
+        "azure",
+        "bedrock",
+        "bedrock-mantle",
+        "cerebras",
+        "cohere",
+        "crusoe",
+        "deepseek",
+        "fireworks",
+        "gateway",
+        "github",
+        "google",
+        "google-cloud",
+        "google-gla",
+        "google-vertex",
+        "grok",
+        "groq",
+        "heroku",
+        "huggingface",
+        "litellm",
+        "meta",
+        "mistral",
+        "moonshotai",
+        "nebius",
+        "ollama",
+        "openai-chat",
+        "openai-decisions",
+        "openai-responses",
+        "openrouter",
+        "outlines",
+        "ovhcloud",
+        "sambanova",
+        "snowflake",
+        "test",
+        "together",
+        "typesafe",
+        "vercel",
+        "xai",
+        "zai",
+    ]
+)
+"""Names that always mean a provider, so that a module of the same name in a folder is never imported in its place."""
+
 
 def model_named(name: str) -> Model:
     """Return the model named `provider:name`, which all callers share. It reads its API key from the environment."""
