@@ -261,7 +261,7 @@ def test_what_can_not_be_asked_of_ripgrep_is_found_without_it(many: DirectoryFil
 
 def test_a_pattern_that_is_too_long_is_refused_with_its_beginning(many: DirectoryFilesystem) -> None:
     """A pattern over the limit is refused, and the error is short, since a model reads it."""
-    with pytest.raises(FileError, match="200000 characters and the limit is 1000") as refused:
+    with pytest.raises(FileError, match="200000 characters, and the limit is 1000") as refused:
         many.grep("x" * 200_000)
     assert len(str(refused.value)) < 500
 

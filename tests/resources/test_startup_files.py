@@ -218,7 +218,7 @@ async def test_a_command_that_changes_one_is_asked_about(root: Path, way: str, b
     (question,) = looker.questions
     assert f"{path} (run by " in question.message
     assert MARK in question.payload["diff"]
-    assert "What it would have done was not applied" in result.message
+    assert "Its changes were not applied" in result.message
     assert {each: os.lstat(each).st_mtime_ns for each in root.rglob("*")} == before
 
 

@@ -90,7 +90,7 @@ async def test_a_changed_tool_is_found_by_its_result(recorder: Recorder):
 
     @tool(name="notes", effect="read")
     async def changed(context: ToolContext) -> str:
-        """Say what was noted down."""
+        """Return everything that was noted down."""
         return "nothing"
 
     tools = [TOOLS[0], changed, *TOOLS[2:]]
