@@ -181,6 +181,43 @@ def test_commands_agree_on_the_default(project: Path, monkeypatch: pytest.Monkey
     assert runs_command("show", "tea", "x.db") == "handrail runs show tea --journal x.db"
 
 
+@pytest.mark.parametrize(
+    "first", [("users", "add", "ann"), ("users", "list"), ("runs", "list"), RUN], ids=lambda words: words[0]
+)
+@pytest.mark.parametrize("chosen", [False, True])
+def test_every_folder_that_a_command_creates_is_private(
+    project: Path,
+    state: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+    first: tuple[str, ...],
+    chosen: bool,
+):
+    """Whichever command is first, the folders and files of the journal are private, and later commands accept them."""
+    more = ("--journal", state / "some" / "where" / "x.db") if chosen else ()
+    before = os.umask(0o022)
+    try:
+        program(monkeypatch, *first, *more)
+        modes = {str(each): mode_of(each) for each in (state, *state.rglob("*")) if each.exists()}
+        assert {path: mode for path, mode in modes.items() if mode & 0o077} == {}
+        assert program(monkeypatch, *RUN, *more) == 0
+        assert program(monkeypatch, "users", "add", "bob", *more) == 0
+    finally:
+        os.umask(before)
+    assert not [each for each in (state, *state.rglob("*")) if mode_of(each) & 0o077]
+
+
+def test_users_of_a_folder_that_others_can_use_are_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    """The commands for users check the default folder as the other commands do."""
+    assert program(monkeypatch, "users", "add", "ann") == 0
+    wide = default_journal(project).parent
+    wide.chmod(0o755)
+    assert program(monkeypatch, "users", "add", "bob") == 2
+    assert f"`chmod 700 {wide}`" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("level", [0, 1])
 def test_a_default_folder_that_others_can_use_is_refused(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, level: int

@@ -49,11 +49,23 @@ def state_folder() -> Path:
 
 def make_private_folder(folder: Path) -> None:
     """Create the folder of a default journal for its owner alone. Raises `JournalExposed` if other users can reach it."""
-    above = folder.parent
-    above.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for each in (above, folder):
-        each.mkdir(exist_ok=True, mode=0o700)
+    create_folders(folder)
+    for each in (folder.parent, folder):
         check_private(str(folder), each)
+
+
+def create_folders(folder: Path) -> None:
+    """Create a folder and the missing folders above it, for their owner alone. Folders that exist are not changed.
+
+    `Path.mkdir(parents=True, mode=...)` applies the mode only to the last folder.
+    """
+    try:
+        folder.mkdir(exist_ok=True, mode=0o700)
+    except FileNotFoundError:
+        if folder.parent == folder:
+            raise
+        create_folders(folder.parent)
+        folder.mkdir(exist_ok=True, mode=0o700)
 
 
 def create_private_file(path: str) -> None:

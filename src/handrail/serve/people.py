@@ -22,6 +22,7 @@ from typing import Any
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError
+from handrail.journal.location import create_folders
 from handrail.serve.roles import ROLES, Action, may
 
 SESSION_SECONDS = 7 * 24 * 3600
@@ -309,7 +310,7 @@ def people_path(journal: Path) -> Path:
 
 def _make_private(path: Path) -> None:
     """Create the file with permissions for its owner only. Raises `DefinitionError` if others may read or write it."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    create_folders(path.parent)
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
