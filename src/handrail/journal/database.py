@@ -18,7 +18,7 @@ from handrail.errors import DefinitionError, JournalError
 from handrail.journal.chains import Chains
 from handrail.journal.digest import key_check, new_key
 from handrail.journal.lease import new_owner
-from handrail.journal.location import check_private_files, create_private_file
+from handrail.journal.location import check_private_files, check_surroundings, create_private_file
 from handrail.journal.schema import VERSION, create_tables, distrust_schema, find_alteration
 
 T = TypeVar("T")
@@ -165,6 +165,7 @@ class Database:
             raise JournalError(self.path, "its path contains a zero byte", "Pass a path without one.")
         try:
             if self.path != MEMORY:
+                check_surroundings(self.path)
                 create_private_file(self.path)
             connection = sqlite3.connect(
                 self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
