@@ -215,7 +215,11 @@ class Questions(Protocol):
         ...
 
     async def open(self, run_id: str | None = None, /, *, principal: str | None = None) -> Sequence[Question]:
-        """Return the questions without an answer, of one run or of all, oldest first."""
+        """Return the questions without an answer, of one run or of all, oldest first.
+
+        People decide on what this returns, so it is what was recorded. Raises `JournalAltered` if the run was altered.
+        A list of all runs leaves altered ones out.
+        """
         ...
 
     async def history(self, run_id: str, /) -> Sequence[QuestionRecord]:
@@ -237,7 +241,8 @@ class Votes(Protocol):
     async def cast(self, run_id: str, vote: Vote, /) -> Sequence[Vote]:
         """Record a vote, and return all votes on the question. Casting the same vote twice is harmless.
 
-        Raises `AnswerRefused` if the person has voted differently on exactly this question.
+        Raises `AnswerRefused` if the run did not ask exactly this question, or if the person has voted differently on
+        it, and `JournalAltered` if the run was altered.
         """
         ...
 

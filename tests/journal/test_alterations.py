@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from handrail import SqliteJournal
 from handrail.cli.runs_commands import app
-from handrail.errors import JournalAltered, RunParked
-from handrail.question import Answer, Question
+from handrail.errors import AnswerRefused, JournalAltered, RunParked
+from handrail.question import Answer, Question, Vote
 from handrail.records import CommitUnit
 from handrail.runs import cancel, export, fork, import_, undo
 from handrail.session import Session
@@ -351,6 +351,109 @@ async def test_an_answer_from_another_process_is_checked(tmp_path: Path):
     assert (await task).value == 5
     journal.close()
     other.close()
+
+
+# --- what people are shown, and what they decide ---
+
+
+def asked_in(run_id: str, **more: Any) -> Question:
+    shown: dict[str, Any] = {
+        "kind": "approval", "name": "pay", "message": "Pay?", "payload": {"to": "Ada"}, "schema": {}, "digest": "d",
+        "principal": "user", "asked_by": (), "call_id": "c", "asked_at": datetime(2030, 1, 1, tzinfo=UTC),
+    }  # fmt: skip
+    return Question(id=f"{run_id}.1", run_id=run_id, **shown | more)
+
+
+def put(journal: SqliteJournal, question: Question) -> None:
+    journal._database.transact_now(journal.questions._put(question))  # pyright: ignore[reportPrivateUsage]
+
+
+SHOWN: dict[str, str] = {
+    "the text": "question = forge(question)",
+    "the principal": "principal = 'other'",
+    "the time": "asked_at = asked_at + 1",
+    "the run": "run_id = 'cake'",
+}
+
+
+def alter_question(folder: Path, what: str) -> None:
+    """Alter what the table of questions says about the question of the run `tea`."""
+
+    def change(connection: sqlite3.Connection) -> None:
+        connection.create_function("forge", 1, lambda body: body.replace(b"Ada", b"Bob"))
+        connection.execute(f"UPDATE questions SET {SHOWN[what]} WHERE run_id = 'tea'")
+
+    alter(folder, change)
+
+
+@pytest.mark.parametrize("seen_before", [False, True])
+@pytest.mark.parametrize("what", SHOWN)
+async def test_an_altered_question_is_not_listed(tmp_path: Path, what: str, seen_before: bool):
+    """Only the altered question is left out of a list, and asking for the questions of its run fails."""
+    journal = SqliteJournal(tmp_path / "runs.db", watch=None)
+    for run_id in ("tea", "cake", "soup"):
+        put(journal, asked_in(run_id))
+    if seen_before:
+        assert len(await journal.questions.open()) == 3
+    alter_question(tmp_path, what)
+    listed = {each.id for each in await journal.questions.open()}
+    assert "tea.1" not in listed
+    assert "soup.1" in listed
+    with pytest.raises(JournalAltered, match=r"question tea.1"):
+        await journal.questions.open("cake" if what == "the run" else "tea")
+    journal.close()
+
+
+async def test_a_planted_question_is_not_listed(tmp_path: Path):
+    """A question that no run asked is not shown to anybody."""
+    journal = SqliteJournal(tmp_path / "runs.db", watch=None)
+    planted = msgspec.msgpack.encode(asked_in("tea"))
+    row = ("tea.1", planted, "tea", asked_in("tea").asked_at.timestamp(), "user")
+    insert = "INSERT INTO questions (id, question, run_id, asked_at, principal) VALUES (?, ?, ?, ?, ?)"
+    alter(tmp_path, lambda connection: connection.execute(insert, row))
+    assert await journal.questions.open() == ()
+    assert await journal.questions.open(principal="user") == ()
+    journal.close()
+
+
+async def test_questions_are_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Listing the questions again reads no chain again, so that many waiting runs can be polled."""
+    journal = SqliteJournal(tmp_path / "runs.db", watch=None)
+    for number in range(5):
+        put(journal, asked_in(f"run{number}"))
+    chains = journal._database.chains  # pyright: ignore[reportPrivateUsage]
+    read, seen = chains.read, list[str]()
+
+    def count(connection: sqlite3.Connection, chain: str) -> Any:
+        seen.append(chain)
+        return read(connection, chain)
+
+    monkeypatch.setattr(chains, "read", count)
+    assert len(await journal.questions.open()) == 5
+    assert len(seen) == 10
+    assert len(await journal.questions.open()) == 5
+    assert len(await journal.questions.open("run3")) == 1
+    assert len(seen) == 10
+    journal.close()
+
+
+async def test_a_vote_needs_the_question_that_was_recorded(tmp_path: Path):
+    """A vote is recorded only if its question was asked, with this digest and in this run, and was not altered."""
+    journal = SqliteJournal(tmp_path / "runs.db", watch=None)
+    put(journal, asked_in("tea"))
+    put(journal, asked_in("cake"))
+    vote = Vote(question_id="tea.1", digest="d", by="fay", roles=(), approved=True)
+    with pytest.raises(AnswerRefused, match="there is no such question"):
+        await journal.votes.cast("cake", vote)
+    with pytest.raises(AnswerRefused, match="there is no such question"):
+        await journal.votes.cast("tea", msgspec.structs.replace(vote, question_id="tea.2"))
+    with pytest.raises(AnswerRefused, match="its digest does not match"):
+        await journal.votes.cast("tea", msgspec.structs.replace(vote, digest="e"))
+    alter_question(tmp_path, "the text")
+    with pytest.raises(JournalAltered):
+        await journal.votes.cast("tea", vote)
+    assert await journal.votes.on("tea", "tea.1", "d") == ()
+    journal.close()
 
 
 # --- any row, anywhere ---

@@ -1,6 +1,8 @@
 """Locations of journals: by default below the state folder, private to their owner, and never where tools may write."""
 
+import grp
 import os
+import pwd
 import stat
 import sys
 from pathlib import Path
@@ -13,8 +15,9 @@ from hypothesis import strategies as st
 from handrail import Adapter, DirectoryFilesystem, Prompt, ScriptedModel, SqliteJournal
 from handrail.cli import main
 from handrail.cli.outcome import runs_command
-from handrail.errors import JournalError, JournalExposed
+from handrail.errors import DefinitionError, JournalError, JournalExposed
 from handrail.journal.location import check_out_of_reach, default_journal
+from handrail.serve.people import People
 
 
 @pytest.fixture
@@ -82,6 +85,118 @@ def test_a_journal_that_others_can_use_is_refused(tmp_path: Path, part: str):
         SqliteJournal(tmp_path / "runs.db")
     (tmp_path / part).chmod(0o600)
     SqliteJournal(tmp_path / "runs.db").close()
+
+
+# --- other users ---
+
+NOBODY = 65534
+PARTS = (
+    "runs.db",
+    "runs.db.key",
+    "runs.db-wal",
+    "runs.db-shm",
+    "runs.db-journal",
+    "people.db",
+    "people.db-wal",
+)
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users")
+
+
+def opened(folder: Path, part: str) -> None:
+    """Open the journal or the file of users that a file belongs to."""
+    if part.startswith("people"):
+        People(folder / "people.db").close()
+    else:
+        SqliteJournal(folder / "runs.db").close()
+
+
+@as_root
+@pytest.mark.parametrize("part", PARTS)
+def test_files_of_another_user_are_refused(tmp_path: Path, part: str):
+    """A file that belongs to another user is refused even if its mode is 0600, since its owner can change it."""
+    opened(tmp_path, part)
+    (tmp_path / part).touch(mode=0o600)
+    os.chown(tmp_path / part, NOBODY, NOBODY)
+    with pytest.raises(
+        (JournalExposed, DefinitionError), match=rf"{part}' belongs to another user \(nobody\)"
+    ):
+        opened(tmp_path, part)
+    os.chown(tmp_path / part, 0, 0)
+    opened(tmp_path, part)
+
+
+@pytest.mark.parametrize("part", ["runs.db-journal", "runs.db-wal", "people.db-journal"])
+def test_leftovers_that_others_can_write_are_refused_before_they_are_read(tmp_path: Path, part: str):
+    """SQLite applies these files when it opens the database, so they are checked first."""
+    opened(tmp_path, part)
+    (tmp_path / part).write_bytes(b"planted")
+    (tmp_path / part).chmod(0o666)
+    with pytest.raises((JournalExposed, DefinitionError), match=f"chmod 600 {tmp_path / part}"):
+        opened(tmp_path, part)
+    assert (tmp_path / part).read_bytes() == b"planted"
+
+
+@pytest.mark.parametrize("part", ["runs.db", "people.db"])
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, part: str, exists: bool, level: int):
+    """In such a folder, or in one below it, anybody could replace the files. A sticky folder keeps them in place."""
+    folder = tmp_path / "above" / "inside"
+    folder.mkdir(parents=True, mode=0o755)
+    wide = (folder, folder.parent)[level]
+    if exists:
+        opened(folder, part)
+    wide.chmod(0o777)
+    with pytest.raises((JournalExposed, DefinitionError), match=rf"write.*`chmod go-w {wide}`"):
+        opened(folder, part)
+    assert exists or list(folder.iterdir()) == []
+    wide.chmod(0o1777)
+    opened(folder, part)
+
+
+def test_the_folder_behind_a_link_is_checked(tmp_path: Path):
+    """A link to a journal does not hide the folder that the journal is in, nor does the target hide the link's folder."""
+    for name in ("private", "wide"):
+        (tmp_path / name).mkdir(mode=0o700)
+    SqliteJournal(tmp_path / "wide" / "runs.db").close()
+    (tmp_path / "private" / "runs.db").symlink_to(tmp_path / "wide" / "runs.db")
+    (tmp_path / "wide").chmod(0o777)
+    with pytest.raises(JournalExposed, match=f"chmod go-w {tmp_path / 'wide'}"):
+        SqliteJournal(tmp_path / "private" / "runs.db")
+    (tmp_path / "wide").chmod(0o700)
+    (tmp_path / "private").chmod(0o777)
+    with pytest.raises(JournalExposed, match=f"chmod go-w {tmp_path / 'private'}"):
+        SqliteJournal(tmp_path / "private" / "runs.db")
+
+
+@as_root
+def test_the_folder_of_another_user_is_refused(tmp_path: Path):
+    """The owner of the folder could replace the journal together with its key."""
+    folder = tmp_path / "theirs"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, NOBODY, NOBODY)
+    with pytest.raises(JournalExposed, match=rf"'{folder}' belongs to another user \(nobody\)"):
+        SqliteJournal(folder / "runs.db")
+
+
+@as_root
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_group_may_write_to_the_folder_if_it_is_the_user_s_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool
+):
+    """Where every user has a group of their own, folders are often created with mode 0775."""
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    own = grp.struct_group((me, "x", 0, [] if alone else ["somebody"]))
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: own)
+    tmp_path.chmod(0o775)
+    if alone:
+        SqliteJournal(tmp_path / "runs.db").close()
+    else:
+        with pytest.raises(JournalExposed, match="chmod go-w"):
+            SqliteJournal(tmp_path / "runs.db")
+
+
+# --- tools ---
 
 
 def refused(journal: Path, folder: Path) -> str:
@@ -179,6 +294,43 @@ def test_commands_agree_on_the_default(project: Path, monkeypatch: pytest.Monkey
     assert "\tdone\t" in capsys.readouterr().out
     assert runs_command("show", "tea", str(journal)) == "handrail runs show tea"
     assert runs_command("show", "tea", "x.db") == "handrail runs show tea --journal x.db"
+
+
+@pytest.mark.parametrize(
+    "first", [("users", "add", "ann"), ("users", "list"), ("runs", "list"), RUN], ids=lambda words: words[0]
+)
+@pytest.mark.parametrize("chosen", [False, True])
+def test_every_folder_that_a_command_creates_is_private(
+    project: Path,
+    state: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+    first: tuple[str, ...],
+    chosen: bool,
+):
+    """Whichever command is first, the folders and files of the journal are private, and later commands accept them."""
+    more = ("--journal", state / "some" / "where" / "x.db") if chosen else ()
+    before = os.umask(0o022)
+    try:
+        program(monkeypatch, *first, *more)
+        modes = {str(each): mode_of(each) for each in (state, *state.rglob("*")) if each.exists()}
+        assert {path: mode for path, mode in modes.items() if mode & 0o077} == {}
+        assert program(monkeypatch, *RUN, *more) == 0
+        assert program(monkeypatch, "users", "add", "bob", *more) == 0
+    finally:
+        os.umask(before)
+    assert not [each for each in (state, *state.rglob("*")) if mode_of(each) & 0o077]
+
+
+def test_users_of_a_folder_that_others_can_use_are_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    """The commands for users check the default folder as the other commands do."""
+    assert program(monkeypatch, "users", "add", "ann") == 0
+    wide = default_journal(project).parent
+    wide.chmod(0o755)
+    assert program(monkeypatch, "users", "add", "bob") == 2
+    assert f"`chmod 700 {wide}`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("level", [0, 1])

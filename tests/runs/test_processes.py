@@ -8,7 +8,7 @@ import pytest
 
 from handrail import Prompt, tool
 from handrail.errors import JournalError, RunBusy, RunParked
-from handrail.journal.database import SCHEMA
+from handrail.journal.schema import VERSION
 from handrail.journal.sqlite import SqliteJournal
 from handrail.runs import list_runs, show
 from support import TESTS, warm_python
@@ -36,7 +36,7 @@ def test_a_journal_of_an_older_version_is_refused(tmp_path: Path):
     connection.close()
     with pytest.raises(
         JournalError,
-        match=f"its schema has version 1, but this version of Handrail uses {SCHEMA}. Use the version of Handrail that wrote it",
+        match=f"its schema has version 1, but this version of Handrail uses {VERSION}. Use the version of Handrail that wrote it",
     ):
         SqliteJournal(path)
     connection = sqlite3.connect(path)
@@ -50,11 +50,11 @@ def test_a_journal_of_a_newer_version_is_refused(tmp_path: Path):
     path = tmp_path / "runs.db"
     SqliteJournal(path).close()
     with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE about SET value = ? WHERE key = 'schema'", (str(SCHEMA + 1),))
+        connection.execute("UPDATE about SET value = ? WHERE key = 'schema'", (str(VERSION + 1),))
     connection.close()
     with pytest.raises(
         JournalError,
-        match=f"its schema has version {SCHEMA + 1}, but this version of Handrail uses {SCHEMA}",
+        match=f"its schema has version {VERSION + 1}, but this version of Handrail uses {VERSION}",
     ):
         SqliteJournal(path)
 

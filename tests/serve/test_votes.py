@@ -288,6 +288,41 @@ async def test_a_forged_vote_is_refused(tmp_path: Path):
         await client.serves(by("ann"))  # one altered run does not stop the others
 
 
+@pytest.mark.parametrize("seen_before", [False, True])
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [(b"\xa6amount\x05", b"\xa6amount\x01"), (b"\xa9approvals\x02", b"\xa9approvals\x01")],
+    ids=["text", "quorum"],
+)
+async def test_an_altered_question_is_never_shown_and_takes_no_vote(
+    tmp_path: Path, was: bytes, now: bytes, seen_before: bool
+):
+    """If the row of a question says something else than what was recorded, nobody is asked about it."""
+    people_in(tmp_path, *TEAM)
+    async with serving(tmp_path, desk(money=TWO)) as client:
+        question = await asked(client)
+        if seen_before:
+            assert [each["id"] for each in await inbox(client, "fay")] == [question["id"]]
+        with closing(sqlite3.connect(tmp_path / "runs.db")) as database, database:
+            [(body,)] = database.execute("SELECT question FROM questions").fetchall()
+            assert was in body
+            database.execute("UPDATE questions SET question = ?", (body.replace(was, now),))
+        assert await inbox(client, "fay") == []
+        assert (await vote(client, "fay", question)).status >= 400
+        owner = await client.ask("GET", "/threads/t", headers=by("ann"))
+        assert owner.status >= 400
+        assert owner.kind == "JournalAltered"
+        await client.serves(by("ann"))
+        with closing(sqlite3.connect(tmp_path / "runs.db")) as database, database:
+            assert database.execute("SELECT count(*) FROM records WHERE kind = 'vote'").fetchone() == (0,)
+            database.execute("UPDATE questions SET question = ?", (body,))
+        [shown] = await inbox(client, "gus")
+        assert (shown["votes"], shown["payload"]["arguments"]) == ([], {"amount": 5})
+        await vote(client, "fay", question)
+        assert (await vote(client, "gus", question)).json == {"decided": True}
+        assert await ending(client) == "Done: paid 5"
+
+
 async def test_other_policies_after_a_restart_ask_anew(tmp_path: Path):
     """Votes count only for the exact question and rule: votes under a weaker rule do not count for a stronger one."""
     people_in(tmp_path, *TEAM)

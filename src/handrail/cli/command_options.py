@@ -371,14 +371,14 @@ def open_journal(given: Path | None, files: object = None) -> SqliteJournal:
 
 def prepare_journal(given: Path | None) -> Path:
     """Return the journal's path, creating its folder if needed. The default folder is private to its owner."""
-    from handrail.journal.location import make_private_folder
+    from handrail.errors import JournalExposed
+    from handrail.journal.location import create_folders, make_private_folder
 
     path = journal_path(given)
     try:
-        if _is_named(given):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        else:
-            make_private_folder(path.parent)
+        (create_folders if _is_named(given) else make_private_folder)(path.parent)
+    except JournalExposed as error:
+        raise UsageError(str(error)) from error
     except OSError as error:
         raise UsageError(
             f"can't create the journal {str(path)!r}: {error.strerror}. Use another file: --journal FILE."

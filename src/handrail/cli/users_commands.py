@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from handrail.cli.command_options import JournalFile
+from handrail.cli.command_options import JournalFile, prepare_journal
 from handrail.cli.outcome import DONE, FAILED, UsageError, fail, journal_path, print_error
 from handrail.environment.text import is_terminal
 from handrail.rendering import escape_line
@@ -117,7 +117,7 @@ def audit(journal: Path | None, who: str | None, after: int) -> int:
 def _people(journal: Path | None) -> Generator[People]:
     """Open the user records of a journal's server. An error ends the command with a message."""
     try:
-        with contextlib.closing(People(people_path(journal_path(journal)))) as people:
+        with contextlib.closing(People(people_path(prepare_journal(journal)))) as people:
             yield people
     except typer.Exit:
         raise

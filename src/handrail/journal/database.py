@@ -1,4 +1,4 @@
-"""A journal's database: its schema, and the only connection that writes to it."""
+"""A journal's database: the only connection that writes to it, and its transactions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, Literal, TypeVar
 
@@ -18,7 +18,8 @@ from handrail.errors import DefinitionError, JournalError
 from handrail.journal.chains import Chains
 from handrail.journal.digest import key_check, new_key
 from handrail.journal.lease import new_owner
-from handrail.journal.location import check_private_files, create_private_file
+from handrail.journal.location import check_private_files, check_surroundings, create_private_file
+from handrail.journal.schema import VERSION, create_tables, distrust_schema, find_alteration
 
 T = TypeVar("T")
 
@@ -27,48 +28,7 @@ Moments = Callable[[Literal["before", "after"], sqlite3.Connection], None]
 """A function that is called before each transaction, and again once it is durable but its caller is not notified yet."""
 
 MEMORY = ":memory:"
-SCHEMA = 6
-"""Version of the schema. A journal with another version is refused."""
-
 _BUSY_SECONDS = 10.0
-_TABLES: Sequence[str] = (
-    "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-    """CREATE TABLE runs (
-        id TEXT PRIMARY KEY, session_id TEXT NOT NULL, principal TEXT NOT NULL, status TEXT NOT NULL,
-        owner TEXT NOT NULL, leased_until REAL NOT NULL, began_at REAL NOT NULL, changed_at REAL NOT NULL,
-        record BLOB NOT NULL, outcome BLOB NOT NULL, stopping INTEGER NOT NULL DEFAULT 0,
-        deaths INTEGER NOT NULL DEFAULT 0, progress INTEGER NOT NULL DEFAULT 0
-    ) WITHOUT ROWID""",
-    "CREATE INDEX runs_by_time ON runs (began_at)",
-    "CREATE INDEX runs_of_a_session ON runs (session_id, began_at)",
-    "CREATE INDEX runs_of_a_principal ON runs (principal, began_at)",
-    "CREATE INDEX sessions_of_a_principal ON runs (principal, session_id, began_at, changed_at)",
-    """CREATE TABLE records (
-        number INTEGER PRIMARY KEY, chain TEXT NOT NULL, link INTEGER NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL,
-        at REAL NOT NULL, session_id TEXT NOT NULL, body BLOB NOT NULL, mac BLOB NOT NULL, state TEXT NOT NULL,
-        UNIQUE (chain, link)
-    )""",
-    "CREATE INDEX undone_calls ON records (chain, key) WHERE kind IN ('undone', 'told')",
-    "CREATE INDEX units_of_a_session ON records (session_id) WHERE session_id != ''",
-    "CREATE INDEX units_to_apply ON records (chain, key) WHERE state = 'committed'",
-    """CREATE TABLE chains (
-        number INTEGER PRIMARY KEY, chain TEXT NOT NULL UNIQUE, links INTEGER NOT NULL, seal BLOB NOT NULL
-    )""",
-    """CREATE TABLE questions (
-        id TEXT PRIMARY KEY, question BLOB NOT NULL, answer BLOB, answered_at REAL, run_id TEXT NOT NULL,
-        asked_at REAL NOT NULL, principal TEXT NOT NULL
-    ) WITHOUT ROWID""",
-    "CREATE INDEX questions_of_a_run ON questions (run_id)",
-    "CREATE INDEX open_questions ON questions (asked_at) WHERE answer IS NULL",
-    "CREATE INDEX open_questions_to_a_principal ON questions (principal, asked_at) WHERE answer IS NULL",
-    """CREATE TABLE tickets (
-        run_id TEXT NOT NULL, place TEXT NOT NULL, text TEXT NOT NULL, open INTEGER NOT NULL,
-        holder TEXT NOT NULL, held_until REAL NOT NULL, deposit BLOB NOT NULL, PRIMARY KEY (run_id, place)
-    ) WITHOUT ROWID""",
-    "CREATE TABLE blobs (digest TEXT PRIMARY KEY, data BLOB NOT NULL)",
-    "CREATE TABLE blob_runs (run_id TEXT, digest TEXT, PRIMARY KEY (run_id, digest)) WITHOUT ROWID",
-    "CREATE INDEX runs_of_a_blob ON blob_runs (digest)",
-)
 
 
 def encode(value: object, what: str) -> bytes:
@@ -205,11 +165,14 @@ class Database:
             raise JournalError(self.path, "its path contains a zero byte", "Pass a path without one.")
         try:
             if self.path != MEMORY:
+                check_surroundings(self.path)
                 create_private_file(self.path)
             connection = sqlite3.connect(
                 self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
             try:
+                if self.path != MEMORY:
+                    distrust_schema(connection)
                 connection.execute("PRAGMA journal_mode = WAL")
                 # OFF survives the end of the process, since the system has the data; FULL also survives a power cut.
                 connection.execute(f"PRAGMA synchronous = {'FULL' if self._synced else 'OFF'}")
@@ -242,7 +205,7 @@ class Database:
                     connection.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
-            job.error = JournalError(
+            job.error = find_alteration(connection, self.path) or JournalError(
                 self.path, f"it can't be written: {error}", "Check the disk and try again."
             )
         except BaseException as error:
@@ -293,18 +256,14 @@ def _deliver(future: asyncio.Future[T], job: _Job[T]) -> None:
 def _prepare(
     connection: sqlite3.Connection, path: str, new_id: str, find_key: Callable[[bool], bytes]
 ) -> tuple[str, bytes]:
-    """Create the tables in an empty database, and return the journal's id and key."""
+    """Create the tables in an empty database, or check them, and return the journal's id and key."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        is_new = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
-        if is_new:
-            for table in _TABLES:
-                connection.execute(table)
+        if create_tables(connection, path):
             key = find_key(True)
-            about = (("id", new_id), ("schema", str(SCHEMA)), ("key", key_check(key, new_id)))
+            about = (("id", new_id), ("schema", str(VERSION)), ("key", key_check(key, new_id)))
             connection.executemany("INSERT INTO about VALUES (?, ?)", about)
         else:
-            _check_schema(connection, path)
             key = find_key(False)
         about = dict(connection.execute("SELECT key, value FROM about").fetchall())
         id = str(about.get("id"))
@@ -322,20 +281,3 @@ def _prepare(
 
 def _random_key(is_new: bool) -> bytes:
     return new_key()
-
-
-def _check_schema(connection: sqlite3.Connection, path: str) -> None:
-    try:
-        row = connection.execute("SELECT value FROM about WHERE key = 'schema'").fetchone()
-    except sqlite3.OperationalError:
-        row = None
-    if row is None or not str(row[0]).isdecimal():
-        raise JournalError(
-            path, "this is a database, but not a journal", "Pass the path of a journal or of a new file."
-        )
-    if int(row[0]) != SCHEMA:
-        raise JournalError(
-            path,
-            f"its schema has version {row[0]}, but this version of Handrail uses {SCHEMA}",
-            "Use the version of Handrail that wrote it, or a new file.",
-        )

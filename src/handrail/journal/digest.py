@@ -14,7 +14,7 @@ import msgspec
 import pydantic_core
 
 from handrail.errors import JournalError
-from handrail.journal.location import check_private
+from handrail.journal.location import KEY_SUFFIX, check_private
 
 KEY_VARIABLE = "HANDRAIL_KEY"
 _KEY_BYTES = 32
@@ -33,7 +33,7 @@ def key_beside(journal: str, is_new: bool) -> bytes:
     given = os.environ.get(KEY_VARIABLE)
     if given:
         return hashlib.sha256(b"handrail key\0" + given.encode()).digest()
-    path = Path(f"{journal}.key")
+    path = Path(journal + KEY_SUFFIX)
     if is_new and not path.exists():
         _make(path)
     if not path.exists():

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import grp
 import hashlib
 import os
+import pwd
 import re
 import shlex
 import stat
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from handrail.errors import JournalError, JournalExposed
 
@@ -16,8 +20,17 @@ RESERVED = ".handrail"
 """The name of a folder that tools never see, at any depth below the folder that they may change."""
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_PARTS = ("", "-wal", "-shm", ".key")
+KEY_SUFFIX = ".key"
+_PARTS_OF_SQLITE = ("-wal", "-shm", "-journal")
+_PARTS = ("", *_PARTS_OF_SQLITE, KEY_SUFFIX)
 """The suffixes of a journal's files, which follow the name of the journal itself."""
+
+
+class Exposure(NamedTuple):
+    """How other users could access a file, and what to do about it."""
+
+    problem: str
+    hint: str
 
 
 def default_journal(project: Path) -> Path:
@@ -49,11 +62,23 @@ def state_folder() -> Path:
 
 def make_private_folder(folder: Path) -> None:
     """Create the folder of a default journal for its owner alone. Raises `JournalExposed` if other users can reach it."""
-    above = folder.parent
-    above.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for each in (above, folder):
-        each.mkdir(exist_ok=True, mode=0o700)
+    create_folders(folder)
+    for each in (folder.parent, folder):
         check_private(str(folder), each)
+
+
+def create_folders(folder: Path) -> None:
+    """Create a folder and the missing folders above it, for their owner alone. Folders that exist are not changed.
+
+    `Path.mkdir(parents=True, mode=...)` applies the mode only to the last folder.
+    """
+    try:
+        folder.mkdir(exist_ok=True, mode=0o700)
+    except FileNotFoundError:
+        if folder.parent == folder:
+            raise
+        create_folders(folder.parent)
+        folder.mkdir(exist_ok=True, mode=0o700)
 
 
 def create_private_file(path: str) -> None:
@@ -62,25 +87,122 @@ def create_private_file(path: str) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
+def check_surroundings(path: str) -> None:
+    """Raise `JournalExposed` if other users can replace a journal's files, or change what SQLite reads beside it.
+
+    Called before the journal is opened, because SQLite applies the files that it finds beside a database.
+    """
+    found = _surroundings_exposure(path)
+    if found is not None:
+        raise JournalExposed(path, *found)
+
+
 def check_private_files(path: str) -> None:
     """Raise `JournalExposed` if other users can read or change one of a journal's files."""
-    for part in _PARTS:
-        check_private(path, Path(path + part))
+    found = _files_exposure(path, _PARTS)
+    if found is not None:
+        raise JournalExposed(path, *found)
 
 
 def check_private(journal: str, path: Path) -> None:
     """Raise `JournalExposed` if other users can read or change a file or folder of a journal."""
+    found = _exposure(str(path))
+    if found is not None:
+        raise JournalExposed(journal, *found)
+
+
+def find_exposure(path: str) -> Exposure | None:
+    """Return how other users could read, change or replace a database's files, or None if they can't.
+
+    The files must belong to this user, with mode 0600. The folder must belong to this user or to root. Neither it nor
+    a folder above it may let others write, unless it is sticky, as `/tmp` is.
+    """
+    return _surroundings_exposure(path) or _files_exposure(path, _PARTS)
+
+
+def _surroundings_exposure(path: str) -> Exposure | None:
+    folders = {os.path.realpath(os.path.dirname(path)): None}
+    for each in (path, path + KEY_SUFFIX):
+        if os.path.islink(each):  # the folders of the link and of its target matter
+            folders[os.path.dirname(os.path.realpath(each))] = None
+    for each in folders:
+        found = _folder_exposure(each)
+        if found is not None:
+            return found
+    return _files_exposure(path, _PARTS_OF_SQLITE)
+
+
+def _files_exposure(path: str, parts: Sequence[str]) -> Exposure | None:
+    paths = (path, os.path.realpath(path)) if os.path.islink(path) else (path,)
+    for each in paths:
+        for part in parts:
+            found = _exposure(each + part)
+            if found is not None:
+                return found
+    return None
+
+
+def _exposure(path: str) -> Exposure | None:
+    """Return how other users can access a file or a folder that only its owner may access."""
     try:
-        mode = path.stat().st_mode
+        facts = os.lstat(path)
+        if stat.S_ISLNK(facts.st_mode):
+            if facts.st_uid not in (os.geteuid(), 0):
+                return _of_another_user(path, facts.st_uid)
+            facts = os.stat(path)
     except OSError:
-        return  # it does not exist yet, or opening it will report the problem
-    if mode & _OTHERS and (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+        return None  # it does not exist yet, or opening it will report the problem
+    mode = facts.st_mode
+    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+        return None
+    if facts.st_uid != os.geteuid():
+        return _of_another_user(path, facts.st_uid)
+    if mode & _OTHERS:
         wanted = "700" if stat.S_ISDIR(mode) else "600"
-        raise JournalExposed(
-            journal,
-            f"other users can access {str(path)!r} (mode {stat.S_IMODE(mode):o})",
-            f"Check that nobody has changed it, then run `chmod {wanted} {shlex.quote(str(path))}`.",
+        return Exposure(
+            f"other users can access {path!r} (mode {stat.S_IMODE(mode):o})",
+            f"Check that nobody has changed it, then run `chmod {wanted} {shlex.quote(path)}`.",
         )
+    return None
+
+
+def _folder_exposure(folder: str) -> Exposure | None:
+    """Return how other users could replace a file in a folder, or the folder itself."""
+    for each in (Path(folder), *Path(folder).parents):
+        try:
+            facts = os.stat(each)
+        except OSError:
+            continue
+        mode = facts.st_mode
+        if str(each) == folder and facts.st_uid not in (os.geteuid(), 0):
+            return _of_another_user(folder, facts.st_uid)
+        is_shared = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and not _is_own_group(facts.st_gid))
+        if is_shared and not mode & stat.S_ISVTX:
+            return Exposure(
+                f"other users can write to the folder {str(each)!r} (mode {stat.S_IMODE(mode):o})",
+                f"Use a file in another folder, or run `chmod go-w {shlex.quote(str(each))}`.",
+            )
+    return None
+
+
+def _is_own_group(gid: int) -> bool:
+    """Return whether a group has this user alone as its member, and the user's name."""
+    try:
+        name, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return group.gr_name == name and set(group.gr_mem) <= {name}
+
+
+def _of_another_user(path: str, uid: int) -> Exposure:
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        name = str(uid)
+    return Exposure(
+        f"{path!r} belongs to another user ({name})",
+        f"Use another file. Or check that nobody has changed it, then run `chown {os.geteuid()} {shlex.quote(path)}`.",
+    )
 
 
 def check_out_of_reach(journal: str, folder: str) -> None:

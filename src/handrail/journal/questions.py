@@ -7,14 +7,14 @@ import contextlib
 import logging
 import sqlite3
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from handrail.clock import Clock
-from handrail.errors import AnswerRefused, JournalError
+from handrail.errors import AnswerRefused, JournalAltered, JournalError
 from handrail.journal.answers import answered_already, check_answer, check_repeat, still_fits
-from handrail.journal.chains import Chains, outside_chain, run_chain
+from handrail.journal.chains import Chains, fetch, outside_chain, run_chain
 from handrail.journal.database import Database, Work, encode
 from handrail.journal.decisions import decision_in, put_decision
 from handrail.journal.lease import check_not_taken
@@ -43,6 +43,10 @@ class SqliteQuestions:
         self._key = key
         self._local = LocalQuestions(clock, key=key, record=self._record)
         self._watch = _Watch(watch, self._look_for_answer)
+        self._verified: dict[str, Any] = {}
+        """The rows of open questions that were found to be what was recorded, by question."""
+        self._reported: set[str] = set()
+        """The altered runs that were logged."""
 
     async def ask(
         self,
@@ -138,9 +142,47 @@ class SqliteQuestions:
             if value is not None:
                 where.append(f"{column} = ?")
                 values.append(value)
-        query = f"SELECT question FROM questions WHERE {' AND '.join(where)} ORDER BY asked_at, id"
-        rows = await self._database.select(query, *values)
-        return tuple(msgspec.msgpack.decode(row[0], type=Question) for row in rows)
+        query = f"SELECT {_OPEN} FROM questions WHERE {' AND '.join(where)} ORDER BY asked_at, id"
+
+        def find(connection: sqlite3.Connection) -> list[bytes]:
+            altered: set[str] = set()
+            return [
+                row[1]
+                for row in fetch(connection, query, *values)
+                if self._is_recorded(connection, row, altered, lists_all=run_id is None)
+            ]
+
+        return tuple(
+            msgspec.msgpack.decode(body, type=Question) for body in await self._database.transact(find)
+        )
+
+    def _is_recorded(
+        self, connection: sqlite3.Connection, row: Any, altered: set[str], *, lists_all: bool
+    ) -> bool:
+        """Return whether a row is what its run recorded, so that nobody is shown anything else.
+
+        A row that was verified before is only compared, which takes no time for runs that wait long. If a list has
+        several runs, one that was altered is left out and logged once; otherwise this raises `JournalAltered`.
+        """
+        id, run_id = row[0], row[2]
+        if self._verified.get(id) == row:
+            return True
+        if run_id in altered:
+            return False
+        try:
+            verified(connection, self._database.chains, run_id)
+        except JournalAltered as error:
+            if not lists_all:
+                raise
+            altered.add(run_id)
+            if run_id not in self._reported:
+                self._reported.add(run_id)
+                log.error("the questions of run %s are not shown: %s", run_id, error)
+            return False
+        if len(self._verified) >= _MOST_VERIFIED:
+            self._verified.clear()
+        self._verified[id] = row
+        return True
 
     async def history(self, run_id: str, /) -> Sequence[QuestionRecord]:
         chains = self._database.chains
@@ -202,6 +244,8 @@ class SqliteQuestions:
                 self._local.deliver(answer)
 
 
+_OPEN = "id, question, run_id, principal, asked_at"
+_MOST_VERIFIED = 10_000
 _PUT = """INSERT INTO questions (id, question, run_id, asked_at, principal) VALUES (?, ?, ?, ?, ?)
     ON CONFLICT DO UPDATE SET question = excluded.question, principal = excluded.principal, answer = NULL,
     asked_at = excluded.asked_at"""

@@ -47,18 +47,18 @@ _INSERT = """INSERT INTO runs
     (id, session_id, principal, status, owner, leased_until, began_at, changed_at, record, outcome)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 # The plus keeps SQLite from using the principal's index, since a principal has many more runs than a session.
-_SESSIONS = f"""WITH found AS (
-        SELECT session_id AS session, count(*) AS number, max(changed_at) AS changed
-        FROM runs WHERE principal = :principal GROUP BY session_id
-        HAVING :mark IS NULL OR (changed, session) < (:mark, :id)
-        ORDER BY changed DESC, session DESC LIMIT :limit
-    )
-    SELECT session, number, changed,
+# No `WITH`: the connection's authorizer could not tell its name from that of a planted view.
+_SESSIONS = f"""SELECT session, number, changed,
         (SELECT record FROM runs WHERE +principal = :principal AND session_id = session ORDER BY began_at, id LIMIT 1),
         (SELECT count(*) FROM questions JOIN runs ON runs.id = questions.run_id
             WHERE runs.principal = :principal AND session_id = session AND answer IS NULL),
         {_ROW}
-    FROM found JOIN runs ON runs.id = (
+    FROM (
+        SELECT session_id AS session, count(*) AS number, max(changed_at) AS changed
+        FROM runs WHERE principal = :principal GROUP BY session_id
+        HAVING :mark IS NULL OR (changed, session) < (:mark, :id)
+        ORDER BY changed DESC, session DESC LIMIT :limit
+    ) AS found JOIN runs ON runs.id = (
         SELECT id FROM runs WHERE +principal = :principal AND session_id = session
         ORDER BY began_at DESC, id DESC LIMIT 1
     ) ORDER BY changed DESC, session DESC"""

@@ -13,8 +13,8 @@ import msgspec
 from handrail.errors import AnswerRefused
 from handrail.journal.chains import outside_chain
 from handrail.journal.database import Database, encode
-from handrail.journal.verification import VOTE
-from handrail.question import Vote
+from handrail.journal.verification import VOTE, verified
+from handrail.question import Question, Vote
 
 
 class SqliteVotes:
@@ -27,6 +27,7 @@ class SqliteVotes:
         chains, encoded = self._database.chains, encode(vote, "a vote")
 
         def record(connection: sqlite3.Connection) -> Sequence[Vote]:
+            self._check_asked(connection, run_id, vote)
             before = self._read(connection, run_id, vote.question_id, vote.digest)
             mine = next((each for each in before if each.by == vote.by), None)
             if mine is None:
@@ -39,6 +40,18 @@ class SqliteVotes:
             return before
 
         return await self._database.transact(record)
+
+    def _check_asked(self, connection: sqlite3.Connection, run_id: str, vote: Vote) -> None:
+        """Raise `AnswerRefused` unless the run asked exactly this question; `JournalAltered` if it was altered."""
+        found = verified(connection, self._database.chains, run_id).questions.get(vote.question_id)
+        if found is None:
+            raise AnswerRefused(vote.question_id, "there is no such question", "Vote on an open question.")
+        if msgspec.msgpack.decode(found[0], type=Question).digest != vote.digest:
+            raise AnswerRefused(
+                vote.question_id,
+                "its digest does not match this question's",
+                "Read the question again, and vote on that version of it.",
+            )
 
     async def on(self, run_id: str, question_id: str, digest: str, /) -> Sequence[Vote]:
         return await self._database.transact(

@@ -8,20 +8,18 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import os
 import re
 import secrets
 import sqlite3
-import stat
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError
+from handrail.journal.location import create_folders, create_private_file, find_exposure
 from handrail.serve.roles import ROLES, Action, may
 
 SESSION_SECONDS = 7 * 24 * 3600
@@ -308,14 +306,12 @@ def people_path(journal: Path) -> Path:
 
 
 def _make_private(path: Path) -> None:
-    """Create the file with permissions for its owner only. Raises `DefinitionError` if others may read or write it."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with suppress(FileExistsError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise DefinitionError(
-            f"other users of this machine may read or write {str(path)!r}. Run: chmod 600 {str(path)!r}"
-        )
+    """Create the file for its owner only. Raises `DefinitionError` if others may read, write or replace it."""
+    create_folders(path.parent)
+    found = find_exposure(str(path))
+    if found is not None:
+        raise DefinitionError(f"the file of users {str(path)!r}: {found.problem}. {found.hint}")
+    create_private_file(str(path))
 
 
 def _hash(secret: str, salt: bytes) -> bytes:

@@ -1,0 +1,153 @@
+"""A journal's schema: the tables that Handrail creates, and the check that a file has these and nothing else.
+
+A trigger or a view in the file would be code that runs in Handrail's own transactions. The schema is compared when
+the journal is opened, and SQLite is told to refuse triggers and views that are added later.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+from handrail.errors import JournalError
+
+VERSION = 6
+"""Version of the schema. A journal with another version is refused."""
+
+_TABLES: Sequence[str] = (
+    "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE runs (
+        id TEXT PRIMARY KEY, session_id TEXT NOT NULL, principal TEXT NOT NULL, status TEXT NOT NULL,
+        owner TEXT NOT NULL, leased_until REAL NOT NULL, began_at REAL NOT NULL, changed_at REAL NOT NULL,
+        record BLOB NOT NULL, outcome BLOB NOT NULL, stopping INTEGER NOT NULL DEFAULT 0,
+        deaths INTEGER NOT NULL DEFAULT 0, progress INTEGER NOT NULL DEFAULT 0
+    ) WITHOUT ROWID""",
+    "CREATE INDEX runs_by_time ON runs (began_at)",
+    "CREATE INDEX runs_of_a_session ON runs (session_id, began_at)",
+    "CREATE INDEX runs_of_a_principal ON runs (principal, began_at)",
+    "CREATE INDEX sessions_of_a_principal ON runs (principal, session_id, began_at, changed_at)",
+    """CREATE TABLE records (
+        number INTEGER PRIMARY KEY, chain TEXT NOT NULL, link INTEGER NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL,
+        at REAL NOT NULL, session_id TEXT NOT NULL, body BLOB NOT NULL, mac BLOB NOT NULL, state TEXT NOT NULL,
+        UNIQUE (chain, link)
+    )""",
+    "CREATE INDEX undone_calls ON records (chain, key) WHERE kind IN ('undone', 'told')",
+    "CREATE INDEX units_of_a_session ON records (session_id) WHERE session_id != ''",
+    "CREATE INDEX units_to_apply ON records (chain, key) WHERE state = 'committed'",
+    """CREATE TABLE chains (
+        number INTEGER PRIMARY KEY, chain TEXT NOT NULL UNIQUE, links INTEGER NOT NULL, seal BLOB NOT NULL
+    )""",
+    """CREATE TABLE questions (
+        id TEXT PRIMARY KEY, question BLOB NOT NULL, answer BLOB, answered_at REAL, run_id TEXT NOT NULL,
+        asked_at REAL NOT NULL, principal TEXT NOT NULL
+    ) WITHOUT ROWID""",
+    "CREATE INDEX questions_of_a_run ON questions (run_id)",
+    "CREATE INDEX open_questions ON questions (asked_at) WHERE answer IS NULL",
+    "CREATE INDEX open_questions_to_a_principal ON questions (principal, asked_at) WHERE answer IS NULL",
+    """CREATE TABLE tickets (
+        run_id TEXT NOT NULL, place TEXT NOT NULL, text TEXT NOT NULL, open INTEGER NOT NULL,
+        holder TEXT NOT NULL, held_until REAL NOT NULL, deposit BLOB NOT NULL, PRIMARY KEY (run_id, place)
+    ) WITHOUT ROWID""",
+    "CREATE TABLE blobs (digest TEXT PRIMARY KEY, data BLOB NOT NULL)",
+    "CREATE TABLE blob_runs (run_id TEXT, digest TEXT, PRIMARY KEY (run_id, digest)) WITHOUT ROWID",
+    "CREATE INDEX runs_of_a_blob ON blob_runs (digest)",
+)
+
+_READ = "SELECT type, name, tbl_name, sql FROM sqlite_master"
+
+Schema = Mapping[str, tuple[str, str, str | None]]
+"""The type, table and statement of each table, index, trigger and view, by name."""
+
+
+def create_tables(connection: sqlite3.Connection, path: str) -> bool:
+    """Create the tables in an empty database and return True. If there are tables, check them and return False.
+
+    Raises `JournalError` for a database that is not a journal, has another version, or has an altered schema.
+    """
+    found = _read(connection)
+    if found:
+        _check(connection, path, found)
+        return False
+    for each in _TABLES:
+        connection.execute(each)
+    return True
+
+
+def distrust_schema(connection: sqlite3.Connection) -> None:
+    """Make SQLite refuse to run triggers, views and unsafe functions that the file contains.
+
+    The authorizer is called when a statement is compiled, not when it runs, and again after the schema changes.
+    """
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.set_authorizer(_authorize)
+    if sys.version_info >= (3, 12):
+        connection.setconfig(sqlite3.SQLITE_DBCONFIG_DEFENSIVE, True)
+
+
+def _authorize(
+    action: int, one: str | None, two: str | None, database: str | None, inside: str | None
+) -> int:
+    """Deny everything inside a trigger or a view, which `inside` names. Handrail has neither."""
+    return sqlite3.SQLITE_OK if inside is None else sqlite3.SQLITE_DENY
+
+
+def _read(connection: sqlite3.Connection) -> Schema:
+    return {str(name): (type, table, sql) for type, name, table, sql in connection.execute(_READ)}
+
+
+@cache
+def _expected() -> Schema:
+    connection = sqlite3.connect(":memory:")
+    try:
+        for each in _TABLES:
+            connection.execute(each)
+        return _read(connection)
+    finally:
+        connection.close()
+
+
+def find_alteration(connection: sqlite3.Connection, path: str) -> JournalError | None:
+    """Return the error for a schema that was altered since the journal was opened, or None if it was not."""
+    try:
+        return _alteration(path, _read(connection))
+    except sqlite3.Error:
+        return None
+
+
+def _alteration(path: str, found: Schema) -> JournalError | None:
+    expected = _expected()
+    if found == expected:
+        return None
+    name = next(name for name in (*found, *expected) if found.get(name) != expected.get(name))
+    type = (found.get(name) or expected[name])[0]
+    how = "added" if name not in expected else "removed" if name not in found else "changed"
+    return JournalError(
+        path,
+        f"something other than Handrail has altered its schema: the {type} {name!r} was {how}",
+        "Nothing was read or written. Use a copy from before, or a new file.",
+    )
+
+
+def _check(connection: sqlite3.Connection, path: str, found: Schema) -> None:
+    altered = _alteration(path, found)
+    if found.get("about") == _expected()["about"]:  # a view with this name must not be read
+        row = connection.execute("SELECT value FROM about WHERE key = 'schema'").fetchone()
+        version = "" if row is None else str(row[0])
+    elif altered is not None and "records" in found:
+        raise altered
+    else:
+        version = ""
+    if not version.isdecimal():
+        raise JournalError(
+            path, "this is a database, but not a journal", "Pass the path of a journal or of a new file."
+        )
+    if int(version) != VERSION:
+        raise JournalError(
+            path,
+            f"its schema has version {version}, but this version of Handrail uses {VERSION}",
+            "Use the version of Handrail that wrote it, or a new file.",
+        )
+    if altered is not None:
+        raise altered
