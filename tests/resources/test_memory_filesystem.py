@@ -1,5 +1,6 @@
 """The operations of a filesystem and their errors, in memory and on a real folder."""
 
+import tracemalloc
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -18,8 +19,9 @@ from handrail.errors import (
     PathRefused,
 )
 from handrail.protocols import FileInfo, Filesystem, Fork, Forkable, Match
+from handrail.resources import search
 from handrail.resources.memory import FileLimits, MemoryFilesystem
-from handrail.resources.search import find
+from handrail.resources.search import find, line_pattern, matches
 from support.filesystems import Files, NewFiles, commit, tree
 
 
@@ -356,6 +358,53 @@ def test_limits():
             with pytest.raises(FileLimitReached):
                 files.write(path, text)
         assert tree(files) == {"b": "12", "c": "1234"}
+
+
+def _peak(work: Callable[[], object]) -> int:
+    """Return the bytes of memory that a piece of work needs at a time."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_result_that_is_too_large_is_refused_before_it_is_built(new_files: NewFiles):
+    """An edit or an append whose result exceeds the limit takes no memory for that result."""
+    files = new_files({"a": "é" * 100_000}, limits=FileLimits(max_file_size=1 << 20))
+
+    def work() -> None:
+        with pytest.raises(FileLimitReached, match="would have 200000000 bytes, and the limit for a file is"):
+            files.edit("a", "é", "ü" * 1000, all=True)
+        with pytest.raises(FileLimitReached, match="would have 1200000 bytes"):
+            files.append("a", "x" * 1_000_000)
+
+    assert _peak(work) < 10 << 20
+    assert files.edit("a", "é", "üü", all=True) == 100_000
+    assert files.read("a") == "üü" * 100_000
+    with pytest.raises(FileError, match="can't be encoded as UTF-8"):
+        files.edit("a", "ü", "\ud800", all=True)
+
+
+def test_a_search_that_finds_too_many_lines_is_refused(new_files: NewFiles):
+    """A search that matches very many lines is refused, whether they are in one file or in several."""
+    files = new_files({"a": "\n" * 60_000, "b": "\n" * 60_000})
+    assert len(files.grep("", glob="a")) == 60_000
+    with pytest.raises(FileLimitReached, match="more than 100000 lines match"):
+        files.grep("")
+    assert files.grep("nothing") == ()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "x", "x\n", "\n\nx", "x\n\n", "xx\nyx\r\n\nzzzzx\nx", "xxxxxxxxx\ny\nx\n"]
+)
+def test_a_file_is_searched_in_pieces(monkeypatch: pytest.MonkeyPatch, text: str):
+    """The numbers and texts of the lines that a search finds don't depend on the size of the pieces."""
+    whole = tuple(matches(line_pattern("x|^$"), "a", text.encode()))
+    for size in (1, 2, 3, 5):
+        monkeypatch.setattr(search, "_PIECE", size)
+        assert tuple(matches(line_pattern("x|^$"), "a", text.encode())) == whole
 
 
 def test_a_commit_that_deletes_makes_room():

@@ -16,6 +16,7 @@ from handrail.guard import CommandPassing
 from handrail.resources.shell import Allow, Shell
 from handrail.resources.shell.shell_errors import CommandRefused
 from handrail.sections import FileTools, ShellTools
+from handrail.sections import files as section
 
 GIT = {
     "GIT_AUTHOR_NAME": "a",
@@ -71,6 +72,18 @@ def test_a_file_is_read_in_pages(files: Any) -> None:
     assert first.endswith("400\tline 400\n(lines 1 to 400 of 1000. Continue with from_line=401.)")
     assert last == "999\tline 999\n1000\tline 1000\n(lines 999 to 1000 of 1000.)"
     assert past == "notes.txt has 1000 lines; there is no line 5000."
+
+
+@pytest.mark.parametrize("text", ["a\nbb\n\nccc\n\n", "\n", "a", "\n\n\n\nabcdefgh\nx", "a\r\nb\r\n"])
+def test_every_line_is_found_in_a_file_that_is_not_split(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """A page starts at the right line, however the lines are counted."""
+    lines = text.removesuffix("\n").split("\n")
+    for step in (1, 2, 3, 100):
+        monkeypatch.setattr(section, "_STEP", step)
+        for number, line in enumerate(lines, 1):
+            shown = section._page("a", text, number, 1)
+            assert shown.split("\n")[0] == f"{number}\t{line.removesuffix(chr(13))}"
+            assert f"lines {number} to {number} of {len(lines)}." in shown or len(lines) == 1
 
 
 def test_a_file_is_edited_after_it_was_read(files: Any) -> None:

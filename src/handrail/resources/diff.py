@@ -93,10 +93,11 @@ def _content(old: str, new: str, base: Node, node: Node) -> Iterator[str]:
         if _bytes(base.data) != _bytes(node.data):
             yield f"Binary files {old} and {new} differ"
         return
-    if max(len(before), len(after)) > MAX_LINES:
-        yield f"Long files {old} and {new} differ: {len(before)} lines before, {len(after)} after"
+    counts = _line_count(before), _line_count(after)
+    if max(counts) > MAX_LINES:
+        yield f"Long files {old} and {new} differ: {counts[0]} lines before, {counts[1]} after"
         return
-    for line in unified_diff(before, after, old, new):
+    for line in unified_diff(_lines(before), _lines(after), old, new):
         if line.endswith("\n"):
             yield exact(line[:-1], tabs=True)
         else:
@@ -104,20 +105,25 @@ def _content(old: str, new: str, base: Node, node: Node) -> Iterator[str]:
             yield "\\ No newline at end of file"
 
 
-def _text(data: Data) -> list[str] | None:
-    """Split a file into lines with their line endings. Returns None if it is not text."""
+def _text(data: Data) -> str | None:
+    """Return the text of a file, or None if it is not text."""
     raw = _bytes(data)
     if b"\0" in raw:
         return None
     try:
-        return [f"{line}\n" for line in raw.decode().split("\n")[:-1]] + _rest(raw)
+        return raw.decode()
     except UnicodeDecodeError:
         return None
 
 
-def _rest(raw: bytes) -> list[str]:
-    last = raw.decode().rpartition("\n")[2]
-    return [last] if last else []
+def _line_count(text: str) -> int:
+    return text.count("\n") + (not text.endswith("\n") and text != "")
+
+
+def _lines(text: str) -> list[str]:
+    """Split a text into lines with their line endings."""
+    *ended, last = text.split("\n")
+    return [*(f"{line}\n" for line in ended), *([last] if last else [])]
 
 
 def _bytes(data: Data) -> bytes:

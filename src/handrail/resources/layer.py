@@ -18,7 +18,7 @@ from handrail.clock import Clock
 from handrail.errors import Conflict, FileError, FileInTheWay, FileLimitReached, FileMissing, PathRefused
 from handrail.protocols import FileInfo, Match
 from handrail.resources.paths import ParsedPath, ancestors, join, nearest, parse_file_path, parse_path, split
-from handrail.resources.search import decode, encode, find, replaced, sorted_matches
+from handrail.resources.search import count_replaceable, decode, encode, find, sorted_matches
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +238,7 @@ class Layer:
         with self._shared.lock:
             self._enter(at.path)
             old = self._see(at.folder, at.name)
+            self._need_room(at.path, 0, old.size + len(data), old.size)
             self._store(at, (loaded(old.data) if old.data else b"") + data, old)
 
     def edit(self, path: str, old: str, new: str, /, *, all: bool = False) -> int:
@@ -247,8 +248,15 @@ class Layer:
             node = self._see(at.folder, at.name)
             if node.data is None:
                 self._refuse_no_file(at, node)
-            text, count = replaced(at.path, decode(at.path, loaded(node.data)), old, new, every=all)
-            self._store(at, encode(at.path, text), node)
+            data = loaded(node.data)
+            text = decode(at.path, data)
+            count = count_replaceable(at.path, text, old, new, every=all)
+            longer = len(encode(at.path, new)) - len(encode(at.path, old))
+            if (
+                longer > 0
+            ):  # the result may be thousands of times larger, so its size is checked before it is built
+                self._need_room(at.path, 0, len(data) + count * longer, len(data))
+            self._store(at, encode(at.path, text.replace(old, new)), node)
         return count
 
     def mkdir(self, path: str, /) -> None:

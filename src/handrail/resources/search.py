@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import translate
 
-from handrail.errors import EditRefused, FileError, PathRefused
+from handrail.errors import EditRefused, FileError, FileLimitReached, PathRefused
 from handrail.patterns import Pattern, compile_pattern
 from handrail.protocols import Match
 from handrail.resources.paths import join, parse_path
@@ -18,6 +18,10 @@ from handrail.schema.kinds import describe_kind
 
 MAX_LINE = 500
 """Maximum number of characters of a line that `grep` shows."""
+MAX_MATCHES = 100_000
+"""Maximum number of lines that `grep` returns. A search that finds more is refused."""
+_PIECE = 1 << 20
+"""Number of characters of a file to split into lines at a time. Many short lines take far more memory than the file."""
 _TOO_LONG = "(not searched: the line has {} characters, and this pattern searches lines of at most {})"
 
 _SPECIAL = re.compile(r"[*?\[]")
@@ -129,19 +133,29 @@ def matches(pattern: Pattern, path: str, data: bytes) -> Iterator[Match]:
         return
     if pattern.plain is not None and pattern.plain not in text:
         return
-    lines = text.split("\n")
-    if not lines[-1]:
-        lines.pop()
-    if "\r" in text:
-        lines = [line.removesuffix("\r") for line in lines]
-    long: dict[int, int] = {}
-    if len(text) > pattern.longest and max(map(len, lines)) > pattern.longest:
-        long = {number: len(line) for number, line in enumerate(lines, 1) if len(line) > pattern.longest}
-        lines = ["" if number in long else line for number, line in enumerate(lines, 1)]
-    found = {number: line[:MAX_LINE] for number, line in pattern.matching(lines)}
-    found |= {number: _TOO_LONG.format(length, pattern.longest) for number, length in long.items()}
-    for number in sorted(found):
-        yield Match(path, number, found[number])
+    for first, lines in _pieces(text):
+        long: dict[int, int] = {}
+        if len(text) > pattern.longest and max(map(len, lines)) > pattern.longest:
+            long = {at: len(line) for at, line in enumerate(lines, 1) if len(line) > pattern.longest}
+            lines = ["" if at in long else line for at, line in enumerate(lines, 1)]
+        found = {at: line[:MAX_LINE] for at, line in pattern.matching(lines)}
+        found |= {at: _TOO_LONG.format(length, pattern.longest) for at, length in long.items()}
+        for at in sorted(found):
+            yield Match(path, first + at, found[at])
+
+
+def _pieces(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Split a text into lines, piece by piece. Yield the lines of each piece with the number of lines before it."""
+    start = before = 0
+    while start < len(text):
+        end = text.find("\n", start + _PIECE)
+        if end < 0:
+            end = len(text) - text.endswith("\n")
+        piece = text[start:end]
+        lines = piece.split("\n")
+        yield before, [line.removesuffix("\r") for line in lines] if "\r" in piece else lines
+        start = end + 1
+        before += len(lines)
 
 
 def encode(path: str, content: object) -> bytes:
@@ -169,8 +183,8 @@ def decode(path: str, data: bytes) -> str:
         raise FileError(path, problem) from None
 
 
-def replaced(path: str, text: str, old: str, new: str, *, every: bool) -> tuple[str, int]:
-    """Return the text with `old` replaced by `new`, and the number of replacements.
+def count_replaceable(path: str, text: str, old: str, new: str, *, every: bool) -> int:
+    """Return how many times replacing `old` by `new` would change the text.
 
     Raises `EditRefused` if `old` is not in the text, or is there more than once without `every`.
     """
@@ -185,10 +199,20 @@ def replaced(path: str, text: str, old: str, new: str, *, every: bool) -> tuple[
     if count > 1 and not every:
         problem = f"the file contains the text to replace {count} times. Include more of the surrounding text, or pass all=True"
         raise EditRefused(path, problem)
-    return text.replace(old, new), count
+    return count
 
 
 def sorted_matches(pattern: str, files: Iterable[tuple[str, bytes]]) -> tuple[Match, ...]:
-    """Return the matches of `grep` in these files, which must be in path order."""
+    """Return the matches of `grep` in these files, which must be in path order.
+
+    Raises `FileLimitReached` if more than `MAX_MATCHES` lines match.
+    """
     compiled = line_pattern(pattern)
-    return tuple(match for path, data in files for match in matches(compiled, path, data))
+    found: list[Match] = []
+    for path, data in files:
+        for match in matches(compiled, path, data):
+            if len(found) == MAX_MATCHES:
+                problem = f"more than {MAX_MATCHES} lines match. Pass a narrower pattern or fewer files"
+                raise FileLimitReached(path, problem)
+            found.append(match)
+    return tuple(found)

@@ -21,6 +21,8 @@ from handrail.tools import PathArg, Tool, ToolResult, tool
 PAGE_LINES = 400
 """Maximum number of lines of a file to show at once."""
 _LONG_LINE = 2000
+_STEP = 1 << 16
+"""Number of characters whose lines are counted at a time."""
 _PAGE_ITEMS = 200
 """Maximum number of entries or matches to show at once."""
 
@@ -197,20 +199,29 @@ def _changed(change: Any, said: str) -> ToolResult[str]:
 
 
 def _page(path: str, text: str, first: int, count: int) -> str:
-    lines = text.removesuffix("\n").split(
-        "\n"
-    )  # split at the same places as a search, so that line numbers agree
     if not text:
         return f"{path} is empty."
-    if first > len(lines):
-        return f"{path} has {_count(len(lines), 'line')}; there is no line {first}."
-    shown = lines[first - 1 : first - 1 + count]
+    text = text.removesuffix("\n")
+    total = text.count("\n") + 1  # lines end at the same places as in a search, so that line numbers agree
+    if first > total:
+        return f"{path} has {_count(total, 'line')}; there is no line {first}."
+    shown = text[_start_of(text, first) :].split("\n", count)[:count]
     last = first + len(shown) - 1
     numbered = [f"{number}\t{_cut(line)}" for number, line in enumerate(shown, first)]
-    if first > 1 or last < len(lines):
-        more = f" Continue with from_line={last + 1}." if last < len(lines) else ""
-        numbered.append(f"(lines {first} to {last} of {len(lines)}.{more})")
+    if first > 1 or last < total:
+        more = f" Continue with from_line={last + 1}." if last < total else ""
+        numbered.append(f"(lines {first} to {last} of {total}.{more})")
     return "\n".join(numbered)
+
+
+def _start_of(text: str, line: int) -> int:
+    """Return where a line starts. The text is not split, because a list of short lines takes far more memory."""
+    at, left = 0, line - 1
+    while (ends := text.count("\n", at, at + _STEP)) < left:
+        at, left = at + _STEP, left - ends
+    for _ in range(left):
+        at = text.index("\n", at) + 1
+    return at
 
 
 def _cut(line: str) -> str:

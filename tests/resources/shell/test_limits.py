@@ -32,6 +32,25 @@ GREEDY = {
         "96 MiB of memory",
         "import signal\nfor place in ('tmp', 'dev/shm'): open(f'/{place}/x', 'wb').write(bytes(60 << 20))\nsignal.pause()",
     ),
+    "memory that is shared": (
+        "96 MiB of memory",
+        "import mmap, signal\nkept = mmap.mmap(-1, 160 << 20)\nfor at in range(0, 160 << 20, 4096): kept[at] = 1\nsignal.pause()",
+    ),
+    "memory of detached segments": (
+        "96 MiB of memory",
+        "import ctypes, signal\nc = ctypes.CDLL(None); c.shmat.restype = ctypes.c_void_p\n"
+        "for n in range(10):\n    at = ctypes.c_void_p(c.shmat(c.shmget(0, 16 << 20, 0o1600), None, 0))\n"
+        "    ctypes.memset(at, 1, 16 << 20); c.shmdt(at)\nsignal.pause()",
+    ),
+    "memory of messages": (
+        "96 MiB of memory",
+        "import ctypes, signal\nc = ctypes.CDLL(None)\nfor n in range(9000):\n    queue = c.msgget(0, 0o1600)\n"
+        "    for m in range(2): c.msgsnd(queue, ctypes.create_string_buffer(b'x' * 8000), 7000, 0o4000)\nsignal.pause()",
+    ),
+    "memory of empty files": (
+        "96 MiB of memory",
+        "import signal\nfor n in range(60000): open(f'/tmp/{n}', 'x').close(); open(f'/dev/shm/{n}', 'x').close()\nsignal.pause()",
+    ),
     "disk": ("8 MiB of disk space", "file = open('x', 'wb')\nwhile True: file.write(bytes(1 << 18))"),
     "deleted files": (
         "8 MiB of disk space",
@@ -77,6 +96,8 @@ def test_a_greedy_command_is_ended(tmp_path: Path, what: str):
     folder = Folder(tmp_path)
     files = DirectoryFilesystem(folder.root)
     limits = SMALL if "CPU" in what else dataclasses.replace(SMALL, cpu_seconds=30.0)
+    if what == "memory of empty files":
+        limits = dataclasses.replace(limits, files=1_000_000)
     shell = Shell([Allow(...)], limits=limits)
     fork = files.fork("call")
     finished = asyncio.run(shell.run_on(fork, [PYTHON, "-c", f"# {tmp_path.name}\n{code}"]))
@@ -126,6 +147,48 @@ def test_an_ordinary_build_is_not_ended(tmp_path: Path):
     """
     finished = Folder(tmp_path).run(Shell([Allow(...)]), PYTHON, "-c", textwrap.dedent(code))
     assert (finished.output, finished.limit, finished.ok) == ("0\n", "", True)
+
+
+@pytest.mark.usefixtures("means")
+def test_memory_that_is_shared_counts_once(tmp_path: Path):
+    """Memory that many processes share counts once, whether it is anonymous, a segment, or a file in `/dev/shm`."""
+    code = """
+        import ctypes, mmap, os, time
+        size = 24 << 20
+        c = ctypes.CDLL(None)
+        c.shmat.restype = ctypes.c_void_p
+        segment = ctypes.c_void_p(c.shmat(c.shmget(0, size, 0o1600), None, 0))
+        file = os.open("/dev/shm/x", os.O_CREAT | os.O_RDWR)
+        os.truncate(file, size)
+        kept = [mmap.mmap(-1, size), mmap.mmap(file, size), (ctypes.c_char * size).from_address(segment.value)]
+        for each in kept:
+            for at in range(0, size, 4096): each[at] = b"x" if each is kept[2] else 1
+        for _ in range(8):
+            if not os.fork():
+                for each in kept:
+                    for at in range(0, size, 4096): each[at]
+                time.sleep(0.5)
+                os._exit(0)
+        print(sum(os.wait()[1] for _ in range(8)))
+    """
+    limits = CommandLimits(memory=128 << 20)
+    finished = Folder(tmp_path).run(Shell([Allow(...)], limits=limits), PYTHON, "-c", textwrap.dedent(code))
+    assert (finished.output, finished.limit) == ("0\n", "")
+
+
+def test_the_number_of_temporary_files_is_limited(tmp_path: Path):
+    """The private folders of a command can't hold more files than its limit, or a thousand if that is more."""
+    if not probe(tmp_path).contained:
+        pytest.skip("no sandbox here")
+    code = """
+        for place in ("/tmp", "/var/tmp", "/run", "/dev/shm"):
+            try:
+                for n in range(2000): open(f"{place}/{n}", "x").close()
+            except OSError as error:
+                print(n < 1100, error.errno)
+    """
+    finished = Folder(tmp_path).run(Shell([Allow(...)], limits=SMALL), PYTHON, "-c", textwrap.dedent(code))
+    assert finished.output.splitlines() == ["True 28"] * 4
 
 
 def test_a_command_near_its_processes_is_told(tmp_path: Path):
@@ -183,7 +246,16 @@ for code in json.loads(sys.argv[1]):
 def test_an_ordinary_user_s_command_is_ended_the_same():
     """The commands of a user without privileges are ended by the same limits."""
     packages = [path for path in sys.path if path.endswith("site-packages")]
-    wanted = {name: GREEDY[name] for name in ("memory", "disk", "deleted files", "processes", "CPU")}
+    names = (
+        "memory",
+        "memory that is shared",
+        "memory of detached segments",
+        "disk",
+        "deleted files",
+        "processes",
+        "CPU",
+    )
+    wanted = {name: GREEDY[name] for name in names}
     done = subprocess.run(
         [*AS_WHOM, "/usr/bin/python3", "-c", AS_NOBODY, json.dumps([code for _, code in wanted.values()])],
         env={"PYTHONPATH": ":".join([str(ROOT / "src"), *packages]), "PYTHONDONTWRITEBYTECODE": "1"},

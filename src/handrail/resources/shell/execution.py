@@ -50,7 +50,7 @@ class CommandLimits:
     disk: int | None = None
     """Maximum bytes written to the folder. None means half of the free space, at most 8 GiB."""
     files: int = 1_000_000
-    """Maximum number of files and folders written to the folder."""
+    """Maximum number of files and folders written to the folder, and in each private folder such as `/tmp`."""
     processes: int = 1024
     """Maximum number of processes and threads at a time."""
 

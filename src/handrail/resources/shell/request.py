@@ -20,6 +20,10 @@ View = Literal["overlay", "bind", "plain"]
 """How the command sees its folder: through an overlay, as a copy mounted in its place, or directly."""
 
 
+INODE = 1024
+"""Bytes of kernel memory that a file of a tmpfs takes, even if it is empty."""
+
+
 class Limits(NamedTuple):
     """Limits for one command together with everything it starts."""
 
@@ -38,6 +42,11 @@ class Limits(NamedTuple):
     def most_memory(self) -> int:
         """The kernel's limit on memory. It is a little higher, because the kernel would kill only one process."""
         return self.memory * 5 // 4
+
+    @property
+    def most_temporary_files(self) -> int:
+        """The number of files that each private folder can hold. Few are always possible, such as an empty home."""
+        return max(1024, min(self.files, self.memory // INODE))
 
 
 class Request(NamedTuple):

@@ -7,18 +7,22 @@ limits memory and processes too.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import resource
 import stat
 from collections.abc import Iterator
 
-from handrail.resources.shell.request import Limits
+from handrail.resources.shell.request import INODE, Limits
 
 SECONDS = 0.1
 """Seconds between two checks."""
 _TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _TEMPORARY = ("/tmp", "/var/tmp", "/run", "/dev/shm")
+_MOST = 4 << 20
+"""Maximum bytes to read of a file of `/proc`. All but lists of mappings are shorter."""
+_SYSTEM_V = {"shm": {14: 1, 15: 1}, "msg": {3: 1, 4: 64}, "sem": {3: 128}}
+"""The columns of each list in `/proc/sysvipc` that say how much there is, with the bytes that one of it takes."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PER_CHECK = 2000
 """For each time this many files are found, one check skips the walk through them, so that walks stay cheap."""
@@ -50,7 +54,7 @@ class Usage:
         self._peak = max(self._peak, tasks)
         if tasks >= limits.processes:
             return "processes", f"{limits.processes} processes and threads"
-        kept = sum(_used(path) for path in _TEMPORARY)
+        kept = sum(_used(path) + _inodes(path) for path in _TEMPORARY) + _system_v()
         if memory + kept > limits.memory and _proportional(memory) + kept > limits.memory:
             return "memory", f"{_size(limits.memory)} of memory"
         if seconds > limits.cpu_seconds:
@@ -60,7 +64,10 @@ class Usage:
         return "", ""
 
     def _processes(self) -> tuple[int, int, float]:
-        """Return the number of threads, the bytes of private memory and the CPU seconds so far, of all processes."""
+        """Return the number of threads, the bytes of memory and the CPU seconds so far, of all processes.
+
+        Memory that processes share counts once for each of them.
+        """
         tasks, memory, ended = 0, 0, resource.getrusage(resource.RUSAGE_CHILDREN)
         reaped = ended.ru_utime + ended.ru_stime
         for process in _ids():
@@ -74,8 +81,7 @@ class Usage:
                 self._times[process, fields[19]] = (
                     own  # the start time distinguishes processes that reuse an id
                 )
-                sizes = _read(f"/proc/{process}/statm").split()
-                memory += max(0, int(sizes[1]) - int(sizes[2])) * _PAGE
+                memory += _sum(_read(f"/proc/{process}/status"), "RssAnon:", "RssShmem:")
         # The kernel does not add up processes whose parent ignores their end, so their last known times are kept.
         return tasks, memory, max(reaped, sum(self._times.values()))
 
@@ -143,22 +149,65 @@ def _used(place: str | int) -> int:
     return (facts.f_blocks - facts.f_bfree) * facts.f_frsize
 
 
+def _inodes(place: str) -> int:
+    """Return the bytes of kernel memory that the files of a tmpfs take besides their content."""
+    try:
+        facts = os.statvfs(place)
+    except OSError:
+        return 0
+    return (facts.f_files - facts.f_ffree) * INODE
+
+
+def _system_v() -> int:
+    """Return the bytes of the command's System V segments, messages and semaphores, which exist without a process."""
+    total = 0
+    for kind, columns in _SYSTEM_V.items():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            for line in _read(f"/proc/sysvipc/{kind}").splitlines()[1:]:
+                fields = line.split()
+                total += sum(int(fields[column]) * size for column, size in columns.items())
+    return total
+
+
 def _proportional(otherwise: int) -> int:
-    """Return the bytes of private memory, counting shared pages once, or `otherwise` if the kernel can't tell."""
+    """Return the bytes of memory, counting shared pages once, or `otherwise` if the kernel can't tell.
+
+    Segments and files in private folders are left out, because they are counted by themselves.
+    """
     total = 0
     for process in _ids():
         if process == 1:
             continue
         try:
             text = _read(f"/proc/{process}/smaps_rollup")
+            total += _sum(text, "Pss_Anon:")
+            if shared := _sum(text, "Pss_Shmem:"):
+                maps = _read(f"/proc/{process}/smaps")
+                total += _shared(maps) if len(maps) < _MOST else shared  # long lists would delay the checks
         except (FileNotFoundError, ProcessLookupError):
             continue
         except OSError:
             return otherwise
-        for line in text.splitlines():
-            if line.startswith("Pss_Anon:"):
-                total += int(line.split()[1]) * 1024
     return total
+
+
+def _shared(maps: str) -> int:
+    """Return the bytes of anonymous shared memory and `memfd` files in the text of a `smaps` file."""
+    total, counts = 0, False
+    for line in maps.splitlines():
+        words = line.split(maxsplit=5)
+        if not words[0].endswith(
+            ":"
+        ):  # the first line of a mapping: its range, mode, offset, device, inode and path
+            counts = words[3] == _SHARED_DEVICE and not words[-1].startswith("/SYSV")
+        elif counts and words[0] == "Pss:":
+            total += int(words[1]) * 1024
+    return total
+
+
+def _sum(text: str, *names: str) -> int:
+    """Return the bytes that the lines with these names in a file of `/proc` add up to."""
+    return sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith(names))
 
 
 def _unnamed() -> int:
@@ -177,8 +226,18 @@ def _unnamed() -> int:
 
 
 def _read(path: str) -> str:
-    with open(path, "rb", buffering=0) as file:
-        return file.read(65536).decode(errors="replace")
+    with open(path, "rb") as file:
+        return file.read(_MOST).decode(errors="replace")
+
+
+def _shared_device() -> str:
+    """Return the kernel's device of shared memory that has no file, as `/proc` writes it."""
+    with mmap.mmap(-1, mmap.PAGESIZE), open("/proc/self/maps") as lines:
+        found = [line.split()[3] for line in lines if "/dev/zero (deleted)" in line]
+    return found[0]
+
+
+_SHARED_DEVICE = _shared_device()
 
 
 def _size(size: int) -> str:

@@ -98,7 +98,7 @@ class View:
         kernel.mount("tmpfs", base, "tmpfs", _SAFE, "mode=755,size=16m")
         for path, options in PRIVATE.items():
             os.makedirs(base + path)
-            kernel.mount("tmpfs", base + path, "tmpfs", _SAFE, f"{options},size={request.limits.memory}")
+            kernel.mount("tmpfs", base + path, "tmpfs", _SAFE, f"{options},{self._most()}")
         self._make_small(base)
         writable = [*PRIVATE, *self._make_devices(base + "/dev")]
         os.mkdir(base + "/proc")
@@ -128,6 +128,11 @@ class View:
             with open(base + path, "wb") as file:
                 file.write(content)
 
+    def _most(self) -> str:
+        """Return the options that limit the size and the number of files of a private folder."""
+        limits = self._request.limits
+        return f"size={limits.memory},nr_inodes={limits.most_temporary_files}"
+
     def _make_devices(self, place: str) -> list[str]:
         os.mkdir(place)
         kernel.mount("tmpfs", place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NOEXEC, "mode=755,size=64k")
@@ -136,7 +141,7 @@ class View:
         for name, target in {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}.items():
             os.symlink(f"/proc/self/fd{target}", f"{place}/{name}")
         os.mkdir(f"{place}/shm")
-        kernel.mount("tmpfs", f"{place}/shm", "tmpfs", _SAFE, f"mode=1777,size={self._request.limits.memory}")
+        kernel.mount("tmpfs", f"{place}/shm", "tmpfs", _SAFE, f"mode=1777,{self._most()}")
         os.mkdir(f"{place}/pts")
         os.symlink("pts/ptmx", f"{place}/ptmx")
         writable = ["/dev/shm"]
