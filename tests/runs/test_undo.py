@@ -302,6 +302,6 @@ def test_the_same_call_id_at_another_place_of_a_run_is_another_call(tmp_path: Pa
     assert files.undo("call_1", run_id="r", place=".1", journal="j") == ("at.1",)
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["at.2"]
     for wrong in ({"run_id": "s"}, {"journal": "k"}, {"place": ".3"}):
-        with pytest.raises(UndoRefused, match="nothing is kept of it"):
+        with pytest.raises(UndoRefused, match="no commit of it is kept"):
             files.undo("call_1", **{"run_id": "r", "place": ".2", "journal": "j", **wrong})
     files.close()
