@@ -280,7 +280,7 @@ HANDLERS: dict[str, Row] = {
     "handler-lambda": (
         lambda: make_of(lambda params, *, context: None),
         ToolDefinitionError,
-        "'params' of its handler has no annotation",
+        "its handler's parameter 'params' has no annotation",
         "or pass `params=`",
     ),
     "handler-context-number": (

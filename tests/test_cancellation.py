@@ -175,7 +175,7 @@ def test_watchers_may_change_the_tree():
 
 
 def test_a_run_that_is_over_is_left_alone():
-    """A closed run is removed from the tree, and its task is no longer cancelled; closing it twice is harmless."""
+    """A closed run is removed from the tree: cancelling its parent does not cancel its task. Closing it twice is harmless."""
 
     async def script() -> None:
         stopped: list[str] = []

@@ -58,7 +58,7 @@ class Job(NamedTuple):
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment without proxies, and with reporting disabled."""
+    """Return this process's environment without proxy variables and with telemetry disabled."""
     return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")} | QUIET
 
 

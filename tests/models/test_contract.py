@@ -150,7 +150,7 @@ def stage(request: pytest.FixtureRequest) -> Stage:
 
 
 def case(name: str) -> Callable[[Any], Any]:
-    """Mark a test of one case, for every subject that runs it."""
+    """Parametrize a test of one case over every subject that can run the case."""
     return pytest.mark.parametrize(
         "stage", [_param(subject) for subject in TABLE[name]], indirect=True, ids=str
     )

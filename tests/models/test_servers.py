@@ -84,7 +84,7 @@ def test_aimock_answers_by_its_fixtures(aimock_server: Aimock, wire: str):
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_llmock_plays_its_script(llmock_server: Llmock, wire: str):
-    """llmock plays a scripted failure and the reply after it in order, and gives its verdict."""
+    """llmock plays a scripted failure, then the reply, and its verdict passes the client."""
     fail = {"type": "fail", "status": 429}
     llmock_server.script([fail, {"type": "reply", "text": "Paris."}])
     assert [ask(llmock_server, wire)[0] for _ in range(2)] == [429, 200]

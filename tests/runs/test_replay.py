@@ -67,7 +67,7 @@ async def test_a_changed_prompt_is_found_first(recorder: Recorder):
 
 
 async def test_other_tools_are_found(recorder: Recorder):
-    """A tool that is missing, or has another schema, is reported."""
+    """A tool that is missing or has a different schema is reported."""
     await recorder.run("r", *SCRIPT)
     found = await replayed(recorder, Prompt("work", "Do what is asked.", tools=TOOLS[1:]))
     assert (found.what, found.step) == ("tools", 0)

@@ -162,7 +162,7 @@ class _Check:
             self.agree("its handler", name, annotation)
         elif annotation is MISSING:
             raise self.error(
-                f"{name!r} of its handler has no annotation",
+                f"its handler's parameter {name!r} has no annotation",
                 "Annotate it with a dataclass or a pydantic model, or pass `params=`.",
             )
         else:
