@@ -277,7 +277,7 @@ async def test_a_request_nobody_waits_for_never_begins():
         ]
         assert [*begun, *[part async for part in first]][-1] == StopPart("length")
         await model.complete("a, b,", choices=["c"])
-    assert counts[1] == 1  # the engine asked only whether to begin the request
+    assert counts[1] <= 1  # at most, the engine asked whether to begin the request
 
 
 @on_a_loop
