@@ -134,6 +134,7 @@ class Plain:
     words: frozenset[str] = frozenset(["a"])
     numbers: dict[int, float] = dataclasses.field(default_factory=lambda: {1: 0.5})
     inner: Open = dataclasses.field(default_factory=Open)
+    made: str = dataclasses.field(default="by the class", init=False)
 
 
 @pytest.mark.parametrize(
