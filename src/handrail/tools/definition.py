@@ -134,9 +134,11 @@ class Tool(Generic[ParamsT, ResultT]):
     def parse(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
         """Parse a call's arguments. Raises `ToolValidationError` with all problems."""
         quick = self._quick
-        if quick is not None and (type(arguments) is str or type(arguments) is bytes):
+        if type(arguments) is str or type(arguments) is bytes:
             if len(arguments) > LONG:
                 check_size(arguments)
+            if quick is None:
+                return self._parse_slowly(arguments)
             try:
                 return quick(arguments, strict=True, extra="forbid")
             except Exception:
@@ -149,8 +151,6 @@ class Tool(Generic[ParamsT, ResultT]):
 
     def _parse_slowly(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
         data = arguments if isinstance(arguments, str | bytes) else None
-        if data is not None and len(data) > LONG:
-            check_size(data)
         if data is not None and data.strip() in _NOTHING[type(data)]:
             data = "{}"  # models send these for no arguments
         if self._schema is None:
