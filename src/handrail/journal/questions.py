@@ -145,11 +145,11 @@ class SqliteQuestions:
         query = f"SELECT {_OPEN} FROM questions WHERE {' AND '.join(where)} ORDER BY asked_at, id"
 
         def find(connection: sqlite3.Connection) -> list[bytes]:
-            altered: set[str] = set()
+            checked: dict[str, bool] = {}
             return [
                 row[1]
                 for row in fetch(connection, query, *values)
-                if self._is_recorded(connection, row, altered, lists_all=run_id is None)
+                if self._is_recorded(connection, row, checked, lists_all=run_id is None)
             ]
 
         return tuple(
@@ -157,7 +157,7 @@ class SqliteQuestions:
         )
 
     def _is_recorded(
-        self, connection: sqlite3.Connection, row: Any, altered: set[str], *, lists_all: bool
+        self, connection: sqlite3.Connection, row: Any, checked: dict[str, bool], *, lists_all: bool
     ) -> bool:
         """Return whether a row is what its run recorded, so that nobody is shown anything else.
 
@@ -167,18 +167,20 @@ class SqliteQuestions:
         id, run_id = row[0], row[2]
         if self._verified.get(id) == row:
             return True
-        if run_id in altered:
+        if checked.get(run_id) is False:
             return False
         try:
-            verified(connection, self._database.chains, run_id)
+            if run_id not in checked:  # a run is verified with all its questions
+                verified(connection, self._database.chains, run_id)
         except JournalAltered as error:
             if not lists_all:
                 raise
-            altered.add(run_id)
+            checked[run_id] = False
             if run_id not in self._reported:
                 self._reported.add(run_id)
                 log.error("the questions of run %s are not shown: %s", run_id, error)
             return False
+        checked[run_id] = True
         if len(self._verified) >= _MOST_VERIFIED:
             self._verified.clear()
         self._verified[id] = row
