@@ -493,7 +493,7 @@ MUTANTS = [
     Mutant(
         "an inner call is applied to one that is over",
         "dispatch/gate.py",
-        "        if call.parent is not None and call.parent.ended and not call.kind.is_auxiliary:\n",
+        "        if outer is not None and outer.ended:\n",
         "        if False:\n",
         "tests/dispatch/test_gate.py::test_an_inner_call_is_not_applied_once_the_call_around_it_is_over",
     ),
@@ -544,8 +544,8 @@ MUTANTS = [
     Mutant(
         "call ids by chance",
         "dispatch/call.py",
-        '            id or f"{frame.call_prefix}{number}",\n            (name,)',
-        "            id or f\"{frame.call_prefix}{number}-{__import__('os').urandom(4).hex()}\",\n            (name,)",
+        '        id = id or f"{frame.call_prefix}{number}"\n        return',
+        "        id = id or f\"{frame.call_prefix}{number}-{__import__('os').urandom(4).hex()}\"\n        return",
         "tests/dispatch/test_gate.py::test_calls_are_numbered_in_their_run",
     ),
     Mutant(

@@ -65,17 +65,17 @@ class Call(msgspec.Struct, frozen=True, eq=False):
     loop: asyncio.AbstractEventLoop
     number: int
     """1-based index in its run, or among the verbs of the outer attempt; 0 for a call that is not counted."""
+    tool: Tool[Any, Any] = NO_TOOL
+    message_id: str | None = None
     parent: Attempt | None = None
     """The attempt in which the call was made; None for a call of the outermost run."""
     depth: int = 0
-    message_id: str | None = None
     kind: CallKind = CALL
     has_secret: bool = False
     """Whether the call is part of a call that was given a secret earlier.
 
     Secrets are not recorded, so the secret can't be given again.
     """
-    tool: Tool[Any, Any] = NO_TOOL
     _place: Place | None = None
 
     @property
@@ -135,21 +135,9 @@ def new_call(
     if parent is None and outer is None:
         number = next(frame.counter)
         loop = asyncio.get_running_loop()
-        return Call(
-            gate,
-            name,
-            arguments,
-            id or f"{frame.call_prefix}{number}",
-            (name,),
-            loop,
-            number,
-            None,
-            0,
-            message_id,
-            CALL,
-            False,
-            frame.open_tools.get(name, NO_TOOL),
-        )
+        tool = frame.open_tools.get(name, NO_TOOL)
+        id = id or f"{frame.call_prefix}{number}"
+        return Call(gate, name, arguments, id, (name,), loop, number, tool, message_id)
     if parent is None or parent is outer:
         assert outer is not None
         parent, number = outer, next(frame.counter)
@@ -161,7 +149,18 @@ def new_call(
     kind = INSIDE_AUXILIARY if around.kind.undoes else CALL
     path = (*around.path, name)
     return Call(
-        gate, name, arguments, id, path, around.loop, number, parent, around.depth + 1, message_id, kind
+        gate,
+        name,
+        arguments,
+        id,
+        path,
+        around.loop,
+        number,
+        NO_TOOL,
+        message_id,
+        parent,
+        around.depth + 1,
+        kind,
     )
 
 
@@ -179,12 +178,12 @@ def new_part(
         (*call.path, tool.name),
         call.loop,
         number,
+        tool,
+        None,
         parent,
         call.depth,
-        None,
         kind,
         has_secret,
-        tool,
     )
 
 
@@ -199,9 +198,10 @@ def new_auxiliary(attempt: Attempt, id: str, tool: Tool[Any, Any], place: Place)
         (*call.path, tool.name),
         call.loop,
         0,
+        tool,
+        None,
         call.parent,
         call.depth,
         kind=AUXILIARY,
-        tool=tool,
         _place=place,
     )

@@ -156,9 +156,9 @@ class Gate:
             attempt.params = tool.parse(call.arguments)  # 2
             while True:
                 # Opened here and used from step 7 on, so that what the policies read counts as read by the call.
-                attempt.transaction = new_transaction(attempt, tool)
+                transaction = attempt.transaction = new_transaction(attempt, tool)
                 if policies:
-                    if (waiting := check_policies(attempt)) is not None:  # 3
+                    if (waiting := check_policies(attempt, iter(policies))) is not None:  # 3
                         await waiting
                     if attempt.decision != "allow" and passage.approved is None:
                         await self._approve_first(passage)  # 4
@@ -173,9 +173,9 @@ class Gate:
                     waiting = begin_foreign(self._run_handler(attempt, tool, context, scope))  # 8
                     if waiting is not None:
                         await waiting
-                    if (attempt.preview or attempt.open_transaction.durable) and (why := why_ask(attempt)):
-                        await self._approve(passage, why, diff_of(attempt.open_transaction))  # 4, its changes
-                    if policies and (waiting := tell_policies(attempt, attempt.finished)) is not None:
+                    if (attempt.preview or transaction.durable) and (why := why_ask(attempt)):
+                        await self._approve(passage, why, diff_of(transaction))  # 4, its changes
+                    if policies and (waiting := tell_policies(attempt, iter(policies))) is not None:
                         await waiting
                     if frame.journal is None:  # 9, success
                         done = self._commit(passage)
@@ -225,7 +225,7 @@ class Gate:
             attempt.preview = reason
             return
         await self._approve(passage, reason)
-        if (waiting := check_policies(attempt)) is not None:
+        if (waiting := check_policies(attempt, iter(self.frame.policies))) is not None:
             await waiting  # the state may have changed while the question was open
 
     async def _approve(self, passage: Passage, reason: str, diff: str = "") -> None:
@@ -294,7 +294,8 @@ class Gate:
         """Apply the call's changes to what its forks were made from. Returns False if the call must run again."""
         call, attempt = passage.call, passage.attempt
         transaction: Any = attempt.transaction
-        if call.parent is not None and call.parent.ended and not call.kind.is_auxiliary:
+        outer = None if call.kind.is_auxiliary else call.parent
+        if outer is not None and outer.ended:
             raise Refused("cancelled", f"{call.name} was not applied: its outer call is over.")
         if transaction.touched:
             lock = self.frame.session.lock
@@ -310,7 +311,7 @@ class Gate:
             finally:
                 lock.release()
             transaction.publish()
-        if transaction.parent is not None and not call.kind.is_auxiliary:
+        if outer is not None and transaction.parent is not None:
             # If the outer call fails, it must undo or report the effects of its inner calls on the world.
             transaction.parent.inherit(transaction)
             attempt.settle_effect(transaction.parent)

@@ -18,7 +18,6 @@ from handrail.events import Fact
 from handrail.operation import Home
 from handrail.protocols import Filesystem, Forkable, PolicyDecision, Slice, ToolPolicy
 from handrail.resources.bindings import CallResources
-from handrail.tools import ToolResult
 
 T = TypeVar("T")
 
@@ -117,11 +116,10 @@ class PolicyCall(msgspec.Struct, eq=False):
 
 
 def close_policy_context(attempt: Attempt) -> None:
-    """Close the policies' context and break its reference cycle."""
-    context = attempt.policy_context
-    if context is not None:
-        attempt.policy_context = None
-        PolicyCall.close(context._source)  # pyright: ignore[reportPrivateUsage, reportArgumentType]  # made here
+    """Close the policies' context, which must exist, and break its reference cycle."""
+    context: Any = attempt.policy_context
+    attempt.policy_context = None
+    PolicyCall.close(context._source)  # pyright: ignore[reportPrivateUsage, reportArgumentType]  # made here
 
 
 def policy_resources(attempt: Attempt) -> CallResources | None:
@@ -144,9 +142,9 @@ async def close_resources(attempt: Attempt) -> None:
 
 
 def check_policies(
-    attempt: Attempt, rest: Iterator[ToolPolicy] | None = None, asked: str | None = None
+    attempt: Attempt, policies: Iterator[ToolPolicy], asked: str | None = None
 ) -> Coroutine[Any, Any, None] | None:
-    """Check a call with every policy, or with the `rest` of them, and set `attempt.decision`.
+    """Check a call with every policy, and set `attempt.decision`.
 
     All must allow the call; one that raises denies it. `asked` is the first reason so far to ask for approval.
     """
@@ -157,14 +155,13 @@ def check_policies(
     if context is None:
         behind: Any = PolicyCall(attempt)  # members that it does not have come from the attempt
         context = attempt.policy_context = ToolContext(behind)
-    rest = rest or iter(attempt.frame.policies)
-    for policy in rest:
+    for policy in policies:
         try:
             decision = policy.check(tool, seen, context=context)
         except Exception as error:
             raise _undecided(attempt, policy) from error
         if not isinstance(decision, PolicyDecision):
-            return _check_waiting(attempt, policy, decision, rest, asked)
+            return _check_waiting(attempt, policy, decision, policies, asked)
         if decision.kind != "allow":
             asked = _reason_to_ask(attempt, policy, decision, asked)
     attempt.decision = "allow" if asked is None else f"{_ASK}{asked}"
@@ -223,29 +220,21 @@ def _undecided(attempt: Attempt, policy: ToolPolicy) -> Refused:
     return Refused("denied", f"The policy {policy.name!r} could not decide, so {attempt.name} is denied.")
 
 
-def tell_policies(
-    attempt: Attempt, result: ToolResult[Any], rest: Iterator[ToolPolicy] | None = None
-) -> Coroutine[Any, Any, None] | None:
-    """Tell every policy, or the `rest` of them, about a success before it is committed.
-
-    A policy that raises fails the call.
-    """
+def tell_policies(attempt: Attempt, policies: Iterator[ToolPolicy]) -> Coroutine[Any, Any, None] | None:
+    """Tell every policy about a success before it is committed. A policy that raises fails the call."""
     context: Any = attempt.policy_context
-    tool, seen = attempt.call.tool, attempt.seen
-    rest = rest or iter(attempt.frame.policies)
-    for policy in rest:
+    for policy in policies:
         try:
-            told = policy.on_result(tool, seen, result, context=context)
+            told = policy.on_result(attempt.call.tool, attempt.seen, attempt.finished, context=context)
         except Exception as error:
             raise _refusing(attempt, policy, error) from error
         if told is not None:
-            return _tell_waiting(attempt, result, policy, told, rest)
+            return _tell_waiting(attempt, policy, told, policies)
     return None
 
 
 async def _tell_waiting(
     attempt: Attempt,
-    result: ToolResult[Any],
     policy: ToolPolicy,
     waiting: Awaitable[None],
     rest: Iterator[ToolPolicy],
@@ -255,7 +244,7 @@ async def _tell_waiting(
         await waiting
     except Exception as error:
         raise _refusing(attempt, policy, error) from error
-    waiting_again = tell_policies(attempt, result, rest)
+    waiting_again = tell_policies(attempt, rest)
     if waiting_again is not None:
         await waiting_again
 

@@ -189,8 +189,9 @@ def _inner_of(attempt: Attempt, given: GivenTicket) -> Attempt:
         call.path,
         call.loop,
         given.number,
+        call.tool,
+        None,
         attempt,
         call.depth,
-        tool=call.tool,
     )
     return call.gate.open(inner).attempt

@@ -355,14 +355,15 @@ class _Walk:
             attempt.params = tool.parse(asked.arguments)
             attempt.transaction = new_transaction(attempt, tool)
             try:
-                waiting = check_policies(attempt)
+                waiting = check_policies(attempt, iter(self._frame.policies))
                 if waiting is not None:
                     await waiting
                 now = attempt.decision
             except Refused as refused:
                 now = f"deny: {refused}"
             finally:
-                close_policy_context(attempt)
+                if attempt.policy_context is not None:
+                    close_policy_context(attempt)
                 attempt.close()
                 attempt.transaction.drop()
         if was.partition(":")[0] == now.partition(":")[0]:
