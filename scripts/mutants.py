@@ -364,8 +364,8 @@ MUTANTS = [
     Mutant(
         "depth not counted through agents",
         "dispatch/call.py",
-        "number, parent, around.depth + 1, message_id, kind",
-        "number, parent, 1, message_id, kind",
+        "        around.depth + 1,\n",
+        "        1,\n",
         "tests/adapter/test_adapter.py::test_depth_is_limited_through_nested_runs",
     ),
     Mutant(
@@ -493,7 +493,7 @@ MUTANTS = [
     Mutant(
         "an inner call is applied to one that is over",
         "dispatch/gate.py",
-        "        if outer is not None and outer.ended:\n",
+        "        if call.parent is not None and call.parent.ended and not call.kind.is_auxiliary:\n",
         "        if False:\n",
         "tests/dispatch/test_gate.py::test_an_inner_call_is_not_applied_once_the_call_around_it_is_over",
     ),

@@ -340,9 +340,10 @@ class Frame:
 
 def _world_of(options: RunOptions) -> World:
     bindings, files, journal = options.resources, options.filesystem, options.journal
+    forkable = None
     if files is not None:
         bindings = (*bindings, given(Filesystem, files))  # pyright: ignore[reportArgumentType]  # a protocol as a key
-    forkable = files if isinstance(files, Forkable) else None
+        forkable = files if isinstance(files, Forkable) else None
     return World(RunResources(bindings), forkable, LocalSteps() if journal is None else journal.steps)
 
 
@@ -352,7 +353,8 @@ def _people_of(options: RunOptions) -> People:
     if approvals is None or isinstance(approvals, str):
         approvals = Broker(questions, environment, approvals)
     mode = approvals.mode if isinstance(approvals, Broker) else None
-    shows_previews = isinstance(approvals, PreviewBroker) and approvals.shows_previews
+    # Checking a protocol takes many microseconds, so the usual class is checked first.
+    shows_previews = isinstance(approvals, (Broker, PreviewBroker)) and approvals.shows_previews
     key = new_key() if journal is None else journal.key
     return People(environment, approvals, mode, shows_previews, questions, key)
 

@@ -197,7 +197,7 @@ class Gate:
         del frame.live[attempt]
         if frame.parking is not None:
             frame.parking.ending.add(attempt)
-        if attempt.made_resources is not None or attempt.policies_made_resources:
+        if ((made := attempt.made_resources) and not made.untouched) or attempt.policies_made_resources:
             await close_resources(attempt)
         if record.is_kept and not passage.recorded:
             ending = await self._record_end(passage) or ending
@@ -294,8 +294,7 @@ class Gate:
         """Apply the call's changes to what its forks were made from. Returns False if the call must run again."""
         call, attempt = passage.call, passage.attempt
         transaction: Any = attempt.transaction
-        outer = None if call.kind.is_auxiliary else call.parent
-        if outer is not None and outer.ended:
+        if call.parent is not None and call.parent.ended and not call.kind.is_auxiliary:
             raise Refused("cancelled", f"{call.name} was not applied: its outer call is over.")
         if transaction.touched:
             lock = self.frame.session.lock
@@ -311,7 +310,7 @@ class Gate:
             finally:
                 lock.release()
             transaction.publish()
-        if outer is not None and transaction.parent is not None:
+        if transaction.parent is not None and not call.kind.is_auxiliary:
             # If the outer call fails, it must undo or report the effects of its inner calls on the world.
             transaction.parent.inherit(transaction)
             attempt.settle_effect(transaction.parent)
