@@ -158,7 +158,7 @@ def test_a_loop_that_is_gone_is_an_error():
         return Home(asyncio.get_running_loop(), "call")
 
     home = asyncio.run(main())
-    with pytest.raises(LoopGone, match="the event loop it belongs to has ended") as caught:
+    with pytest.raises(LoopGone, match="the event loop it belongs to is closed") as caught:
         value_of(1, home).wait()
     assert caught.value.operation == "value"
 
