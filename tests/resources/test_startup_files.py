@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Files that later run automatically are marked in diffs, and changing one needs a separate approval."""
-=======
-"""Startup files, which programs run by themselves: diffs mark them, and changing one always needs an approval."""
->>>>>>> main
+"""Startup files, which programs run automatically: diffs mark them, and changing one always needs an approval."""
 
 from __future__ import annotations
 
