@@ -1,4 +1,4 @@
-"""Startup files, which programs run by themselves: diffs mark them, and changing one always needs an approval."""
+"""Startup files, which programs run automatically: diffs mark them, and changing one always needs an approval."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ async def test_a_tool_that_changes_one_is_asked_about(root: Path, way: str, appr
     gate = open_gate([work], filesystem=DirectoryFilesystem(root), environment=looker.person)
     result = await gate.invoke("work")
     (question,) = looker.questions
-    assert f"files that run later by themselves, outside the sandbox: {path} (run by " in question.message
+    assert f"files that later run automatically, outside the sandbox: {path} (run by " in question.message
     assert MARK in question.payload["diff"]
     assert "scopes" not in question.payload  # it can't be remembered
     assert result.success is approves
@@ -407,7 +407,7 @@ async def test_files_in_memory_are_marked_and_not_asked_about() -> None:
     fork.write("tools.py", "")
     assert fork.diff() == (
         "diff --git a/tools.py b/tools.py\n"
-        "runs later: by Handrail, by itself and outside the sandbox\nnew file\n"
+        "runs later: by Handrail, automatically and outside the sandbox\nnew file\n"
     )
 
 

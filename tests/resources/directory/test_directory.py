@@ -449,13 +449,13 @@ def test_a_folder_that_can_not_be_used_is_said_so(tmp_path: Path, root: str, sta
 
 
 def test_a_staging_folder_on_another_disk_is_refused(folders: Folders):
-    """A staging folder on another disk is refused at the first write, and reading still works."""
+    """A staging folder on a different disk is refused at the first write, and reading still works."""
     shm = Path("/dev/shm")
     if not shm.is_dir() or shm.stat().st_dev == Path("/tmp").stat().st_dev:
         pytest.skip("no second disk")
     files = folders({"a": "1"}, staging=shm / f"handrail-test-{os.getpid()}")
     try:
-        with pytest.raises(FileError, match=r"is on another disk than .* Pass staging="):
+        with pytest.raises(FileError, match=r"is on a different disk from .* Pass staging="):
             files.fork("call").write("a", "2")
         assert files.read("a") == "1"
     finally:
