@@ -188,7 +188,7 @@ def test_a_loop_that_goes_while_somebody_waits_is_an_error(monkeypatch: pytest.M
     loop.close()
     thread.join(timeout=300)
     assert [type(error) for error in raised] == [LoopGone]
-    assert "ended while it ran" in str(raised[0])
+    assert "closed while it ran" in str(raised[0])
     for task in tasks:
         task.get_coro().close()  # pyright: ignore[reportOptionalMemberAccess]
         task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]  # it is destroyed on purpose
