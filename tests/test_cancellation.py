@@ -157,7 +157,7 @@ def test_a_watcher_that_raises_stops_nobody(caplog: pytest.LogCaptureFixture):
 
     in_loop(script)
     (record,) = caplog.records
-    assert "a watcher of a cancellation raised" in record.getMessage()
+    assert "a cancellation watcher raised" in record.getMessage()
 
 
 def test_watchers_may_change_the_tree():

@@ -158,7 +158,7 @@ def test_a_loop_that_is_gone_is_an_error():
         return Home(asyncio.get_running_loop(), "call")
 
     home = asyncio.run(main())
-    with pytest.raises(LoopGone, match="the event loop it belongs to has ended") as caught:
+    with pytest.raises(LoopGone, match="the event loop it belongs to is closed") as caught:
         value_of(1, home).wait()
     assert caught.value.operation == "value"
 
@@ -188,7 +188,7 @@ def test_a_loop_that_goes_while_somebody_waits_is_an_error(monkeypatch: pytest.M
     loop.close()
     thread.join(timeout=300)
     assert [type(error) for error in raised] == [LoopGone]
-    assert "ended while it ran" in str(raised[0])
+    assert "closed while it ran" in str(raised[0])
     for task in tasks:
         task.get_coro().close()  # pyright: ignore[reportOptionalMemberAccess]
         task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]  # it is destroyed on purpose

@@ -431,7 +431,7 @@ def test_it_is_single_use(first: str, second: str):
                 operation.wait()
         else:
             await use(operation, first)
-        with pytest.raises(OperationUsedTwice, match="call the verb again for another"):
+        with pytest.raises(OperationUsedTwice, match="call the verb again for a new one"):
             await use(operation, second)
 
     run(main)
