@@ -89,7 +89,7 @@ class FeedbackProvider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeadlineFeedback:
-    """A provider that tells the model how much time is left, once at each of these numbers of seconds."""
+    """A provider that tells the model how much time is left, once for each of these numbers of seconds."""
 
     at: Sequence[float] = (300.0, 60.0, 15.0)
     name: str = "deadline"
@@ -110,7 +110,7 @@ class DeadlineFeedback:
 
 @dataclass(frozen=True, slots=True)
 class BudgetFeedback:
-    """A provider that tells the model how much of its budget is left, once at each of these fractions spent."""
+    """A provider that tells the model how much of its budget is left, once for each of these fractions spent."""
 
     at: Sequence[float] = (0.5, 0.8, 0.95)
     name: str = "budget"
@@ -144,7 +144,7 @@ class CompletionChecker(Protocol):
         ...
 
     def missing(self, state: RunState, /) -> str | Awaitable[str | None] | None:
-        """Return what is still to be done, as a text for the model, or None if the run is complete."""
+        """Return what is still missing, as a text for the model; None if the run is complete."""
         ...
 
 
@@ -257,5 +257,5 @@ def any_of(*checkers: CompletionChecker, cap: int = CAP) -> CompletionChecker:
 
 
 async def answer_of(answer: Any) -> str | None:
-    """Return the answer of a provider or checker, and await it first if necessary."""
+    """Return the answer of a provider or checker, after awaiting it if necessary."""
     return await answer if inspect.isawaitable(answer) else answer
