@@ -322,7 +322,7 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     arguments: Any
     diff: str = ""
     startup_files: tuple[str, ...] = ()
-    """Changed files that run later by themselves. Only a person's answer approves them, no mode and nothing remembered."""
+    """Changed files that later run automatically. Only a person's answer approves them, no mode and nothing remembered."""
     scopes: tuple[str, ...] = ()
     """Descriptions of the wider scopes to which the decision can apply, narrowest first."""
     recall: ApprovalRecall | None = None

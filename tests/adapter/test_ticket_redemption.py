@@ -55,7 +55,7 @@ from support.warm_python import Program
 
 pytestmark = (
     pytest.mark.once
-)  # separate processes, kills and foreign programs do not depend on the Python version
+)  # subprocesses, kills and other programs behave the same under every Python version
 
 APP = SUPPORT / "ticket_app.py"
 Body = Callable[[ToolContext], Awaitable[str]]

@@ -81,7 +81,7 @@ def test_approving_everything_does_not_cover_files_that_run_later(folder: Path, 
     for mode in ("all", "ask"):
         code, _, said = here("run", "hooks.py", "x", "--files", "work", "--no-journal", "--approve", mode)
         assert code == 3
-        assert "need a person's approval, which nothing else stands in for" in said
+        assert "need a person's approval, and nothing can replace it" in said
         assert not (folder.parent / "work" / ".envrc").exists()
     options = ("--files", "work", "--no-journal", "--startup-files", "x", "--startup-files", ".envrc")
     assert here("run", "hooks.py", "x", *options)[0] == 0

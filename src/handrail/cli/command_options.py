@@ -49,8 +49,8 @@ StartupFiles = Annotated[
     typer.Option(
         "--startup-files",
         metavar="PATH",
-        help="Files that run later by themselves, such as .github/workflows/*, that tools may change without an "
-        "approval of its own; repeatable.",
+        help="Files that later run automatically, such as .github/workflows/*, that tools may change without a "
+        "separate approval; repeatable.",
     ),
 ]
 JournalFile = Annotated[

@@ -123,7 +123,7 @@ class Transaction(msgspec.Struct, eq=False):
         return [place for fork in self.touched for place in fork.written_places()]
 
     def startup_files(self) -> list[tuple[str, str]]:
-        """Return the changed files that run later by themselves, each with what runs it, unless allowed by name."""
+        """Return each changed startup file with the program that runs it, except the files that are allowed by name."""
         if self.parent is not None:
             return []  # the outer call is asked, once it is known what becomes part of the folder
         forks = self.durable or ()

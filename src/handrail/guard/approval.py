@@ -58,8 +58,8 @@ class Broker:
 
     - *interactive*: the person in the environment is asked. A model in a person's place never approves on
       their behalf.
-    - *approve_all*: everything is approved except what a remembered denial covers, and changes to files that run
-      later by themselves. Never a default.
+    - *approve_all*: everything is approved except what a remembered denial covers, and changes to files that
+      later run automatically. Never a default.
     - *strict*: everything is denied, even what was approved before.
 
     Without a mode, a person is asked if one is there; otherwise the request is denied. A decision remembered
