@@ -138,7 +138,7 @@ BANK = Scenario(name="a bank", play=bank, laws=[used_as_it_is, paid_at_most_once
 
 @pytest.mark.timeout(900)
 def test_secrets_are_recorded_nowhere_and_never_used_from_a_record():
-    report = crashed(BANK, write_every=1 if ALL else 4, step_every=16, overtaken_every=32)
+    report = crashed(BANK, write_every=1 if ALL else 2, step_every=32, overtaken_every=32)
     report.assert_kept()
     assert report.tried["before write"] > 5
 

@@ -14,7 +14,7 @@ from handrail.adapter.run import Run
 from handrail.cancellation import open_scope
 from handrail.errors import DeadlineExceededError
 from handrail.events import Advised
-from handrail.guard.feedback import CompletionChecker, FeedbackProvider, RunState, Said, ask, could_not_check
+from handrail.guard.feedback import CompletionChecker, FeedbackProvider, Reply, RunState, ask, could_not_check
 from handrail.messages import UserMessage
 from handrail.place import Place
 
@@ -51,7 +51,7 @@ class Advisers:
         return lambda event: self._seen.add(kind)
 
     async def advise(self) -> None:
-        """Ask every feedback provider that is due for one piece of advice, after a turn of calls."""
+        """Ask every feedback provider that is due after a turn of calls, and pass its advice on to the model."""
         seen, self._seen = self._seen, set()
         run_log, place = self._run.frame.log, self._next_place()
         if (before := run_log.find("advice", place, _Advice)) is not None:
@@ -142,7 +142,7 @@ class Advisers:
         text: str,
         output: Any,
         count: bool = True,
-    ) -> Said:
+    ) -> Reply:
         """Ask a provider or checker, within the run's deadline. Failed checks count towards the cap."""
         frame = self._run.frame
         said = await self._within_deadline(ask(who.name, partial(self._ask, who, asked, text, output)))
@@ -153,11 +153,11 @@ class Advisers:
             frame.session.record(Advised(kind, who.name, told, bool(said.problem), frame.run_context))
         return said
 
-    async def _within_deadline(self, asking: Coroutine[Any, Any, Said]) -> Said:
+    async def _within_deadline(self, asking: Coroutine[Any, Any, Reply]) -> Reply:
         """Await an answer. The run fails if the deadline passes first, even if whoever is asked ignores that."""
         deadline, scope = self._run.frame.deadline, open_scope(self._run.frame.cancellation)
         ending: BaseException = asyncio.CancelledError()
-        said: Said | None = None
+        said: Reply | None = None
         if deadline is not None:
             scope.start_deadline(deadline)
         try:

@@ -236,7 +236,7 @@ class Run:
         return await resources.open_for(Filesystem, "fresh", ())
 
     def answer_tool(self, name: str) -> bool:
-        """Return whether a call of this tool is the run's answer."""
+        """Return whether a call to this tool is the run's answer."""
         return self.answers_by_call and name == ANSWER_TOOL
 
 

@@ -138,7 +138,7 @@ async def close_resources(attempt: Attempt) -> None:
                 log.error("closing a resource of %s raised", attempt.name, exc_info=error)
 
 
-# Most policies decide at once, and the functions below return None. Otherwise they return a coroutine to await.
+# Most policies decide synchronously, and the functions below return None. Otherwise they return a coroutine to await.
 
 
 def check_policies(
@@ -176,7 +176,7 @@ async def _check_waiting(
     rest: Iterator[ToolPolicy],
     asked: str | None,
 ) -> None:
-    """Await the decision of a policy, then check the call with the rest of them."""
+    """Await the decision of a policy, then check the call with the remaining policies."""
     attempt.decision = "deny"  # until all of them have decided
     try:
         decision = await await_foreign(waiting)
@@ -245,7 +245,7 @@ async def _tell_waiting(
     waiting: Awaitable[None],
     rest: Iterator[tuple[ToolPolicy, Any]],
 ) -> None:
-    """Wait until a policy has taken in the success, then tell the rest of them."""
+    """Await a policy's `on_result`, then tell the remaining policies."""
     try:
         await waiting
     except Exception as error:

@@ -94,7 +94,7 @@ class FeedbackProvider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeadlineFeedback:
-    """A provider that tells the model how much time is left, once at each of these numbers of seconds."""
+    """A provider that tells the model how much time is left, once for each of these numbers of seconds."""
 
     at: Sequence[float] = (300.0, 60.0, 15.0)
     name: str = "deadline"
@@ -115,7 +115,7 @@ class DeadlineFeedback:
 
 @dataclass(frozen=True, slots=True)
 class BudgetFeedback:
-    """A provider that tells the model how much of its budget is left, once at each of these fractions spent."""
+    """A provider that tells the model how much of its budget is left, once for each of these fractions spent."""
 
     at: Sequence[float] = (0.5, 0.8, 0.95)
     name: str = "budget"
@@ -152,7 +152,7 @@ class CompletionChecker(Protocol):
         ...
 
     def missing(self, state: RunState, /) -> str | Awaitable[str | None] | None:
-        """Return what is still to be done, as a text for the model, or None if the run is complete."""
+        """Return what is still missing, as a text for the model; None if the run is complete."""
         ...
 
 
@@ -275,7 +275,7 @@ def any_of(*checkers: CompletionChecker, cap: int = CAP) -> CompletionChecker:
     return _AnyOf(checkers, cap, "any")
 
 
-class Said(msgspec.Struct, frozen=True):
+class Reply(msgspec.Struct, frozen=True):
     """The answer of a provider or checker."""
 
     text: str | None = None
@@ -284,7 +284,7 @@ class Said(msgspec.Struct, frozen=True):
     """Why it gave no answer; "" if it gave one."""
 
 
-async def ask(name: str, asked: Callable[[], Any]) -> Said:
+async def ask(name: str, asked: Callable[[], Any]) -> Reply:
     """Ask a provider or checker. One that raises, awaits something cancelled, or returns something else has failed.
 
     Only a cancellation of the current task, and what ends the process, is raised.
@@ -297,15 +297,15 @@ async def ask(name: str, asked: Callable[[], Any]) -> Said:
     except asyncio.CancelledError:
         if scope.interrupted:
             raise
-        return Said(problem="it awaited something that was cancelled")
+        return Reply(problem="it awaited something that was cancelled")
     except Exception as error:
         from handrail.dispatch.failures import in_short
 
         log.exception("%r could not be asked", name)
-        return Said(problem=in_short(error))
+        return Reply(problem=in_short(error))
     if said is None or isinstance(said, str):
-        return Said(said)
-    return Said(problem=f"it returned {describe_kind(said)} instead of a text or None")
+        return Reply(said)
+    return Reply(problem=f"it returned {describe_kind(said)} instead of a text or None")
 
 
 def could_not_check(name: str, why: str) -> str:

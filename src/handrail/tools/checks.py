@@ -63,7 +63,7 @@ def is_name(name: object) -> bool:
 
 
 def name_hint(name: object, otherwise: str = "my_tool") -> str:
-    """Suggest a valid name in place of one that is not allowed."""
+    """Return a hint that says which names are allowed, with a suggestion in place of this one."""
     allowed = "Use 1 to 64 of the characters a-z, 0-9, '_' and '-'"
     if not isinstance(name, str) or not name:
         return f"{allowed}."
@@ -183,7 +183,7 @@ class _Check:
             )
 
     def agree(self, whose: str, parameter: str, annotation: Any) -> None:
-        """Refuse a handler whose annotation is certainly not the type of the tool's params."""
+        """Raise `ToolDefinitionError` if a function's annotation is certainly not the type of the tool's params."""
         params = self.tool.params
         if _disagree(params, annotation):
             raise self.error(
