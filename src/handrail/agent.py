@@ -1,4 +1,4 @@
-"""`Agent`: a prompt with the model that runs it."""
+"""`Agent`: a prompt and the model that runs it."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class Agent(Generic[OutputT]):
     """A prompt with its model: `Agent("openai:gpt-5", "Answer briefly.", tools=[fare]).run("…").wait().text`.
 
     `model` is a model, its name (`provider:name`), or an `Adapter` with its own settings. Instructions given
-    as text are literal: `$5` means five dollars. Sections among them are templates as usual, and a whole
-    `Prompt` replaces instructions, tools, output and policies. An invalid definition raises `DefinitionError`
+    as text are literal: `$5` means five dollars. Sections among them are templates as usual. A whole `Prompt` may be
+    passed in place of instructions, name, tools, output and policies. An invalid definition raises `DefinitionError`
     here; a missing key or extra is reported at the first run.
     """
 
     model: Adapter | Model | str
     prompt: Prompt[OutputT]
     description: str
-    """A description of what the agent does, for the people it is served to and the models that call it."""
+    """What the agent does, for the people it is served to and the models that call it."""
 
     @overload
     def __init__(
@@ -93,7 +93,7 @@ class Agent(Generic[OutputT]):
             prompt = Prompt(name, _literal(instructions), tools=tools, output=output, policies=policies)
         elif name != _NAME or tools or output is not None or policies:
             raise DefinitionError(
-                f"the prompt {instructions.name!r} has a name, tools, output and policies of its own. "
+                f"the prompt {instructions.name!r} already has a name, tools, output and policies. "
                 "Give them to the Prompt, or give the Agent its instructions as text."
             )
         for field, value in (("model", model), ("prompt", prompt), ("description", description)):
@@ -183,14 +183,14 @@ class Agent(Generic[OutputT]):
 
 
 @dataclasses.dataclass(frozen=True)
-class AgentCall:  # no docstring, because a model would be shown it
+class AgentCall:  # no docstring: it would be shown to the model
     message: Annotated[
         str, Field(description="What to ask the agent. It sees nothing else of this conversation.")
     ]
 
 
 class AgentTool(Tool[Any, Any]):
-    """A tool that runs an agent. Everything the agent does happens in calls inside the tool's call."""
+    """A tool that runs an agent. Everything the agent does is nested in the tool's call."""
 
     delegates: ClassVar[bool] = True
 
@@ -198,7 +198,7 @@ class AgentTool(Tool[Any, Any]):
 def strongest(effects: Iterable[Effect]) -> Effect:
     """Return the effect of calling an agent whose tools have these effects.
 
-    It is at least `idempotent`: a model's answers cost money and differ each time, so a call of an agent must not be
+    It is at least `idempotent`: a model's answers cost money and differ each time, so a call to an agent must not be
     rerun as freely as a call whose effects are all in a transaction.
     """
     most = max((EFFECTS[effect].strength for effect in effects), default=0)
@@ -206,7 +206,7 @@ def strongest(effects: Iterable[Effect]) -> Effect:
 
 
 def result_of(name: str, response: PromptResponse[Any], has_output: bool) -> ToolResult[Any]:
-    """Return the result of a call that ran an agent: the agent's output, or else its text."""
+    """Return an agent's response as a tool result: its output or its text, or an error if the model refused."""
     if response.stop_reason == "refused":
         return ToolResult.error(f"{name} refused: {response.text}")
     cut = "Its answer was cut off because it was too long." if response.stop_reason == "length" else ""

@@ -1,14 +1,14 @@
 """The exceptions that cross layers, in one tree.
 
-Each is both Handrail's and the builtin that a caller expects, and carries data besides its message. Errors that
-belong to one package are defined there: commands in `resources.shell.shell_errors`, requests to models in `models`,
-serving in `serve.refusals`, simulations in `testing.simulation`.
+Most also derive from the built-in exception that a caller would expect, and carry data besides their message. Errors
+that concern a single package are defined there: those of commands in `resources.shell.shell_errors`, of requests to
+models in `models`, of serving in `serve.refusals`, and of simulations in `testing.simulation`.
 
     HandrailError
     ├── DefinitionError (ValueError)             a definition is wrong; raised where it is defined
     │   ├── ToolDefinitionError                    .tool, .problem, .hint
     │   ├── PromptDefinitionError                  .place, .problem, .hint
-    │   │   └── PromptValidationError                .tool, .places: two tools of one name
+    │   │   └── PromptValidationError                .tool, .places: two tools with the same name
     │   ├── ExtraKeyError                          .key
     │   └── WorkerError                            .problems: everything wrong with a worker's file
     ├── ToolError                                raised by a handler, or before it runs
@@ -21,13 +21,13 @@ serving in `serve.refusals`, simulations in `testing.simulation`.
     │   ├── ContextExpired                         .call: the call is over
     │   ├── CapabilityMissing (LookupError)        .capability: this environment does not have it
     │   ├── NotRendered (LookupError)              the prompt has not been rendered yet
-    │   ├── NotSupported (NotImplementedError)     .member: not available in this run
+    │   ├── NotSupported (NotImplementedError)     .member: a member of the context is not available
     │   └── TicketError (ValueError)               .problem: not a ticket, forged, or too old
     ├── OperationError (RuntimeError)            .operation
     │   ├── OperationUsedTwice                     awaited or waited for twice
     │   ├── OperationHasNoTruth (TypeError)        used as a condition: the await is missing
     │   ├── WaitOnLoopThread                       `.wait()` where `await` belongs
-    │   └── LoopGone                               the event loop it belongs to has ended
+    │   └── LoopGone                               the event loop it belongs to is closed
     ├── NoAnswer                                 a question got no answer: .question
     │   ├── Declined                               .reason: the person said no
     │   ├── QuestionCancelled                      it was withdrawn
@@ -45,7 +45,7 @@ serving in `serve.refusals`, simulations in `testing.simulation`.
     │   ├── EffectRefused (PermissionError)        .effect: a call did more than its tool's effect allows
     │   ├── JournalError (ValueError)              .journal: not a journal, or one that can't be used
     │   │   ├── JournalAltered                       .chain, .id, .record: a record was altered
-    │   │   └── JournalExposed                       other users or tools could change it
+    │   │   └── JournalExposed                       other users or tools could read or change it
     │   ├── BlobNotFoundError (LookupError)        .digest: a journal has no such bytes
     │   ├── ResourceError (LookupError)            .resource
     │   └── FileError (OSError)                    .path
@@ -129,7 +129,7 @@ class PromptValidationError(PromptDefinitionError):
 
 
 class ExtraKeyError(DefinitionError):
-    """A key or a value of a context's extras is invalid."""
+    """A key or a value in a context's extras is invalid."""
 
     def __init__(self, key: object, problem: str, hint: str) -> None:
         super().__init__(f"extra {key!r}: {problem}. {hint}")
@@ -209,7 +209,7 @@ class ContextExpired(ContextError):
         super().__init__(
             f"the call {call!r} has ended, so its context can no longer be used. "
             "Finish what needs the context before the handler returns; work that must outlive "
-            "the call belongs in a call or a run of its own."
+            "the call belongs in another call or run."
         )
         self.call = call
 
@@ -271,7 +271,7 @@ class WaitOnLoopThread(OperationError):
 
 
 class LoopGone(OperationError):
-    """The event loop the operation belongs to has ended."""
+    """The event loop that the operation belongs to is closed."""
 
 
 class OperationNeverAwaited(RuntimeWarning):
@@ -464,7 +464,7 @@ class EffectRefused(StateError, PermissionError):
         )
         self.tool = tool
         self.effect = effect
-        """The declared effect; None if all that is known is that it does not write, so it is `pure` or `read`."""
+        """The declared effect; None if it is `pure` or `read` and nobody knows which."""
 
 
 class ResourceError(StateError, LookupError):

@@ -19,7 +19,7 @@ import msgspec
 
 FOLD_CHARACTERS = 600
 FOLD_LINES = 12
-"""Maximum number of characters, and of lines, of a value before the rest is folded."""
+"""Maximum number of characters, and of lines, that are shown of a value. The rest is folded."""
 
 _MAX_MARKS = 3
 """Maximum number of combining marks on one character. More of them would cover the text around it."""
@@ -35,7 +35,7 @@ _BREAK = re.compile("[\t\n]")
 _UNCLEAR_CATEGORIES = frozenset(["Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"])
 _IGNORABLE = re.compile(f"[{_INVISIBLE}\ufe0f]")
 _BLANK = frozenset("\u2800\U00013441\U00013442\U00016fe4\U0001d159")
-"""Characters that are drawn as nothing, although their category is visible."""
+"""Characters that are drawn as blanks, although their category counts as visible."""
 
 _RETURN = "↵"
 """Marks a line break in a value. Without it, a break would look like a line that an environment has wrapped."""
@@ -126,7 +126,7 @@ def _needs_quotes(text: str) -> bool:
 
 
 def _json(value: Any, line: str) -> Iterator[str]:
-    """Write JSON over several lines. In strings, only quotes, backslashes and line breaks are escaped, as JSON does."""
+    """Yield the parts of a JSON text over several lines. In strings, only quotes, backslashes and newlines are escaped."""
     if isinstance(value, dict) and value:
         named, before = cast("dict[str, Any]", value), "{"
         for name, each in named.items():
@@ -170,7 +170,7 @@ def _is_mark(character: str) -> bool:
 
 
 def _number(character: str) -> str:
-    """Return the escape of a character by its code point."""
+    """Return a character's code point as an escape."""
     number = ord(character)
     if number < 0x100:
         return f"\\x{number:02x}"
@@ -182,7 +182,7 @@ def _escape_match(found: re.Match[str]) -> str:
 
 
 def _escape_marks(text: str) -> Iterator[str]:
-    """Escape combining marks that follow no character, or that are more than any script needs on one character."""
+    """Yield a text's characters, escaping combining marks without a base character or beyond `_MAX_MARKS` on one."""
     marks = _MAX_MARKS
     for character in text:
         marks = marks + 1 if _is_mark(character) else 0

@@ -431,7 +431,7 @@ def test_a_wrong_keyword_is_a_type_error():
         any_section("Title", "key", "Text.", tool=[])
 
 
-# --- what is not refused -------------------------------------------------------------------------
+# --- not refused ---------------------------------------------------------------------------------
 
 
 def deep(params: Wide) -> bool:

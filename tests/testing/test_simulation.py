@@ -60,18 +60,18 @@ def crashed(scenario: Scenario, **sampled: Any) -> Report:
 @pytest.mark.timeout(900)  # starts hundreds of processes, possibly on a busy machine
 def test_a_run_with_a_bit_of_everything_survives_a_crash_at_every_point():
     """A run with an agent, a question, an approval, files, a payment, an email and a handoff survives any crash."""
-    every = 1 if ALL else 4
-    report = crashed(SHOPPING, write_every=every, step_every=30, overtaken_every=30)
+    every = 1 if ALL else 8
+    report = crashed(SHOPPING, write_every=every, step_every=40, overtaken_every=60)
     report.assert_kept()
     assert report.writes > 30
     assert report.tried["before write"] == report.tried["after write"] >= report.writes // every
-    assert report.tried["step"] >= report.steps // 30 > 3
+    assert report.tried["step"] >= report.steps // 40 > 3
     assert report.processes > 2 * sum(report.tried.values())
 
 
 @pytest.mark.timeout(900)
 def test_several_at_once_retries_threads_and_previews_survive_it_too():
-    report = crashed(ERRANDS, write_every=8, step_every=40, overtaken_every=50)
+    report = crashed(ERRANDS, write_every=1 if ALL else 12, step_every=40, overtaken_every=75)
     report.assert_kept()
     assert report.tried["step"] > 4
 
@@ -79,7 +79,7 @@ def test_several_at_once_retries_threads_and_previews_survive_it_too():
 @pytest.mark.timeout(900)
 def test_what_is_decided_for_the_session_survives_it_too():
     """A remembered answer is recorded when it is given, so it need not be given again after a crash."""
-    report = crashed(DECIDING, write_every=4, step_every=25, overtaken_every=20)
+    report = crashed(DECIDING, write_every=1 if ALL else 8, step_every=30, overtaken_every=40)
     report.assert_kept()
     assert report.tried["step"] > 4
 
@@ -138,7 +138,7 @@ BANK = Scenario(name="a bank", play=bank, laws=[used_as_it_is, paid_at_most_once
 
 @pytest.mark.timeout(900)
 def test_secrets_are_recorded_nowhere_and_never_used_from_a_record():
-    report = crashed(BANK, write_every=1 if ALL else 2, step_every=16, overtaken_every=16)
+    report = crashed(BANK, write_every=1 if ALL else 2, step_every=32, overtaken_every=32)
     report.assert_kept()
     assert report.tried["before write"] > 5
 
@@ -204,7 +204,7 @@ VAULT = Scenario(
 def test_secrets_that_somebody_answers_with_are_recorded_nowhere_either():
     """A secret answer is recorded nowhere, and what depends on it happens at most once."""
     every: dict[str, Any] = (
-        {} if DEEP else {"write_every": 1 if ALL else 3, "step_every": 16, "overtaken_every": 16}
+        {} if DEEP else {"write_every": 1 if ALL else 6, "step_every": 32, "overtaken_every": 32}
     )
     report = simulate(
         VAULT, connected=True, **every

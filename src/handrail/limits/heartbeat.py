@@ -30,7 +30,7 @@ class Lease(Protocol):
 
 
 class Heartbeat:
-    """A heartbeat, which extends the job's lease while one call runs.
+    """Extends the job's lease while one call runs.
 
     If the handler never calls `beat`, beats are sent for it as long as it runs, until its timeout. After the
     handler's first own beat only its own beats count, so a handler that hangs loses the job. Once the call has

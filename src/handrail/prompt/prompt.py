@@ -260,19 +260,31 @@ class _Check:
             "sections": check_sections(place, "sections", sections),
             "tools": check_tools(place, prompt.tools),
             "policies": check_policies(place, prompt.policies),
-            "feedback": self.having("feedback", "advise", "Pass feedback providers; see FeedbackProvider."),
-            "completion": self.having("completion", "missing", "Pass checkers; see CompletionChecker."),
-            "resources": self.having("resources", "provide", "Pass Binding(Protocol, provider)."),
+            "feedback": self.having(
+                "feedback",
+                ("advise", "name", "cap", "trigger"),
+                "Pass feedback providers; see FeedbackProvider.",
+            ),
+            "completion": self.having(
+                "completion", ("missing", "name", "cap"), "Pass checkers; see CompletionChecker."
+            ),
+            "resources": self.having("resources", ("provide",), "Pass Binding(Protocol, provider)."),
         }
         for field, value in parts.items():
             object.__setattr__(prompt, field, value)
 
-    def having(self, field: str, member: str, hint: str) -> tuple[Any, ...]:
-        """Return one of the prompt's lists as a tuple. Raises an error if an item lacks the required member."""
+    def having(self, field: str, members: Sequence[str], hint: str) -> tuple[Any, ...]:
+        """Return one of the prompt's lists as a tuple. Raises an error if an item lacks a required member."""
         found = tuple(getattr(self.prompt, field))
         for index, one in enumerate(found):
-            if isinstance(one, type) or not hasattr(one, member):
+            missing = [member for member in members if not hasattr(one, member)]
+            if isinstance(one, type) or members[0] in missing:
                 raise self.error(f"{field}[{index}] is {shown(one)}", hint)
+            if missing:
+                raise self.error(f"{field}[{index}] is {shown(one)}, which has no {missing[0]!r}", hint)
+            cap = getattr(one, "cap", 1)
+            if type(cap) is not int or cap < 0:
+                raise self.error(f"the cap of {field}[{index}] is {cap!r}", "Use a whole number of times.")
         return found
 
     def params_type(self) -> Any:

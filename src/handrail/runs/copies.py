@@ -25,7 +25,7 @@ from handrail.session.serialization import decode_item, under_id
 
 
 class Lineage(msgspec.Struct, frozen=True):
-    """The session as it was when a run began: a saved session, and the commits and messages since then."""
+    """The session as it was when a run began: a saved session, and the commits and messages since it was saved."""
 
     base: bytes | None
     events: list[bytes]
@@ -36,7 +36,7 @@ class Lineage(msgspec.Struct, frozen=True):
 
 
 async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
-    """Return what earlier runs of the session passed on to this one. Nothing is decoded, so no code is needed."""
+    """Return what earlier runs of the session passed on to this one. Events are not decoded, so their types are not needed."""
     record = row.record
     runs = await journal.runs.list(session_id=record.session_id)
     units = await journal.calls.load_session(record.session_id)
@@ -163,7 +163,7 @@ def _kept(entries: Sequence[Entry], step: int, calls: int, units: Sequence[Commi
 
 
 def _detach_unit(unit: CommitUnit, new_id: str) -> CommitUnit:
-    """Return a call in the form in which a fork records it.
+    """Return a committed call as a fork records it.
 
     Its files and paths are left out, because they belong to the original run.
     """
@@ -240,7 +240,7 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
 async def import_(
     journal: Journal, path: str | PathLike[str], *, run_id: str | None = None, session_id: str | None = None
 ) -> RunRow:
-    """Import an exported run. Pass `run_id` to give it another id if the journal already has a run with its id."""
+    """Import an exported run. If the journal already has a run with its id, pass a different one as `run_id`."""
     copy = _read(Path(path))
     was, record = copy.row.record.id, copy.row.record
     new_id = run_id or was
@@ -314,7 +314,7 @@ def _read(path: Path) -> RunCopy:
 
 
 def _with_place(line: Any) -> Any:
-    """Return a line of the file unchanged. Raises `ValueError` if it has a place that can't be parsed."""
+    """Return a decoded line unchanged. Raises `ValueError` if it has a place that can't be parsed."""
     if isinstance(line, CommitUnit):
         Place.parse(line.place)
     elif isinstance(line, Entry) and line.kind in _AT_PLACES:

@@ -68,7 +68,7 @@ def _inner(schema: Mapping[str, Any], at: str, owner: str) -> Iterator[tuple[Any
 
 
 def _check_size(schema: object, owner: str) -> None:
-    """Check the size and depth of a schema, without recursion, so that deep nesting can't overflow the stack."""
+    """Raise `DefinitionError` if a schema is too large or too deep. Without recursion, deep nesting is harmless here."""
     parts = 0
     level: list[Any] = [schema]
     for _ in range(MAX_DEPTH):
