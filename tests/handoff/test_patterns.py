@@ -194,7 +194,7 @@ def print_table() -> None:
         cells: list[str] = []
         for where in ENVIRONMENTS:
             if where not in pattern.expected:
-                cells.append("n/a: its type asks for another context")
+                cells.append("n/a: its type requires a different context")
                 continue
             got = asyncio.run(run_mocked(name, where))[0] if "mock" in where else run_cell(name, where)
             right = "" if got == pattern.expected[where] else "WRONG: "

@@ -66,7 +66,7 @@ class Looker:
         self.person = Person(approve=lambda question: self.questions.append(question) or approves)
 
 
-# --- what is one of them ----------------------------------------------------------------------------
+# --- which files count ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ async def test_a_staged_call_runs_again_and_is_asked_about_again(root: Path) -> 
     assert ["-by somebody else" in question.payload["diff"] for question in looker.questions] == [False, True]
 
 
-# --- allowed by name, and shown ---------------------------------------------------------------------
+# --- allowed by name --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

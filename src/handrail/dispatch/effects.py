@@ -1,6 +1,6 @@
-"""Effects on the world outside of transactions.
+"""External effects, which are not part of a transaction.
 
-`once` runs them at most once, compensations undo them, and probes find out whether they happened.
+`once` settles them at most once, compensations undo them, and probes find out whether they happened.
 """
 
 from __future__ import annotations

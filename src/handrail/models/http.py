@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 _LARGE = 1 << 20
-"""Size in bytes from which a request body is passed to aiohttp as a file, to be read in pieces."""
+"""Size in bytes from which a request body is passed to aiohttp as a file, to be read in chunks."""
 _PASSING = frozenset({408, 425, 500, 502, 503, 504, 520, 522, 524, 529})
 _SHOWN = frozenset({"content-type", "anthropic-version", "anthropic-beta", "openai-beta", "accept"})
 _MOST_SAID = 500
@@ -170,7 +170,7 @@ class Provider:
             await _read_out(response)
 
     def quoted(self, said: object, most: int = 300) -> str:
-        """Shorten a provider's message and remove the key from it."""
+        """Return a provider's message, shortened and without the key."""
         return self._without_key(str(said))[:most]
 
     def broken(self, what: str, said: object) -> ModelAnswerBroken:

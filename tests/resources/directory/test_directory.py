@@ -257,7 +257,7 @@ def test_where_nothing_can_be_exchanged_it_is_linked_and_replaced(
 
 
 def test_what_was_read_can_be_read_again(folders: Folders):
-    """Reading a file again gives the same content. Reading a file that has changed since it was stat'ed is a conflict."""
+    """Reading a file again gives the same content. Reading a file that has changed since its `stat` is a conflict."""
     files = folders({"read": "1", "seen": "1"})
     fork = files.fork("call")
     assert (fork.read("read"), fork.stat("seen").size) == ("1", 1)
@@ -602,7 +602,7 @@ def test_a_fork_is_staged_only_when_prepared(folders: Folders):
 
 
 def test_areas_are_numbered_apart(folders: Folders):
-    """Two filesystems on the same folder have separate staging areas, so their forks conflict as those of two processes."""
+    """Two filesystems on the same folder have separate staging areas, so their forks conflict as two processes' would."""
     files = folders({"a": "1"})
     other = DirectoryFilesystem(files.root)
     parts: list[Area] = [files._ground.area, other._ground.area]

@@ -29,7 +29,7 @@ def mounted(found: Layers, script: str, at: Path) -> subprocess.CompletedProcess
 
 
 def command(fork: DirectoryFork, script: str, at: Path) -> tuple[str, tuple[str, ...]]:
-    """Run a script on a fork and absorb its writes; return the output and the changed paths."""
+    """Run a script on a fork and absorb its writes. Return the output and the changed paths."""
     found = fork.layers()
     ran = mounted(found, script, at)
     assert ran.returncode == 0, ran.stderr

@@ -177,7 +177,7 @@ def test_memory_that_is_shared_counts_once(tmp_path: Path):
 
 
 def test_the_number_of_temporary_files_is_limited(tmp_path: Path):
-    """A command's private folders can't hold more files than its limit, or than about a thousand if the limit is lower."""
+    """A command's private folder can't hold more files than the limit. A limit below 1024 counts as 1024."""
     if not probe(tmp_path).contained:
         pytest.skip("no sandbox here")
     code = """
