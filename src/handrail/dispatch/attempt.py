@@ -41,6 +41,7 @@ from handrail.protocols import (
     Forkable,
     PromptView,
     RenderedPromptView,
+    ToolPolicy,
 )
 from handrail.resources.bindings import CallResources
 from handrail.tools import Tool, ToolResult
@@ -68,8 +69,8 @@ class Attempt(msgspec.Struct, eq=False):
     started: float = 0.0
     """Seconds from the start of the run until the call reached the gate."""
     params: Any = None
-    seen: Any = None
-    """The params as policies see them."""
+    checked: list[tuple[ToolPolicy, Any]] = []
+    """The policies that have checked the call, each with its own copy of the params."""
     transaction: Transaction | None = None
     token: object = None
     """The token that the gate issues in step 7. A handler does not start without it."""

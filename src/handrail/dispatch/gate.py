@@ -175,7 +175,7 @@ class Gate:
                         await waiting
                     if (attempt.preview or transaction.durable) and (why := why_ask(attempt)):
                         await self._approve(passage, why, diff_of(transaction))  # 4, its changes
-                    if policies and (waiting := tell_policies(attempt, iter(policies))) is not None:
+                    if policies and (waiting := tell_policies(attempt, iter(attempt.checked))) is not None:
                         await waiting
                     if frame.journal is None:  # 9, success
                         done = self._commit(passage)
@@ -223,6 +223,7 @@ class Gate:
             attempt.preview = reason
             return
         await self._approve(passage, reason)
+        attempt.checked.clear()
         if (waiting := check_policies(attempt, iter(self.frame.policies))) is not None:
             await waiting  # the state may have changed while the question was open
 

@@ -100,6 +100,11 @@ class RunResources:
         """Return whether there is a binding for the protocol."""
         return protocol in self._bindings
 
+    def shares(self, protocol: type) -> bool:
+        """Return whether all calls of the run share one resource for the protocol."""
+        found = self._bindings.get(protocol)
+        return found is not None and found.scope == "run"
+
     def binding(self, protocol: type) -> Binding[Any]:
         found = self._bindings.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
         if found is None:

@@ -107,7 +107,8 @@ class Tool(Generic[ParamsT, ResultT]):
     result_class: type | tuple[type, ...] | None = dataclasses.field(init=False, repr=False, compare=False)
     """The class of every result if `isinstance` can check the declared type, else None."""
     _quick: Validate | None = dataclasses.field(init=False, repr=False, compare=False)
-    _copy: Copy | None = dataclasses.field(init=False, repr=False, compare=False)
+    copy_params: Copy = dataclasses.field(init=False, repr=False, compare=False)
+    """Returns a copy of params that shares nothing mutable with them, given the arguments they were parsed from."""
     _paths: PathFinder = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -144,10 +145,6 @@ class Tool(Generic[ParamsT, ResultT]):
             except Exception:
                 pass  # parsed again below, for the error message
         return self._parse_slowly(arguments)
-
-    def parse_again(self, params: ParamsT, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
-        """Return a copy of the params that shares nothing mutable with them."""
-        return self.parse(arguments) if self._copy is None else self._copy(params)
 
     def _parse_slowly(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
         data = arguments if isinstance(arguments, str | bytes) else None

@@ -166,11 +166,12 @@ class FrontendTool(Tool[Any, Any]):
             raise ToolValidationError("; ".join(map(str, wrong)))
         return cast("dict[str, Any]", value)
 
-    def parse_again(self, params: Any, arguments: str | bytes | Mapping[str, Any]) -> Any:
-        return deepcopy(params)
-
     def dump(self, params: Any) -> bytes:
         return to_json(params)
+
+
+def _copied(params: Any, arguments: str | bytes | Mapping[str, Any]) -> Any:
+    return deepcopy(params)
 
 
 def frontend_tool(name: str, description: str, parameters: Any = None) -> FrontendTool:
@@ -199,6 +200,7 @@ def frontend_tool(name: str, description: str, parameters: Any = None) -> Fronte
         ("name", name),
         ("description", description.strip() or name),
         ("json_schema", {**cast("dict[str, Any]", schema), "type": "object"}),
+        ("copy_params", _copied),
     ):
         object.__setattr__(made, field, value)
     return made
