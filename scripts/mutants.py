@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Break the code on purpose, one place at a time, and check that the tests notice.
+"""Break the code on purpose, in one place at a time, and check that the tests notice.
 
-Each mutant removes a guarantee. If no test catches one, that guarantee is untested, and this script fails.
-`make test-deep` runs this script. Arguments select mutants by name. `--jobs N`, before them, tries N at a time
-instead of two. `--find` only checks that each mutant can still be made. If a change to the code breaks a
-mutant, update the mutant.
+Each mutant removes a guarantee. If no test catches one, that guarantee is untested, and this script fails. `make
+test-deep` runs this script. Arguments select mutants by name. `--jobs N`, before the names, tries N mutants at a time
+instead of two. `--find` only checks that the text which each mutant replaces is still in the code. If a change to the
+code removes that text, update the mutant.
 """
 
 from __future__ import annotations
@@ -609,7 +609,7 @@ MUTANTS = [
 
 
 def find(mutant: Mutant) -> str:
-    """Return the problem with a mutant's definition: its code is not found, or its tests are missing."""
+    """Return why a mutant can't be made: its code is not found exactly once, or a test is missing. Or return ""."""
     file = ROOT / "src" / "handrail" / mutant.file
     if not file.is_file():
         return f"there is no {mutant.file}"

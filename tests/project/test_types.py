@@ -36,13 +36,13 @@ Found = set[tuple[int, str]]
 
 
 def checker() -> str:
-    """Return a Python that has pyright: this one or, if it has none, the one that runs the checks."""
+    """Return a Python that has pyright: this one, or else the one in .venv."""
     return sys.executable if importlib.util.find_spec("pyright") else str(ROOT / ".venv/bin/python")
 
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
-    """Run pyright once for this interpreter's version, and return its report on every file."""
+    """Fixture: runs pyright once for this Python's version, and returns the errors that it reports for every file."""
     folder = tmp_path_factory.mktemp("types")
     for name in FILES:
         shutil.copy(FOLDER / name, folder / name)

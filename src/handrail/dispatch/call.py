@@ -1,6 +1,6 @@
 """`Call`: the tool and the arguments that were requested, and the call's place in its run.
 
-A call does not change any more once its arguments are parsed.
+Once its arguments are parsed, a call no longer changes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_TOOL: Tool[Any, Any] = Tool("unknown", "A placeholder for a tool that does no
 
 
 class CallKind(msgspec.Struct, frozen=True):
-    """The kind of a call, which determines the gate's steps that it skips."""
+    """The kind of a call, which determines which of the gate's steps it skips."""
 
     is_part: bool = False
     """Whether the call is a part of its outer call.
@@ -129,7 +129,7 @@ def new_call(
     parent: Attempt | None = None,
     message_id: str | None = None,
 ) -> Call:
-    """Create a call of the tool named `name`, inside `parent` or inside the call that this run is nested in."""
+    """Create a call to the tool named `name`, inside `parent` or inside the call that this run is nested in."""
     frame = gate.frame
     outer = frame.outer
     if parent is None and outer is None:

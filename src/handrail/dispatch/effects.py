@@ -1,6 +1,6 @@
-"""Effects on the world outside of transactions.
+"""External effects, which are not part of a transaction.
 
-`once` runs them at most once, compensations undo them, and probes find out whether they happened.
+`once` settles them at most once, compensations undo them, and probes find out whether they happened.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _auxiliary_tool(
     made = object.__new__(_AuxiliaryTool)
     made.__dict__.update(
         tool.__dict__,
-        name=f"{tool.name}.{name}",  # names that neither a model nor `context.call` can use
+        name=f"{tool.name}.{name}",  # a name that neither a model nor `context.call` can use
         handler=handler,
         is_async=True,
         timeout=_SECONDS,

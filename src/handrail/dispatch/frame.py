@@ -133,7 +133,7 @@ class Costs:
 class Frame:
     """The state that all calls of one run share, including which of them are running."""
 
-    # Slots that are not all grouped into values, because every call reads about twenty of them.
+    # These are not grouped into smaller values, because every call reads about twenty of them.
     __slots__ = (
         "__weakref__",
         "began",
@@ -398,7 +398,7 @@ def _by_name(tools: Iterable[Tool[Any, Any]]) -> Mapping[str, Tool[Any, Any]]:
 
 
 def check_policies(policies: Iterable[ToolPolicy]) -> tuple[ToolPolicy, ...]:
-    """Check that each policy is complete and has a unique name."""
+    """Return the policies as a tuple. Raises `DefinitionError` if one is incomplete, or if two have the same name."""
     found = tuple(policies)
     for policy in found:
         if not all(hasattr(policy, member) for member in ("name", "check", "on_result")):

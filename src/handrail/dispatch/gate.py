@@ -99,7 +99,7 @@ class Passage(msgspec.Struct, eq=False):
 
 
 class Gate:
-    """The gate of one run. It holds the run's frame and no state of its own."""
+    """The gate of one run. Its only state is the run's frame."""
 
     __slots__ = ("frame",)
 
@@ -182,7 +182,7 @@ class Gate:
                     await self._run_handler(attempt, tool, context, scope)  # 8
                     if (attempt.preview or transaction.durable) and (why := why_ask(attempt)):
                         await self._approve(passage, why, diff_of(transaction))  # 4, its changes
-                    if policies and (waiting := tell_policies(attempt, iter(policies))) is not None:
+                    if policies and (waiting := tell_policies(attempt, iter(attempt.checked))) is not None:
                         await waiting
                     if frame.journal is None:  # 9, success
                         done = self._commit(passage)
@@ -229,6 +229,7 @@ class Gate:
             attempt.preview = reason
             return
         await self._approve(passage, reason)
+        attempt.checked.clear()
         if (waiting := check_policies(attempt, iter(self.frame.policies))) is not None:
             await waiting  # the state may have changed while the question was open
 
@@ -315,7 +316,7 @@ class Gate:
                 lock.release()
             transaction.publish()
         if transaction.parent is not None and not call.kind.is_auxiliary:
-            # If the outer call fails, it must undo or report the effects of its inner calls on the world.
+            # If the outer call fails, it must undo or report the external effects of its inner calls.
             transaction.parent.inherit(transaction)
             attempt.settle_effect(transaction.parent)
         passage.result = attempt.finished
@@ -344,8 +345,7 @@ class Gate:
         return True
 
     def _must_run_again(self, passage: Passage, transaction: Transaction) -> bool:
-        """Return whether the call must run again, because something that it read was changed and it can be
-        undone completely.
+        """Return whether the call must run again: something that it read has changed, and it can be undone completely.
 
         Raises `Conflict` if it may not run again.
         """

@@ -44,7 +44,7 @@ def look_up(attempt: Attempt) -> Tool[Any, Any]:
 
 
 def check_nesting(call: Call, outer: Attempt) -> None:
-    """Check a nested call: the depth limit, and whether the outer call's effect allows its effect."""
+    """Raise if a nested call exceeds the depth limit, or if the outer call's effect does not allow its effect."""
     limit = call.frame.options.depth_limit
     if call.depth > limit:
         raise DepthExceededError(call.path, limit)
@@ -143,7 +143,7 @@ _SIMPLE = (str, int, float, bool, type(None))
 
 
 def check_result(tool: Tool[Any, Any], result: Any) -> None:
-    """Check that a handler's result has the declared type and can be shown."""
+    """Raise `SignatureMismatch` or `WrongResult` unless a handler's result has the declared type and can be shown."""
     given: type[Any] = type(result)  # pyright: ignore[reportUnknownVariableType]  # whatever it returned
     if given is not ToolResult and not issubclass(given, ToolResult):
         raise SignatureMismatch(f"its handler returned {describe_kind(result)} instead of a ToolResult")

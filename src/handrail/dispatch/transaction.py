@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Settled:
-    """An effect of a call on the world, which a rollback must compensate or report."""
+    """An external effect of a call, which a rollback must compensate or report."""
 
     __slots__ = ("call_id", "params", "place", "tool", "value", "what")
 
@@ -59,7 +59,7 @@ class Transaction(msgspec.Struct, eq=False):
 
     _root: Session
     owner: str
-    """The name of the tool, for error messages of the forks."""
+    """The tool's name, for the forks' error messages."""
     writable: bool
     parent: Transaction | None = None
     settled: list[Settled] | None = None
@@ -108,7 +108,7 @@ class Transaction(msgspec.Struct, eq=False):
 
     @property
     def events(self) -> list[object]:
-        """Return the state events of the call and of the inner calls that committed into it."""
+        """The state events of the call and of the inner calls that committed into it."""
         return [] if self._session is None else self._session.events
 
     def reads(self) -> list[str]:
@@ -123,7 +123,7 @@ class Transaction(msgspec.Struct, eq=False):
         return [place for fork in self.touched for place in fork.written_places()]
 
     def startup_files(self) -> list[tuple[str, str]]:
-        """Return the changed files that run later by themselves, each with what runs it, unless allowed by name."""
+        """Return each changed startup file with the program that runs it, except the files that are allowed by name."""
         if self.parent is not None:
             return []  # the outer call is asked, once it is known what becomes part of the folder
         forks = self.durable or ()
@@ -134,7 +134,7 @@ class Transaction(msgspec.Struct, eq=False):
         return "".join(fork.diff() or "" for fork in self.durable or ())
 
     def stale(self) -> tuple[str, ...]:
-        """Return what the call has read that was changed by others since."""
+        """Return the names of everything that the call has read and others have changed since."""
         found: tuple[str, ...] = ()
         for fork in self.touched:
             places = fork.stale()
@@ -214,7 +214,7 @@ class Transaction(msgspec.Struct, eq=False):
             raise ContextExpired(self.owner)
 
     def settle(self, done: Settled) -> None:
-        """Record an inner call's effect on the world, for a rollback of this transaction."""
+        """Note an external effect of an inner call, for a rollback of this transaction."""
         if self.settled is None:
             self.settled = []
         self.settled.append(done)
