@@ -52,7 +52,7 @@ def adapter(*answers: Any) -> Adapter:
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
-        (lambda: Prompt("p", wrongly([FileTools])), r"Make one: FileTools\(\.\.\.\)"),
+        (lambda: Prompt("p", wrongly([FileTools])), r"Create one: FileTools\(\.\.\.\)"),
         (
             lambda: Prompt("p", "x", tools=[wrongly(FileTools())]),
             "It is a section: put it among the sections",

@@ -85,7 +85,7 @@ class Strands(Peer):
             model=model,
             system_prompt=SYSTEM,
             callback_handler=None,
-            # The default manager drops messages beyond 40, which would change the work.
+            # The default manager keeps only the last 40 messages, which would change the work.
             conversation_manager=NullConversationManager(),
             name="agent",
             tools=[work],

@@ -267,7 +267,7 @@ class OperationHasNoTruth(OperationError, TypeError):
 
 
 class WaitOnLoopThread(OperationError):
-    """`.wait()` was called on a thread that runs an event loop, where it would block that loop forever."""
+    """`.wait()` was called on a thread that runs an event loop, which it would block."""
 
 
 class LoopGone(OperationError):
@@ -430,9 +430,9 @@ class JournalAltered(JournalError):
             "The journal was not used. `handrail runs verify` lists every alteration.",
         )
         self.chain = chain
-        """What the record belongs to: `run`, `outside`, `decisions` or `step`."""
+        """What kind of chain the record belongs to: `run`, `outside`, `decisions` or `step`; `blob` for a blob."""
         self.id = id
-        """The run, or the session and principal, that the record belongs to."""
+        """The id of the run, the session and principal, the key of the step, or the digest of the blob."""
         self.record = record
         """1-based position of the record in its chain."""
         self.what = what
@@ -605,7 +605,7 @@ class Diverged(RunError):
         super().__init__(
             run_id,
             f"at {place} the record has {recorded}, and the run now has {now}",
-            "Do whatever depends on time or chance in a verb of the context, whose value is recorded.",
+            "Use a context verb, whose value is recorded, for anything that depends on time or chance.",
         )
         self.place = place
         self.recorded = recorded

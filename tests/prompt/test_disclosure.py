@@ -156,14 +156,18 @@ OPEN = CLOSED.open(["guidance.search.rank"]).rendered
 @pytest.mark.parametrize(
     ("rendered", "paths", "message"),
     [
-        (CLOSED, ["search"], "there is no section 'search'. What can be opened: 'guidance.search'."),
-        (CLOSED, ["guidance"], "section 'guidance' is open already. What can be opened: 'guidance.search'."),
+        (CLOSED, ["search"], "there is no section 'search'. Sections that can be opened: 'guidance.search'."),
+        (
+            CLOSED,
+            ["guidance"],
+            "section 'guidance' is open already. Sections that can be opened: 'guidance.search'.",
+        ),
         (
             CLOSED,
             ["guidance.search", "x", "guidance"],
-            "there is no section 'x'; section 'guidance' is open already. What can be opened: 'guidance.search'.",
+            "there is no section 'x'; section 'guidance' is open already. Sections that can be opened: 'guidance.search'.",
         ),
-        (CLOSED, [], "no section is named. What can be opened: 'guidance.search'."),
+        (CLOSED, [], "no section is named. Sections that can be opened: 'guidance.search'."),
         (
             OPEN,
             ["guidance.search"],
@@ -187,7 +191,9 @@ def test_a_disabled_section_can_not_be_opened():
         MarkdownSection("A", "a", "", summary="S", visibility="summary"),
         MarkdownSection("B", "b", "", summary="S", visibility="summary", enabled=False),
     ]
-    with pytest.raises(ToolValidationError, match=r"^there is no section 'b'\. What can be opened: 'a'\.$"):
+    with pytest.raises(
+        ToolValidationError, match=r"^there is no section 'b'\. Sections that can be opened: 'a'\.$"
+    ):
         Prompt("p", sections).render().open(["b"])
 
 

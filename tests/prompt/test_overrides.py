@@ -176,7 +176,7 @@ def test_a_stale_override_is_left_out_and_reported(tmp_path: Path, caplog: pytes
         prompt = trip(tmp_path)
         assert "Plan 2 days in Rome." in opened(prompt)
         opened(prompt)
-    hint = f'The words in the code have changed: look again, then write replaces = "{digest(BODY)}".'
+    hint = f'The text in the code has changed: compare both, then write replaces = "{digest(BODY)}".'
     report = OverrideReport("task.plan", "body", "stale", hint)
     assert stale_overrides(prompt) == Overrides(tmp_path).check(prompt) == (report,)
     assert [record.getMessage() for record in caplog.records] == [
@@ -203,7 +203,7 @@ def test_the_hint_for_a_stale_override_makes_it_apply(tmp_path: Path):
                 "rules",
                 "body",
                 "refused",
-                "It has accepts_overrides=False: take the override out, or allow it there.",
+                "It has accepts_overrides=False: remove the override, or allow it there.",
             ),
         ),
         (
@@ -212,7 +212,7 @@ def test_the_hint_for_a_stale_override_makes_it_apply(tmp_path: Path):
                 "pay",
                 "description",
                 "refused",
-                "It has accepts_overrides=False: take the override out, or allow it there.",
+                "It has accepts_overrides=False: remove the override, or allow it there.",
             ),
         ),
         (
@@ -409,7 +409,9 @@ def test_a_starter_is_a_file_for_people(tmp_path: Path):
     body = 'Plan $days days.\n\n- go to "$city"\n- look at C:\\trip'
     file = Overrides(tmp_path).write_starter(trip(None, body))
     text = file.read_text()
-    assert text.startswith("# The words of the prompt trip, to be tuned here instead of in the code.\n#\n")
+    assert text.startswith(
+        "# The texts of the prompt trip, which can be tuned here instead of in the code.\n#\n"
+    )
     assert (
         f'[sections."task.plan".body]\nreplaces = "{digest(body)}"\ntext = """\n'
         'Plan $days days.\n\n- go to "$city"\n- look at C:\\\\trip"""\n'
@@ -424,7 +426,7 @@ def test_a_starter_is_a_file_for_people(tmp_path: Path):
 def test_a_starter_is_never_written_over_a_file(tmp_path: Path):
     """A starter never overwrites an existing file."""
     file = write(tmp_path, "# mine\n")
-    with pytest.raises(FileInTheWay, match="there are overrides already; move the file away to start again"):
+    with pytest.raises(FileInTheWay, match="it already exists; move it away to start again"):
         Overrides(tmp_path).write_starter(trip(None))
     assert file.read_text() == "# mine\n"
 

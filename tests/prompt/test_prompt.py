@@ -211,7 +211,7 @@ SECTIONS: Rows = {
     ),
     "enabled-async": (
         lambda: section(enabled=asynchronous),
-        "section 'search': enabled is async or yields, and rendering does not wait. "
+        "section 'search': enabled is async or a generator, but rendering does not wait. "
         "Make it a plain function.",
     ),
     "visibility-other-name": (
@@ -229,7 +229,7 @@ SECTIONS: Rows = {
     "tools-names": (lambda: section(tools=["a"]), "section 'search': tools[0] is a str. Pass tools, made by"),
     "policies-class": (
         lambda: section(policies=[RateLimitPolicy]),
-        "section 'search': policies[0] is the class RateLimitPolicy. Make one: RateLimitPolicy(...).",
+        "section 'search': policies[0] is the class RateLimitPolicy. Create one: RateLimitPolicy(...).",
     ),
     "policies-other": (
         lambda: section(policies=["no"]),

@@ -1,12 +1,12 @@
-"""Model servers written by others, which the HTTP models are tested against.
+"""Third-party model servers, against which the HTTP models are tested.
 
-    with aimock(fixtures) as server: ...      npm's @copilotkit/aimock: answers by fixtures
+    with aimock(fixtures) as server: ...      npm's @copilotkit/aimock: answers from fixtures
     with llmock(behaviors) as server: ...     PyPI's llmock: faults, and a verdict on the client
     with embedded() as server: ...            the embedded model behind xllamacpp's own HTTP server
 
-Each server listens on a free port of loopback in its own process, which has ended when the block is left.
-conftest.py has them as the fixtures `aimock_server`, `llmock_server` and `embedded_server`, which start once per
-session (and xdist worker) and have no script when a test begins.
+Each server runs in its own process, which ends with the block, and listens on a free loopback port.
+conftest.py has them as the fixtures `aimock_server`, `llmock_server` and `embedded_server`. These start once per
+session (and per xdist worker), and have no script when a test begins.
 
     server.openai_url       base of /chat/completions and /responses
     server.anthropic_url    base of /v1/messages

@@ -281,7 +281,7 @@ def test_a_member_that_was_not_given_says_how_to_give_it(member: str):
         getattr(headless_context(), member)
     assert str(caught.value) == (
         f"`context.{member}` is not available in this run. "
-        f"Give it when making the context: `...context({member}=...)`."
+        f"Give it when creating the context: `...context({member}=...)`."
     )
     assert caught.value.member == member
     assert isinstance(caught.value, NotImplementedError)

@@ -360,7 +360,7 @@ async def test_a_worker_that_failed_leaves_nothing_to_undo_of_its_own(tmp_path: 
 async def test_which_model_runs_which_worker(tmp_path: Path) -> None:
     """A worker's model comes from `models`, its file, the `model` argument or its caller. Having none is an error."""
     registry = sound(tmp_path, main="---\nworkers: [helper]\n---\nGo.", helper=PLAIN)
-    with pytest.raises(WorkerError, match="nothing says which model"):
+    with pytest.raises(WorkerError, match="no model is set for the worker"):
         registry.run("main", "x")
     script = ScriptedModel([ToolCall("helper", {"input": "x"}), "from the same", "end"])
     assert (await registry.run("main", "x", adapter=Adapter(script))).text == "end"

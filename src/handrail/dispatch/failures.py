@@ -61,7 +61,7 @@ def not_approved(name: str, approval: Approval, how: DecidedBy, asked: str, ran:
 
 
 class SignatureMismatch(Exception):
-    """Raised when a handler does not accept the arguments with which handlers are called."""
+    """Raised when a handler can't be called as handlers are, or does not return a `ToolResult`."""
 
 
 class WrongResult(Exception):
@@ -69,7 +69,7 @@ class WrongResult(Exception):
 
 
 class Unsuccessful(Exception):
-    """Raised when a handler returns a result with `success=False`."""
+    """Raised to end a call with a result that has `success=False`, such as one that its handler returned."""
 
     def __init__(self, result: ToolResult[Any]) -> None:
         self.result = result

@@ -132,7 +132,7 @@ class SequentialDependencyPolicy:
 
 
 class ReadBeforeWritePolicy:
-    """Requires that an existing file is read, at its current content, before it is overwritten.
+    """Requires that an existing file be read, with its current content, before it is overwritten.
 
     New files and files this session wrote may be overwritten. A tool that writes files but declares no path,
     or runs without a filesystem, is denied.
@@ -212,9 +212,8 @@ class CapabilityPolicy(_CheckOnly):
     """Allows, asks about or denies calls by capability, effect and path.
 
     Verdicts on capabilities come first, by name or by a pattern such as `fs.*` or `*`. A tool is denied or
-    asked about if one of its capabilities is, and allowed if all of them are. Otherwise the tool's effect
-    decides: `pure`, `read` and `staged` are allowed, `idempotent` goes by its capabilities, `compensable` and
-    `irreversible` ask.
+    asked about if one of its capabilities is, and allowed if all of them are. Otherwise the verdict on the tool's
+    effect in `effects` decides. By default, `pure`, `read` and `staged` are allowed, and the other effects ask.
 
     A worker called as a tool is allowed unless its capability, `worker`, says otherwise: its own policies
     decide about its calls.

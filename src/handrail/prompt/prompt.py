@@ -44,23 +44,23 @@ log = logging.getLogger("handrail.prompt")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _MOST_CACHED = 64
-"""Maximum number of cached renderings of one prompt, one for each set of opened sections."""
+"""Maximum number of cached renderings of one prompt. There is one for each set of opened sections."""
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """The values derived while a prompt's definition was checked."""
+    """What is derived from a prompt's definition while it is checked."""
 
     params_type: Any
     reader: ParamsReader
     used: frozenset[str]
-    """The fields of the params that the texts of the prompt use."""
+    """The fields of the params that the prompt's texts use."""
     paths: frozenset[str]
     plans: tuple[Planned, ...]
     tools: tuple[AnyTool, ...]
     examples: str
     output_schema: Schema[Any] | None
     is_fixed: bool
-    """Whether the prompt is the same at every rendering."""
+    """Whether every rendering of the prompt is the same, except for the opened sections."""
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -70,8 +70,8 @@ class Prompt(Generic[OutputT]):
     `Prompt("guide", "Answer briefly.", tools=[weather])` has one section without a heading. Texts and sections
     can be mixed: `Prompt("guide", ["Answer briefly.", FileTools()])`. With `output=Report` it is a
     `Prompt[Report]`, and the model's answer is a `Report`. An invalid definition raises `PromptDefinitionError`
-    at once. Policies of the prompt decide on every tool; those of a section decide on the tools of
-    the section and of its children.
+    at once. The prompt's policies decide on every tool; a section's policies decide on the tools of the section
+    and of its children.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Prompt(Generic[OutputT]):
     overrides: Overrides | None
 
     params_type: Any = dataclasses.field(init=False, repr=False, compare=False)
-    """The type of the params, which all sections share; None if no section takes params."""
+    """The type of the params, which all sections share, or None if no section takes params."""
     _checked: Checked = dataclasses.field(init=False, repr=False, compare=False)
     _cached: dict[frozenset[str], RenderedPrompt[OutputT]] = dataclasses.field(
         init=False, repr=False, compare=False
@@ -167,7 +167,8 @@ class Prompt(Generic[OutputT]):
 
         `params` is an instance of the sections' params type, or a mapping with its fields. `opened` lists the paths
         of summaries to show in full, together with the sections that contain them; paths that are disabled, or not
-        currently summaries, are ignored. A prompt that depends on neither params nor session is rendered only once.
+        currently summaries, are ignored. A prompt that depends on neither params nor session is rendered only once
+        for each set of opened sections.
         """
         checked = self._checked
         opened = (opened,) if isinstance(opened, str) else opened
@@ -204,7 +205,7 @@ class Prompt(Generic[OutputT]):
 
 
 def _check(prompt: Prompt[Any]) -> Checked:
-    """Check a new prompt and convert its lists to tuples. An error says how to correct the definition."""
+    """Check a new prompt, convert its lists to tuples, and return the derived values. Errors say what to correct."""
     check = _Check(prompt)
     check.name()
     check.parts()
@@ -232,7 +233,7 @@ def _check(prompt: Prompt[Any]) -> Checked:
 
 
 class _Check:
-    """Checks one new prompt. Each method is one rule."""
+    """Checks a new prompt. Each method is one rule."""
 
     def __init__(self, prompt: Prompt[Any]) -> None:
         self.prompt = prompt
@@ -289,7 +290,7 @@ class _Check:
         return found
 
     def params_type(self) -> Any:
-        """Return the params type of the sections. Raises an error if two sections take different types."""
+        """Return the sections' params type. Raises an error if two sections take different types."""
         found: Any = None
         where = ""
         for path, section in walk(self.prompt.sections):
@@ -329,7 +330,7 @@ class _Check:
     def names(self, plans: Sequence[Planned]) -> None:
         """Raise an error if two tools or two policies that are always enabled together have the same name.
 
-        No tool may be named `OPENER`.
+        If any section may be shown as a summary, no tool may be named `OPENER`.
         """
         always = list(_always_enabled(plans))
         places = [("the prompt itself", self.prompt.tools)]
@@ -379,7 +380,7 @@ class _Check:
             raise self.error(f"its output: {problem}", hint) from error.__cause__
 
     def overrides(self, params_type: Any) -> Words | None:
-        """Return the prompt's texts with overrides applied; None if it has no overrides.
+        """Return the prompt's texts with overrides applied, or None if it has no overrides.
 
         Overrides that are not applied are logged.
         """
@@ -412,7 +413,7 @@ def _named(plans: Sequence[Planned]) -> frozenset[str]:
 
 
 def _unused(plans: Sequence[Planned], fields: frozenset[str]) -> list[str]:
-    """Return the fields that no text uses. A function that takes the params may read any of them."""
+    """Return the fields that no text uses, or none if a function takes the params, because it may read any field."""
     every = list(all_of(plans))
     if any(condition.may_read_params for one in every for condition in (one.enabled, one.visibility)):
         return []
