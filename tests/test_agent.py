@@ -170,7 +170,7 @@ def test_what_can_not_work_is_an_error_at_definition() -> None:
     "more", [{"tools": [fare]}, {"name": "desk"}, {"output": Report}, {"policies": [CapabilityPolicy()]}]
 )
 def test_a_prompt_brings_its_own_tools_and_name(more: dict[str, Any]) -> None:
-    assert "Give them to the Prompt" in wrong("openai:gpt-5", Prompt("guide", "Answer."), **more)
+    assert "Pass them to the Prompt" in wrong("openai:gpt-5", Prompt("guide", "Answer."), **more)
 
 
 def test_an_agent_is_frozen() -> None:
@@ -191,7 +191,7 @@ def test_a_message_is_text() -> None:
 def test_a_description_is_text(description: Any) -> None:
     """A description that is not text is refused when the agent is defined, not when it becomes a tool."""
     with pytest.raises(
-        DefinitionError, match=rf"^description is {description}\. Pass a text, or leave it out\.$"
+        DefinitionError, match=rf"^description is {description}\. Pass a string, or leave it out\.$"
     ):
         Agent(script(), "Answer.", description=description)
 

@@ -87,14 +87,14 @@ class Agent(Generic[OutputT]):
         elif not isinstance(model, Adapter):
             checked_model(model)
         if not isinstance(description, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
-            raise DefinitionError(f"description is {description!r}. Pass a text, or leave it out.")
+            raise DefinitionError(f"description is {description!r}. Pass a string, or leave it out.")
         prompt: Any = instructions
         if not isinstance(instructions, Prompt):
             prompt = Prompt(name, _literal(instructions), tools=tools, output=output, policies=policies)
         elif name != _NAME or tools or output is not None or policies:
             raise DefinitionError(
                 f"the prompt {instructions.name!r} already has a name, tools, output and policies. "
-                "Give them to the Prompt, or give the Agent its instructions as text."
+                "Pass them to the Prompt, or pass the Agent its instructions as text."
             )
         for field, value in (("model", model), ("prompt", prompt), ("description", description)):
             object.__setattr__(self, field, value)
@@ -132,15 +132,15 @@ class Agent(Generic[OutputT]):
     ) -> Operation[PromptResponse[OutputT]]:
         """Resume a recorded run that was parked, or whose process ended.
 
-        Recorded work is not repeated. The journal is the adapter's, unless `journal=` gives another.
+        Recorded work is not repeated. The adapter's journal is used, unless `journal=` names a different one.
         """
         return self.adapter.resume(run_id, self.prompt, **arguments)
 
     def as_tool(self) -> Tool[Any, Any]:
-        """Return this agent as a tool for another agent. Each call of the tool is a run inside that call.
+        """Return this agent as a tool for another agent. Each call to the tool runs the agent inside that call.
 
         The tool takes a `message`, or the prompt's params if the prompt has templates. It uses the caller's budget,
-        deadline, session, files and environment. Its model and workers are its own.
+        deadline, session, files and environment, but its own model and workers.
         """
         if not self.description.strip():
             raise DefinitionError(
@@ -168,7 +168,7 @@ class Agent(Generic[OutputT]):
 
         attempt = context._source  # pyright: ignore[reportPrivateUsage]  # the run is nested in its frame
         if not isinstance(attempt, Attempt):
-            raise NotSupported("an agent", "Call it through a gate.")
+            raise NotSupported("adapter", "Call the agent through a gate.")
         workers = self.adapter.workers
         if isinstance(params, AgentCall):
             options = RunOptions(message=params.message, workers=workers)

@@ -29,7 +29,7 @@ class Deadline:
     def __init__(self, at: datetime, *, clock: Clock = SYSTEM_CLOCK, pauses_for_people: bool = False) -> None:
         if not isinstance(at, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
             raise DefinitionError(
-                f"a deadline at {at!r} is not a time. Pass a datetime, or use `Deadline.after(300)`."
+                f"the deadline {at!r} is not a datetime. Pass one, or use `Deadline.after(300)`."
             )
         if at.tzinfo is None:
             raise DefinitionError(

@@ -160,7 +160,13 @@ class ToolValidationError(ToolError, ValueError):
 
 
 class TransientError(ToolError):
-    """The call failed but may succeed if retried, after `retry_after` seconds if that is known."""
+    """The call failed but may succeed if retried, after `retry_after` seconds if that is known.
+
+    The gate waits at most a minute, and never past the tool's timeout or the run's deadline. A call that would have
+    to wait longer fails at once, and the model is told how long.
+    """
+
+    retry_after: float | None = None
 
     def __init__(self, message: str = "a transient failure", *, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -267,7 +273,7 @@ class OperationHasNoTruth(OperationError, TypeError):
 
 
 class WaitOnLoopThread(OperationError):
-    """`.wait()` was called on a thread that runs an event loop, where it would block that loop forever."""
+    """`.wait()` was called on a thread that runs an event loop, which it would block."""
 
 
 class LoopGone(OperationError):
@@ -430,9 +436,9 @@ class JournalAltered(JournalError):
             "The journal was not used. `handrail runs verify` lists every alteration.",
         )
         self.chain = chain
-        """What the record belongs to: `run`, `outside`, `decisions` or `step`."""
+        """What kind of chain the record belongs to: `run`, `outside`, `decisions` or `step`; `blob` for a blob."""
         self.id = id
-        """The run, or the session and principal, that the record belongs to."""
+        """The id of the run, the session and principal, the key of the step, or the digest of the blob."""
         self.record = record
         """1-based position of the record in its chain."""
         self.what = what
@@ -605,7 +611,7 @@ class Diverged(RunError):
         super().__init__(
             run_id,
             f"at {place} the record has {recorded}, and the run now has {now}",
-            "Do whatever depends on time or chance in a verb of the context, whose value is recorded.",
+            "Use a context verb, whose value is recorded, for anything that depends on time or chance.",
         )
         self.place = place
         self.recorded = recorded

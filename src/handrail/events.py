@@ -58,7 +58,7 @@ class ToolInvoked(Fact, frozen=True):
 
 
 class ToolRolledBack(Fact, frozen=True):
-    """A call was rolled back."""
+    """An attempt at a call was rolled back."""
 
     call_id: str
     tool: str

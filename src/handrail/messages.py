@@ -1,6 +1,6 @@
 """Messages between a run and its model: the conversation, requests, the parts of an answer, and usage.
 
-A conversation is a `Sent[Message]`, which only grows. Each message is encoded once for a wire and kept as bytes, so
+A conversation is a `Sent[Message]`, which only grows. Each message is encoded once for each wire and kept as bytes, so
 that the cost of a turn does not grow with the conversation.
 """
 
@@ -32,7 +32,7 @@ class CallAsked(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """Data that its provider must be sent back unchanged, such as signed thinking. Only that provider's wire reads it."""
+    """Data that must be sent back to its provider unchanged, such as signed thinking. Only that provider's wire reads it."""
 
     wire: str
     data: bytes
@@ -149,7 +149,7 @@ class Usage(msgspec.Struct, frozen=True):
     """Token counts as the provider reported them."""
 
     input: int = 0
-    """All input tokens, including those read from the provider's cache."""
+    """All input tokens, including those read from or written to the provider's cache."""
     output: int = 0
     cached: int = 0
     """Input tokens read from the provider's cache."""
@@ -173,7 +173,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class SentPart(msgspec.Struct, frozen=True):
-    """The request was sent. This part holds the request's body without secrets, and the response's headers."""
+    """The request was sent. This part holds its body and headers without secrets, its id, and the remaining rate limit."""
 
     body: bytes
     headers: dict[str, str]

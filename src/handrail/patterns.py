@@ -207,7 +207,7 @@ class _Translation:
         return _RENAMED_ESCAPES.get(escape, escape)
 
     def _class(self) -> str:
-        """Copy a character class. Characters that would start a nested class or a set operation in Rust are escaped."""
+        """Return a character class. Characters that would start a nested class or a set operation in Rust are escaped."""
         text = self._text
         parts = ["["]
         self._at += 1

@@ -375,7 +375,7 @@ class ApprovalController(Protocol):
 
 @runtime_checkable
 class ApprovalBroker(Protocol):
-    """Decides, at the root of a run, the requests that policies make.
+    """Decides the approval requests of a run and of the runs nested in it.
 
     If `shows_previews` is true, it is asked about a staged call after the call ran in its fork, with a diff.
     """

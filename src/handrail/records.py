@@ -189,7 +189,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     records: int
     """How many records were checked."""
     altered: Sequence[JournalAltered]
-    """The first alteration of each run, and of each session's decisions."""
+    """The first alteration of each run and of each other chain, and every altered blob."""
     imported: Sequence[str]
     """The runs that were imported. Alterations before the import can't be detected."""
 

@@ -63,18 +63,18 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def escape(text: str) -> str:
-    """Escape invisible characters in running text, except line breaks and tabs."""
+    """Return running text with its invisible characters escaped, except line breaks and tabs."""
     return _HIDDEN.sub(_escape_match, text.replace("\r\n", "\n"))
 
 
 def escape_line(text: str, limit: int | None = None) -> str:
-    """Escape text into a single line, cut to at most `limit` characters."""
+    """Return text escaped into a single line, and cut to at most `limit` characters."""
     line = _BREAK.sub(_escape_match, escape(text))
     return line if limit is None or len(line) <= limit else f"{line[: max(limit - 1, 0)]}…"
 
 
 def exact(text: str, *, tabs: bool = False) -> str:
-    """Write a text so that every character can be seen and no two texts look the same. Line breaks are kept.
+    """Return a text in a form in which every character is visible and no two texts look the same. Line breaks are kept.
 
     A backslash that would make the text look like an escape is itself escaped. With `tabs`, tabs are kept too,
     since a diff of indented code could not be read otherwise.
@@ -83,7 +83,7 @@ def exact(text: str, *, tabs: bool = False) -> str:
 
 
 def visible(text: str, *, tabs: bool = False) -> str:
-    """Write a text so that every character can be seen, but keep backslashes. The function is idempotent."""
+    """Return a text in a form in which every character is visible. Backslashes are kept, so the function is idempotent."""
     clear = (_UNCLEAR_ASCII_BUT_TABS if tabs else _UNCLEAR_ASCII).sub(lambda found: _number(found[0]), text)
     if clear.isascii():
         return clear
@@ -93,7 +93,7 @@ def visible(text: str, *, tabs: bool = False) -> str:
 
 
 def exact_line(text: str) -> str:
-    """Write a text on one line, as `exact` does. Line breaks are escaped."""
+    """Return a text as `exact` does, but on one line: line breaks are escaped too."""
     return exact(text).replace("\n", r"\x0a")
 
 
@@ -103,12 +103,12 @@ def rows_of(values: Mapping[str, Any]) -> tuple[Row, ...]:
 
 
 def _written_name(name: str) -> str:
-    """Quote a name unless it is a plain word, so that it can't look like a name followed by a value."""
+    """Return a name, quoted unless it is a plain word, so that it can't look like a name followed by a value."""
     return name if _PLAIN_NAME.fullmatch(name) else exact_line(_quoted(name))
 
 
 def _written(value: Any) -> str:
-    """Write a JSON value. Strings are quoted only if they could be mistaken for another value."""
+    """Return a JSON value as text. Strings are quoted only if they could be mistaken for a different value."""
     if isinstance(value, str) and not _needs_quotes(value):
         text = exact(value)
         first = _number(text[0]) if text[0] in " \n" else text[0]  # blanks at the ends would be invisible

@@ -184,7 +184,7 @@ def _hand_over(
 
 
 _LOOK_SECONDS = 1.0
-"""Seconds between a waiting thread's checks whether its loop has been closed."""
+"""Seconds between a waiting thread's checks that its loop is still open."""
 
 
 def _outcome_of(outcome: concurrent.futures.Future[T], loop: asyncio.AbstractEventLoop, name: str) -> T:

@@ -303,7 +303,7 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
         ("newer.db", "its schema has version 99, but this version of Handrail uses 6"),
         ("text.db", "it can't be opened: file is not a database"),
         (".", "it can't be opened: unable to open database file"),
-        ("a\0b", "its path contains a zero byte. Pass a path without one"),
+        ("a\0b", "its path contains a null byte. Pass a path without one"),
     ):
         with pytest.raises(JournalError, match=words):
             SqliteJournal(tmp_path / name)

@@ -251,7 +251,7 @@ async def test_a_fork_shares_the_beginning_and_continues_by_itself(recorder: Rec
 async def test_a_step_that_is_not_there_is_refused(recorder: Recorder, step: int):
     """A fork at an unknown step, or with an id that exists, is refused and creates nothing."""
     await recorder.run("r", call("note", text="one"), "end")
-    with pytest.raises(RunError, match="from one of 0 to 2"):
+    with pytest.raises(RunError, match="a step from 0, its beginning, to 2"):
         await fork(recorder.journal, "r", step, "f")
     with pytest.raises(RunError, match="already has a run with this id"):
         await fork(recorder.journal, "r", 1, "r")
@@ -357,7 +357,7 @@ async def test_an_export_holds_no_secret(recorder: Recorder, tmp_path: Path):
             b'{"handrail": "run", "version": 2, "run_id": "r"}',
             "exported in format 2, and this version of Handrail reads format 1",
         ),
-        (b'{"handrail": "run", "version": 1, "run_id": "r"}', "cut off"),
+        (b'{"handrail": "run", "version": 1, "run_id": "r"}', "truncated"),
         (b'{"handrail": "run", "version": 1, "run_id": "r"}\n{"entry": 3}', "line 2 of r.jsonl is damaged"),
         (
             b'{"handrail": "run", "version": 1, "run_id": "r"}\n'

@@ -234,7 +234,7 @@ def _whole(pieces: list[CallPart]) -> CallAsked:
 
 
 def _plain(request: ModelRequest, messages: Sequence[Message]) -> Mapping[str, Any]:
-    """Return a request that was not sent over a network as plain data."""
+    """Return, as plain data, a request that was not sent over a network."""
     said: list[dict[str, Any]] = []
     for message in messages:
         if isinstance(message, UserMessage):

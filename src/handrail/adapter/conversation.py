@@ -217,7 +217,7 @@ def check_well_formed(messages: Iterable[Message]) -> None:
 
 
 _ids: WeakKeyDictionary[Session, dict[str, int]] = WeakKeyDictionary()
-"""The call ids in each session, with the number of times that a model used each."""
+"""The call ids taken in each session, each with the last number that was appended to make a repeat of it unique."""
 
 
 def _ids_of(session: Session) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""`Settings` of how a run asks its model, with `Retry` and `Throttle`, and the checks before a run begins."""
+"""`Settings`, `Retry` and `Throttle`, which determine how a run asks its model, and the checks before a run begins."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Retry:
 
 
 class Throttle:
-    """Limits how many requests run at once and how many start per minute, and pauses all of them after a rate limit.
+    """Limits how many requests run at once and how many start per minute, and pauses all of them after a rate-limit error.
 
     All runs of an adapter share one throttle. Several adapters can share one as well.
     """

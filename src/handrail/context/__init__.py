@@ -357,8 +357,8 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
     ) -> Operation[T]:
         """Run something that can't be rolled back, and settle it at most once.
 
-        It is keyed by this call's identity and `key`, never by the call's arguments. Once settled it is not run
-        again: the recorded value is returned. Execution is at least once, the settled effect at most once.
+        It is keyed by this call's identity and `key`, never by the call's arguments. Until it is settled, it may run
+        more than once. Once settled, it is not run again: the recorded value is returned.
 
         If a crash left it begun but not settled, `probe` is asked first whether it happened (None means unknown);
         then, with `on_unknown="ask"`, a person is asked. If nobody knows, `OutcomeUnknown` is raised. If it did

@@ -93,7 +93,7 @@ class Attachment(msgspec.Struct, frozen=True):
             return self.content.decode()
         except UnicodeDecodeError:
             raise ToolValidationError(
-                f"the attachment {self.name!r} is not text: it has {self.size} bytes that are not UTF-8"
+                f"the attachment {self.name!r} is not text: its {self.size} bytes are not valid UTF-8"
             ) from None
 
 

@@ -1,6 +1,7 @@
 """Approvals: the permission that a call needs before it takes effect.
 
-A call that can be undone completely runs first, in its fork, and the changes it made there are approved.
+If a call can be undone completely and a preview can be shown, it runs first, in its fork, and the changes that it made
+there are approved.
 """
 
 from __future__ import annotations

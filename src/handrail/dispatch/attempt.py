@@ -81,7 +81,7 @@ class Attempt(msgspec.Struct, eq=False):
     quorums: tuple[Quorum, ...] = ()
     """The approvals by people other than the principal that the policies require."""
     has_asked: bool = False
-    """Whether approval was requested already, so that no further quorums can be added."""
+    """Whether approval has already been requested, so that no further quorums can be added."""
     preview: str | None = None
     """The reason for approval if the call runs first and its changes are approved afterwards; otherwise None."""
     stale: tuple[str, ...] = ()

@@ -129,7 +129,7 @@ def new_call(
     parent: Attempt | None = None,
     message_id: str | None = None,
 ) -> Call:
-    """Create a call of the tool named `name`, inside `parent` or inside the call that this run is nested in."""
+    """Create a call to the tool named `name`, inside `parent` or inside the call that this run is nested in."""
     frame = gate.frame
     outer = frame.outer
     if parent is None and outer is None:

@@ -143,7 +143,7 @@ def _auxiliary_tool(
     made = object.__new__(_AuxiliaryTool)
     made.__dict__.update(
         tool.__dict__,
-        name=f"{tool.name}.{name}",  # names that neither a model nor `context.call` can use
+        name=f"{tool.name}.{name}",  # a name that neither a model nor `context.call` can use
         handler=handler,
         is_async=True,
         timeout=_SECONDS,

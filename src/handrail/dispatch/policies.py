@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from handrail.cancellation import await_foreign, shielded
+from handrail.cancellation import shielded
 from handrail.context import ToolContext
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.failures import Refused
@@ -144,7 +144,7 @@ async def close_resources(attempt: Attempt) -> None:
 def check_policies(
     attempt: Attempt, policies: Iterator[ToolPolicy], asked: str | None = None
 ) -> Coroutine[Any, Any, None] | None:
-    """Check a call with every policy, and set `attempt.decision`.
+    """Check a call against every policy, and set `attempt.decision`.
 
     All must allow the call; one that raises denies it. Each gets a copy of the params, so that none can change what
     the others or the handler get. `asked` is the first reason so far to ask for approval.
@@ -176,10 +176,10 @@ async def _check_waiting(
     rest: Iterator[ToolPolicy],
     asked: str | None,
 ) -> None:
-    """Await the decision of a policy, then check the call with the remaining policies."""
+    """Await the decision of a policy, then check the call against the remaining policies."""
     attempt.decision = "deny"  # until all of them have decided
     try:
-        decision = await await_foreign(waiting)
+        decision = await waiting
         kind = decision.kind
     except Exception as error:
         raise _undecided(attempt, policy) from error

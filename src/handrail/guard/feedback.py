@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from handrail.cancellation import await_foreign, open_scope
+from handrail.cancellation import isolated, open_scope
 from handrail.deadline import Deadline, is_span
 from handrail.errors import DefinitionError
 from handrail.protocols import Filesystem, SessionView
@@ -94,7 +94,7 @@ class FeedbackProvider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeadlineFeedback:
-    """A provider that tells the model how much time is left, once for each of these numbers of seconds."""
+    """A provider that tells the model how much time is left, once for each number of seconds in `at`."""
 
     at: Sequence[float] = (300.0, 60.0, 15.0)
     name: str = "deadline"
@@ -115,7 +115,7 @@ class DeadlineFeedback:
 
 @dataclass(frozen=True, slots=True)
 class BudgetFeedback:
-    """A provider that tells the model how much of its budget is left, once for each of these fractions spent."""
+    """A provider that tells the model how much of its budget is left, once for each spent fraction in `at`."""
 
     at: Sequence[float] = (0.5, 0.8, 0.95)
     name: str = "budget"
@@ -293,7 +293,7 @@ async def ask(name: str, asked: Callable[[], Any]) -> Reply:
     try:
         said = asked()
         if inspect.isawaitable(said):
-            said = await await_foreign(said)
+            said = await isolated(said)
     except asyncio.CancelledError:
         if scope.interrupted:
             raise

@@ -109,6 +109,7 @@ class SequentialDependencyPolicy:
         self.name = name
         self._needs = {tool: tuple(sorted(others)) for tool, others in needs.items()}
         self._watched = {each for others in self._needs.values() for each in others}
+        self.named_tools = frozenset(self._needs)
 
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
         needed = self._needs.get(tool.name)
@@ -131,7 +132,7 @@ class SequentialDependencyPolicy:
 
 
 class ReadBeforeWritePolicy:
-    """Requires that an existing file is read, at its current content, before it is overwritten.
+    """Requires that an existing file be read, with its current content, before it is overwritten.
 
     New files and files this session wrote may be overwritten. A tool that writes files but declares no path,
     or runs without a filesystem, is denied.
@@ -211,9 +212,8 @@ class CapabilityPolicy(_CheckOnly):
     """Allows, asks about or denies calls by capability, effect and path.
 
     Verdicts on capabilities come first, by name or by a pattern such as `fs.*` or `*`. A tool is denied or
-    asked about if one of its capabilities is, and allowed if all of them are. Otherwise the tool's effect
-    decides: `pure`, `read` and `staged` are allowed, `idempotent` goes by its capabilities, `compensable` and
-    `irreversible` ask.
+    asked about if one of its capabilities is, and allowed if all of them are. Otherwise the verdict on the tool's
+    effect in `effects` decides. By default, `pure`, `read` and `staged` are allowed, and the other effects ask.
 
     A worker called as a tool is allowed unless its capability, `worker`, says otherwise: its own policies
     decide about its calls.
@@ -359,11 +359,11 @@ class RateLimitPolicy(_CheckOnly):
         self.name = name
         self._most = most
         self._window = per_seconds
-        self._tools = None if tools is None else frozenset(tools)
+        self.named_tools = None if tools is None else frozenset(tools)
         self._clock = clock
 
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
-        if self._tools is not None and tool.name not in self._tools:
+        if self.named_tools is not None and tool.name not in self.named_tools:
             return PolicyDecision.allow()
         session, call = context.session, context.invocation.idempotency_key
         now = self._clock.monotonic()

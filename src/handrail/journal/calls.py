@@ -230,7 +230,7 @@ class SqliteSteps:
         return tuple(sorted(records.steps.items()))
 
     def _reserve(self, connection: sqlite3.Connection, key: str, run_id: str) -> tuple[bytes | None] | None:
-        """Reserve a step and return None. If it is already reserved or settled, return `(value,)`, with None for no value."""
+        """Reserve a step and return None. If it is already reserved, return `(value,)`, which is `(None,)` until it is settled."""
         chains, chain = self._database.chains, _chain_of(run_id, key)
         known = self._known.get(run_id)
         if known is None or not is_owner(connection, self._database.owner, run_id):

@@ -51,7 +51,7 @@ def decision_chain(session_id: str, principal: str) -> str:
 
 
 def step_chain(key: str) -> str:
-    """Return the name of the chain that holds a step of no run."""
+    """Return the name of the chain that holds a step that belongs to no run."""
     return f"step {key}"
 
 
@@ -86,7 +86,7 @@ class Record(NamedTuple):
     body: bytes
     mac: bytes
     state: str
-    """Whether the files of a committed call have been changed. The MAC does not cover it."""
+    """The state of a committed call: `committed`, `applied` or `void`; "" for other records. The MAC does not cover it."""
 
 
 class Chains:

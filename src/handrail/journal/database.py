@@ -160,7 +160,7 @@ class Database:
 
     def _open(self, new_id: str) -> sqlite3.Connection:
         if "\0" in self.path:
-            raise JournalError(self.path, "its path contains a zero byte", "Pass a path without one.")
+            raise JournalError(self.path, "its path contains a null byte", "Pass a path without one.")
         try:
             if self.path != MEMORY:
                 check_surroundings(self.path)

@@ -157,7 +157,7 @@ class Provider:
             return self._sent(body, response), self.decoded(raw)
 
     async def events(self, path: str, body: bytes) -> AsyncGenerator[SentPart | bytes]:
-        """Send one request, yield what was sent and the response headers, then the data of each event as it arrives."""
+        """Send one request, and yield what was sent, then the data of each event as it arrives."""
         async with self._post(path, body) as response:
             yield self._sent(body, response)
             if "event-stream" not in response.headers.get("content-type", ""):
@@ -233,7 +233,7 @@ class Provider:
         return {**self._headers, self._key_header: self._key_prefix + key} if key else self._headers
 
     def _without_key(self, text: str) -> str:
-        """Remove the key from a text, because some providers echo it in errors."""
+        """Return a text without the key, because some providers echo it in errors."""
         key = self._key()
         return text.replace(key, "[the key]") if key else text
 

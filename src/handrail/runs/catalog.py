@@ -159,8 +159,8 @@ async def cancel(journal: Journal, run_id: str) -> RunRow:
     """Cancel a run.
 
     If the run has no owner, it has ended when this returns, and each of its calls has a result, so that later
-    runs of its session can continue. If another process owns it, that process stops it within seconds; until
-    then the returned row has `stopping` set. A finished run is left unchanged.
+    runs of its session can continue. If another process owns it, that process stops it within seconds, and the
+    returned row has `stopping` set until then. A finished run is left unchanged.
     """
     row = await journal.runs.get(run_id)
     if row.status in OVER:

@@ -68,7 +68,7 @@ def _approves(decision: Decision) -> bool:
 
 
 def detach(begin: RunBegin, lineage: Lineage, session_id: str, **changes: object) -> bytes:
-    """Encode a run's beginning, made independent of other runs, for a session with this id."""
+    """Encode a run's beginning for a session with this id, so that it does not depend on other runs."""
     base = None if lineage.base is None else under_id(lineage.base, session_id)
     return msgspec.msgpack.encode(
         msgspec.structs.replace(
@@ -144,7 +144,7 @@ def _calls_until(run_id: str, entries: Sequence[Entry], step: int) -> int:
     }
     if not 0 <= step <= len(answers):
         raise RunError(
-            run_id, f"it has no step {step}", f"Fork it from one of 0 to {len(answers)}: 0 is its beginning."
+            run_id, f"it has no step {step}", f"Pass a step from 0, its beginning, to {len(answers)}."
         )
     bodies = (answers[RUN.answer(number)].body for number in range(1, step + 1))
     return sum(len(msgspec.msgpack.decode(body, type=RecordedAnswer).calls) for body in bodies)
@@ -230,7 +230,7 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
         unfinished.replace(target)
     except OSError as error:
         problem = f"it can't be written to {target}: {error.strerror}"
-        raise RunError(run_id, problem, "Name a file in a folder that can be written to.") from None
+        raise RunError(run_id, problem, "Pass a path in a writable folder.") from None
     finally:
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
@@ -303,7 +303,7 @@ def _read(path: Path) -> RunCopy:
                 head.run_id, f"line {number} of {name} is damaged: {error}", "Export it again."
             ) from None
     if len(found["run"]) != 1:
-        raise RunError(head.run_id, f"{name} is cut off", "Export it again.")
+        raise RunError(head.run_id, f"{name} is truncated", "Export it again.")
     return RunCopy(
         row=found["run"][0],
         entries=found["entry"],

@@ -35,7 +35,7 @@ class Undoing(msgspec.Struct, frozen=True):
     """The paths of the restored files."""
     slices: Sequence[str]
     stands: Sequence[str]
-    """The call's effects on the world, which an undo does not reverse."""
+    """The call's external effects, which an undo does not reverse."""
 
 
 async def undo(

@@ -273,7 +273,7 @@ def _decoded(kind: type, item: bytes, session: str) -> Any:
         raise SessionError(
             session,
             f"an item of {kind.__name__} does not match its type: {problem}",
-            "Check whether the type was changed since it was saved.",
+            "Check whether the type has changed since it was saved.",
         ) from error
 
 

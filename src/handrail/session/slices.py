@@ -93,7 +93,7 @@ def kept(
 
 
 _marked: dict[type, list[type]] = {}
-"""The slices whose own declaration has a reducer for an event type, by event type."""
+"""Maps each event type to the slices whose own declaration has a reducer for it."""
 
 
 def slices_marked_for(event: type) -> list[type]:
